@@ -1,0 +1,193 @@
+"""Records that every room shares. Memory in MiB, cores in percent of one device, everywhere.
+
+This module knows no wire form and no rule; it only names things.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+__all__ = [
+    "BindPhase", "Container", "ContainerKind", "Device", "MigPlacement", "MigProfile", "Node", "Pod", "PodRef",
+    "QuotaLimits", "Reason", "Request", "Share",
+]
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Reason(enum.StrEnum):
+    """Why a device, or a node, cannot serve; the values are what users of HAMi see."""
+
+    TYPE_MISMATCH = "CardTypeMismatch"
+    UUID_MISMATCH = "CardUuidMismatch"
+    NO_SLOT = "CardTimeSlicingExhausted"
+    NO_CORES_LEFT = "CardComputeUnitsExhausted"
+    NO_MEMORY = "CardInsufficientMemory"
+    NO_CORES = "CardInsufficientCore"
+    UNHEALTHY = "CardNotHealth"
+    CORDONED = "CardCordoned"
+    NUMA = "NumaNotFit"
+    NOT_ALONE = "ExclusiveDeviceAllocateConflict"
+    CUSTOM_RULE = "CardNotFoundCustomFilterRule"
+    MIG_TOPOLOGY = "CardMigTopologyInfeasible"
+    TOO_FEW_DEVICES = "NodeInsufficientDevice"
+    TOO_FEW_FITTING = "AllocatedCardsInsufficientRequest"
+    QUOTA = "ResourceQuotaNotFit"
+    MODE = "ModeNotFit"
+
+
+class ContainerKind(enum.Enum):
+    """What a container is to the pod's life; a sidecar is an init container that restarts always."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+class BindPhase(enum.StrEnum):
+    """How far the device plugin is with a pod (annotation ``hami.io/bind-phase``)."""
+
+    ALLOCATING = "allocating"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlacement:
+    """Where a MIG instance lies on its card, in memory slices."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """A size in which a card can be cut, with the places where that may happen."""
+
+    name: str
+    memory_mib: int
+    cores: int
+    slices: int
+    placements: tuple[MigPlacement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator as its node registered it; *slots* is how many containers may share it."""
+
+    uuid: str
+    vendor: str
+    model: str
+    slots: int
+    memory_mib: int
+    cores: int = 100
+    index: int = 0
+    numa: int = 0
+    mode: str = "hami-core"
+    healthy: bool = True
+    cordoned: bool = False
+    mig_profiles: tuple[MigProfile, ...] = ()
+    pair_scores: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one container asks of one vendor.
+
+    *memory_mib* 0 means «not given in MiB»; *memory_percent* ``None`` means «not given in percent».
+    """
+
+    vendor: str
+    count: int
+    memory_mib: int = 0
+    memory_percent: int | None = None
+    cores: int = 0
+
+    def memory_on(self, device: Device) -> int:
+        """MiB that this request needs on *device*; an absolute amount wins over a percentage (truncated)."""
+        if self.memory_mib > 0:
+            return self.memory_mib
+        return device.memory_mib * self.memory_percent // 100 if self.memory_percent is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of one device, held by one container. *type* is the word written into the annotation."""
+
+    uuid: str
+    type: str
+    memory_mib: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """Names one pod and no later one of the same name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The part of a container that scheduling reads; quantities as the API server wrote them."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.APP
+    limits: Mapping[str, str] = NOTHING
+    requests: Mapping[str, str] = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """The part of a pod that HAMi reads. *containers*: init containers first, then app containers.
+
+    *init_done*: every init container that is no sidecar has terminated with exit code 0 (false without any).
+    """
+
+    ref: PodRef
+    resource_version: str = ""
+    annotations: Mapping[str, str] = NOTHING
+    labels: Mapping[str, str] = NOTHING
+    containers: tuple[Container, ...] = ()
+    node_name: str = ""
+    scheduler_name: str = ""
+    phase: str = ""
+    init_done: bool = False
+    deleting: bool = False
+    created: str = ""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Nothing of the pod runs any more, nor ever will."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The part of a node that HAMi reads; quantities as the API server wrote them."""
+
+    name: str
+    resource_version: str = ""
+    annotations: Mapping[str, str] = NOTHING
+    labels: Mapping[str, str] = NOTHING
+    capacity: Mapping[str, str] = NOTHING
+    allocatable: Mapping[str, str] = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaLimits:
+    """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
