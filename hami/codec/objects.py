@@ -1,0 +1,173 @@
+"""Pods, nodes and quotas as the API server sends them, decoded to the few fields that HAMi reads.
+
+What a field does not name is skipped without being built, which is what makes watching large clusters cheap.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from hami.errors import MalformedInput
+from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
+from hami.quantity import strict_integer
+
+__all__ = ["parse_node", "parse_pod", "parse_quota"]
+
+T = TypeVar("T")
+Quantities = dict[str, str | int | float | None]
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str | None = ""
+    namespace: str | None = ""
+    uid: str | None = ""
+    resource_version: str | None = ""
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    creation_timestamp: str | None = ""
+    deletion_timestamp: str | None = None
+
+
+class _Resources(msgspec.Struct):
+    limits: Quantities | None = None
+    requests: Quantities | None = None
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str | None = ""
+    restart_policy: str | None = None
+    resources: _Resources | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    init_containers: list[_Container] | None = None
+    containers: list[_Container] | None = None
+    node_name: str | None = ""
+    scheduler_name: str | None = ""
+
+
+class _Terminated(msgspec.Struct, rename="camel"):
+    exit_code: int = 0
+
+
+class _State(msgspec.Struct):
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    name: str | None = ""
+    state: _State | None = None
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
+    phase: str | None = ""
+    init_container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Meta | None = None
+    spec: _PodSpec | None = None
+    status: _PodStatus | None = None
+
+
+class _NodeStatus(msgspec.Struct):
+    capacity: Quantities | None = None
+    allocatable: Quantities | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Meta | None = None
+    status: _NodeStatus | None = None
+
+
+class _QuotaSpec(msgspec.Struct):
+    hard: Quantities | None = None
+
+
+class _Quota(msgspec.Struct):
+    metadata: _Meta | None = None
+    spec: _QuotaSpec | None = None
+
+
+_POD = msgspec.json.Decoder(_Pod)
+_NODE = msgspec.json.Decoder(_Node)
+_QUOTA = msgspec.json.Decoder(_Quota)
+
+
+def parse_pod(data: bytes | msgspec.Raw) -> Pod:
+    """The pod in *data* (JSON). Missing parts are empty. Raises: MalformedInput naming the field of a wrong type."""
+    wire = _decoded("pod", _POD, data)
+    meta, spec, status = wire.metadata or _Meta(), wire.spec or _PodSpec(), wire.status or _PodStatus()
+    inits = [_container(c, _init_kind(c)) for c in spec.init_containers or ()]
+    return Pod(
+        ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
+        resource_version=meta.resource_version or "",
+        annotations=meta.annotations or {},
+        labels=meta.labels or {},
+        containers=(*inits, *(_container(c, ContainerKind.APP) for c in spec.containers or ())),
+        node_name=sys.intern(spec.node_name or ""),
+        scheduler_name=sys.intern(spec.scheduler_name or ""),
+        phase=sys.intern(status.phase or ""),
+        init_done=_init_done(inits, status.init_container_statuses or ()),
+        deleting=meta.deletion_timestamp is not None,
+        created=meta.creation_timestamp or "",
+    )
+
+
+def parse_node(data: bytes | msgspec.Raw) -> Node:
+    """The node in *data* (JSON). Raises: MalformedInput."""
+    wire = _decoded("node", _NODE, data)
+    meta, status = wire.metadata or _Meta(), wire.status or _NodeStatus()
+    return Node(
+        name=sys.intern(meta.name or ""),
+        resource_version=meta.resource_version or "",
+        annotations=meta.annotations or {},
+        labels=meta.labels or {},
+        capacity=_quantities(status.capacity),
+        allocatable=_quantities(status.allocatable),
+    )
+
+
+def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
+    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON). Raises: MalformedInput."""
+    wire = _decoded("resourcequota", _QUOTA, data)
+    meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
+    limits = {}
+    for name, text in _quantities(spec.hard).items():
+        if name.startswith("limits.") and (value := strict_integer(text)) is not None:
+            limits[name.removeprefix("limits.")] = value
+    return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
+                       resource_version=meta.resource_version or "", limits=limits)
+
+
+def _decoded(what: str, decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedInput(what, bytes(data)[:200].decode(errors="replace"), str(error)) from error
+
+
+def _container(wire: _Container, kind: ContainerKind) -> Container:
+    resources = wire.resources or _Resources()
+    return Container(name=wire.name or "", kind=kind, limits=_quantities(resources.limits),
+                     requests=_quantities(resources.requests))
+
+
+def _quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
+    """Quantities as text; the API also takes bare numbers, and null for «nothing»."""
+    return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
+
+
+def _init_kind(wire: _Container) -> ContainerKind:
+    return ContainerKind.SIDECAR if wire.restart_policy == "Always" else ContainerKind.INIT
+
+
+def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:
+    succeeded = {status.name for status in statuses
+                 if status.state and status.state.terminated and status.state.terminated.exit_code == 0}
+    plain = [c.name for c in inits if c.kind is ContainerKind.INIT]
+    return bool(plain) and all(name in succeeded for name in plain)
