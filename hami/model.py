@@ -8,15 +8,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 __all__ = [
     "BindPhase", "Container", "ContainerKind", "Device", "MigPlacement", "MigProfile", "Node", "Pod", "PodRef",
     "QuotaLimits", "Reason", "Request", "Share",
 ]
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
-
 
 class Reason(enum.StrEnum):
     """Why a device, or a node, cannot serve; the values are what users of HAMi see."""
@@ -90,7 +86,7 @@ class Device:
     healthy: bool = True
     cordoned: bool = False
     mig_profiles: tuple[MigProfile, ...] = ()
-    pair_scores: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    pair_scores: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +137,8 @@ class Container:
 
     name: str
     kind: ContainerKind = ContainerKind.APP
-    limits: Mapping[str, str] = NOTHING
-    requests: Mapping[str, str] = NOTHING
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +150,8 @@ class Pod:
 
     ref: PodRef
     resource_version: str = ""
-    annotations: Mapping[str, str] = NOTHING
-    labels: Mapping[str, str] = NOTHING
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()
     node_name: str = ""
     scheduler_name: str = ""
@@ -176,10 +172,10 @@ class Node:
 
     name: str
     resource_version: str = ""
-    annotations: Mapping[str, str] = NOTHING
-    labels: Mapping[str, str] = NOTHING
-    capacity: Mapping[str, str] = NOTHING
-    allocatable: Mapping[str, str] = NOTHING
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
