@@ -1,0 +1,48 @@
+"""Which container of a pod holds which shares of which devices, as the pod's annotations say it."""
+
+from __future__ import annotations
+
+import re
+
+from hami.errors import MalformedInput
+from hami.model import Share
+from hami.quantity import INT32_MAX
+
+__all__ = ["parse_shares", "render_shares"]
+
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
+    """Shares for each container, init containers first.
+
+    Shape: for each container ``uuid,type,memory,cores:`` for each share, then ``;``. Placeholders without a uuid
+    (HAMi up to v2.6) are dropped; fields after the fourth are ignored.
+    Raises: MalformedInput: one unreadable share makes the whole text unreadable.
+    Source: HAMi v2.10, pkg/device/devices.go, DecodePodDevices.
+    """
+    entries = text.split(";")
+    if entries[-1] == "":
+        entries.pop()
+    return tuple(tuple(share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid)
+                 for entry in entries)
+
+
+def render_shares(containers: tuple[tuple[Share, ...], ...]) -> str:
+    """The text that :func:`parse_shares` reads; a container without shares is the bare ``;``."""
+    return "".join("".join(f"{s.uuid},{s.type},{s.memory_mib},{s.cores}:" for s in shares) + ";"
+                   for shares in containers)
+
+
+def _share(field: str, part: str) -> Share:
+    fields = part.split(",")
+    if len(fields) < 4:
+        raise MalformedInput(
+            field, part, "pod annotation format error, missing fields, do not use nodeName in task spec")
+    return Share(fields[0], fields[1], _amount(field, "memory", fields[2]), _amount(field, "core", fields[3]))
+
+
+def _amount(field: str, name: str, text: str) -> int:
+    if not _INTEGER.fullmatch(text) or abs(int(text)) > INT32_MAX:
+        raise MalformedInput(field, text, f"invalid {name} field")
+    return int(text)

@@ -1,0 +1,42 @@
+"""Names on the wire that belong to no single vendor: annotations, labels, and what may stand in a label."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "ASSIGNED_NODE", "ASSIGNED_TIME", "BIND_PHASE", "BIND_TIME", "CORDON", "GPU_POLICY", "MIG_ALLOCATIONS",
+    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "POD_GROUP", "SCHEDULER_OWNED", "WEBHOOK", "WEIGHTS",
+    "is_label_value", "is_scheduler_owned",
+]
+
+ASSIGNED_NODE = "hami.io/vgpu-node"  # annotation and label
+ASSIGNED_TIME = "hami.io/vgpu-time"
+BIND_PHASE = "hami.io/bind-phase"
+BIND_TIME = "hami.io/bind-time"
+MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
+
+NODE_LOCK = "hami.io/mutex.lock"
+CORDON = "hami.io/device-cordon"
+
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+WEIGHTS = "hami.io/device-scoring-weights"
+NUMA_BIND = "nvidia.com/numa-bind"
+
+WEBHOOK = "hami.io/webhook"
+POD_GROUP = "scheduling.x-k8s.io/pod-group"
+
+SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS})
+_ALLOCATION_KEY = re.compile(r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+
+
+def is_scheduler_owned(key: str) -> bool:
+    """Only the scheduler and the node agents may write *key* on a pod; a user who sets it is refused."""
+    return key in SCHEDULER_OWNED or _ALLOCATION_KEY.fullmatch(key) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """*text* may stand in a label (at most 63 characters), as a node name often but not always may."""
+    return _LABEL_VALUE.fullmatch(text) is not None

@@ -1,0 +1,82 @@
+"""The small texts by which scheduler and node agents take turns: handshake and node lock."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from hami.errors import MalformedInput
+
+__all__ = ["Handshake", "HandshakeState", "NodeLock", "parse_handshake", "parse_lock", "render_lock", "render_request"]
+
+_REQUESTING = "Requesting"
+_LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
+
+
+class HandshakeState(enum.Enum):
+    """What a handshake annotation says: asked and unanswered, or anything else (which wants asking)."""
+
+    REQUESTED = "requested"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """*at*: when the unanswered request was written; its writer's clock and zone may differ from ours."""
+
+    state: HandshakeState
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLock:
+    """Who allocates on a node; *holder* is ``(namespace, name)``, ``None`` in the oldest form."""
+
+    at: datetime
+    holder: tuple[str, str] | None
+
+
+def parse_handshake(text: str | None) -> Handshake:
+    """State of a handshake; absent, ``Reported…``, ``Deleted_…`` and what cannot be read are all «other».
+
+    Both date forms are read, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, as UTC.
+    """
+    if text is None or _REQUESTING not in text:
+        return Handshake(HandshakeState.OTHER)
+    _, _, date = text.partition("_")
+    for layout in _LAYOUTS:
+        try:
+            return Handshake(HandshakeState.REQUESTED, datetime.strptime(date, layout).replace(tzinfo=UTC))
+        except ValueError:
+            continue
+    return Handshake(HandshakeState.OTHER)
+
+
+def render_request(at: datetime) -> str:
+    """The request that a device plugin answers."""
+    return f"{_REQUESTING}_{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def parse_lock(text: str) -> NodeLock:
+    """The node lock ``<RFC 3339>,<namespace>,<pod>``, or the bare time of the oldest form.
+
+    Raises: MalformedInput.
+    Source: HAMi v2.10, pkg/util/nodelock/nodelock.go, ParseNodeLock.
+    """
+    parts = text.split(",")
+    if len(parts) not in (1, 3):
+        raise MalformedInput("hami.io/mutex.lock", text,
+                             f"malformed lock annotation: expected 3 parts, got {len(parts)}")
+    try:
+        at = datetime.fromisoformat(parts[0])
+    except ValueError as error:
+        raise MalformedInput("hami.io/mutex.lock", text, "expected an RFC 3339 time first") from error
+    if at.tzinfo is None:
+        raise MalformedInput("hami.io/mutex.lock", text, "expected an RFC 3339 time with a zone first")
+    return NodeLock(at, (parts[1], parts[2]) if len(parts) == 3 else None)
+
+
+def render_lock(at: datetime, namespace: str, name: str) -> str:
+    """The lock of pod *namespace*/*name*, with second precision in UTC."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ},{namespace},{name}"
