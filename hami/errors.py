@@ -10,14 +10,15 @@ class HamiError(Exception):
 class MalformedInput(HamiError):
     """An annotation, a body or the device configuration cannot be read.
 
-    *field* names where it stands, *text* is what stood there, *problem* says what would be right.
+    *field* names where it stands, *text* is what stood there, *problem* says what would be right; *says* is the
+    whole sentence where the wire fixes it.
     """
 
-    def __init__(self, field: str, text: object, problem: str) -> None:
+    def __init__(self, field: str, text: object, problem: str, says: str | None = None) -> None:
         self.field = field
-        self.text = text if len(shown := str(text)) <= 200 else shown[:200] + "…"
+        self.text = shown if len(shown := str(text)) <= 200 else shown[:200] + "…"
         self.problem = problem
-        super().__init__(f"{field}: {problem}: {str(self.text)!r}")
+        super().__init__(says or f"{field}: {problem}: {self.text!r}")
 
 
 class ClusterError(HamiError):

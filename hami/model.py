@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
-    "BindPhase", "Container", "ContainerKind", "Device", "MigPlacement", "MigProfile", "Node", "Pod", "PodRef",
-    "QuotaLimits", "Reason", "Request", "Share",
+    "BindPhase", "Container", "ContainerKind", "Device", "DevicePolicy", "MigPlacement", "MigProfile", "Node",
+    "NodePolicy", "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Weights",
 ]
 
 class Reason(enum.StrEnum):
@@ -49,6 +49,61 @@ class BindPhase(enum.StrEnum):
     ALLOCATING = "allocating"
     SUCCESS = "success"
     FAILED = "failed"
+
+
+class NodePolicy(enum.Enum):
+    """Which of the nodes that fit is taken: the fullest, or the emptiest."""
+
+    BINPACK = "binpack"
+    SPREAD = "spread"
+
+
+class OrderKey(enum.Enum):
+    """What devices are sorted by, ascending; the last of the list is tried first."""
+
+    SCORE = "score"
+    SCORE_DESCENDING = "score descending"
+    NUMA = "numa"
+    NUMA_DESCENDING = "numa descending"
+    USED_DESCENDING = "slots used descending"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePolicy:
+    """How a container's devices are chosen on a node.
+
+    *mutex*: only devices that nobody uses. *topology_aware*: collect all that fit, then take the best linked.
+    *numa_bind*: all devices of a container on one NUMA node.
+    """
+
+    order: tuple[OrderKey, ...]
+    mutex: bool = False
+    topology_aware: bool = False
+    numa_bind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What slots, cores and memory count for in a device's score."""
+
+    slot: int = 1
+    core: int = 1
+    memory: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Which of a vendor's devices a pod accepts; ``None`` is no constraint, an empty tuple accepts nothing.
+
+    *mode* is a text that must contain the device's mode.
+    """
+
+    use_types: tuple[str, ...] | None = None
+    nouse_types: tuple[str, ...] | None = None
+    use_uuids: tuple[str, ...] | None = None
+    nouse_uuids: tuple[str, ...] | None = None
+    mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

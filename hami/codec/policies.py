@@ -1,0 +1,86 @@
+"""Policies, weights and device lists, as users write them into pod annotations and flags."""
+
+from __future__ import annotations
+
+import re
+
+from hami.codec.keys import WEIGHTS
+from hami.errors import MalformedInput
+from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
+
+__all__ = ["parse_device_policy", "parse_list", "parse_node_policy", "parse_weights"]
+
+_CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa": OrderKey.NUMA}
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def parse_node_policy(text: str) -> NodePolicy:
+    """``spread`` exactly, or else binpack."""
+    return NodePolicy.SPREAD if text == "spread" else NodePolicy.BINPACK
+
+
+def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:
+    """How devices are ordered and chosen under the policy *text*: one word, or a chain with commas.
+
+    Words that are not known count as ``spread``, or are dropped from a chain.
+    Source: HAMi v2.10, pkg/scheduler/policy/gpu_policy.go, Less.
+    """
+    tokens = tuple(dict.fromkeys(token.strip() for token in text.split(",")))
+    order = _chain(tokens, numa_bind) if text == "numa" or "," in text else _single(text, numa_bind)
+    return DevicePolicy(order, mutex="mutex" in tokens, topology_aware="topology-aware" in tokens, numa_bind=numa_bind)
+
+
+def parse_weights(text: str) -> Weights:
+    """Weights as in ``slot=1,core=1,memory=3``: all three, in any order.
+
+    Raises: MalformedInput in upstream's words.
+    Source: HAMi v2.10, pkg/util/device_scoring_weights.go.
+    """
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise _bad_weights(text, "expected slot, core, and memory weights")
+    found: dict[str, int] = {}
+    for part in parts:
+        key, separator, value = (piece.strip() for piece in part.partition("="))
+        if not separator:
+            raise _bad_weights(text, "expected key=value entries")
+        if key in found:
+            raise _bad_weights(text, f'duplicate "{key}" weight')
+        if not _INTEGER.fullmatch(value):
+            raise _bad_weights(text, f'"{key}" weight must be an integer')
+        if int(value) < 0:
+            raise _bad_weights(text, f'"{key}" weight must not be negative')
+        if key not in Weights.__slots__:
+            raise _bad_weights(text, f'unknown weight "{key}"')
+        found[key] = int(value)
+    if not any(found.values()):
+        raise _bad_weights(text, "at least one weight must be positive")
+    return Weights(**found)
+
+
+def parse_list(text: str | None) -> tuple[str, ...] | None:
+    """The items of a comma list, blanks trimmed, empty ones left out; ``None`` when there is no text at all."""
+    if text is None or not text.strip():
+        return None
+    return tuple(item for raw in text.split(",") if (item := raw.strip()))
+
+
+def _single(policy: str, numa_bind: bool) -> tuple[OrderKey, ...]:
+    if policy == "mutex":
+        return (OrderKey.USED_DESCENDING, OrderKey.NUMA)
+    if policy == "binpack":
+        return (OrderKey.NUMA_DESCENDING, OrderKey.SCORE) if numa_bind else (OrderKey.SCORE, OrderKey.NUMA)
+    if numa_bind:
+        return (OrderKey.NUMA, OrderKey.SCORE_DESCENDING)
+    return (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
+
+
+def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
+    known = [token for token in tokens if token in _CHAIN] or ["spread"]
+    if numa_bind:
+        known = ["numa", *(token for token in known if token != "numa")]
+    return (*(_CHAIN[token] for token in known), OrderKey.INDEX)
+
+
+def _bad_weights(text: str, problem: str) -> MalformedInput:
+    return MalformedInput(WEIGHTS, text, problem, says=f'invalid {WEIGHTS} annotation "{text}": {problem}')
