@@ -1,0 +1,235 @@
+"""A small client for the API server: JSON in, JSON out, and waiting by watch.
+
+Objects are the dicts that the API server sends. It keeps no cache and retries nothing: what fails is raised, and the test says
+what it makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import urllib3
+import yaml
+from kubernetes import config as kubernetes_config
+
+__all__ = ["ApiError", "Kube", "WaitTimeout", "path_of"]
+
+Object = dict[str, Any]
+
+KINDS = {
+    # kind: (prefix, plural, namespaced)
+    "Namespace": ("/api/v1", "namespaces", False),
+    "Node": ("/api/v1", "nodes", False),
+    "Pod": ("/api/v1", "pods", True),
+    "Service": ("/api/v1", "services", True),
+    "ServiceAccount": ("/api/v1", "serviceaccounts", True),
+    "ConfigMap": ("/api/v1", "configmaps", True),
+    "Secret": ("/api/v1", "secrets", True),
+    "ResourceQuota": ("/api/v1", "resourcequotas", True),
+    "Event": ("/api/v1", "events", True),
+    "Deployment": ("/apis/apps/v1", "deployments", True),
+    "Job": ("/apis/batch/v1", "jobs", True),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles", True),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings", True),
+    "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
+    "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "MutatingWebhookConfiguration": ("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False),
+    "Stage": ("/apis/kwok.x-k8s.io/v1alpha1", "stages", False),
+}
+
+
+class ApiError(Exception):
+    """The API server said no. *status* is the HTTP status, *message* its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        self.message = message
+        super().__init__(f"{status}: {message}")
+
+
+class WaitTimeout(AssertionError):
+    """What was waited for did not come about in time; the text shows what stood instead."""
+
+
+def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+    """URL path of a collection (of all namespaces, when none is given), an object or a subresource of it."""
+    prefix, plural, namespaced = KINDS[kind]
+    parts = [prefix]
+    if namespaced and namespace is not None:
+        parts += ["namespaces", quote(namespace)]
+    parts += [part for part in (plural, name and quote(name), subresource) if part]
+    return "/".join(parts)
+
+
+class Kube:
+    """Calls to one API server. May be used by many threads at once."""
+
+    def __init__(self, kubeconfig: Path, *, context: str | None = None) -> None:
+        client = kubernetes_config.new_client_from_config(str(kubeconfig), context=context)
+        configuration = client.configuration
+        self.server: str = configuration.host
+        self.kubeconfig = kubeconfig
+        self._headers = {"Accept": "application/json"}
+        if token := configuration.get_api_key_with_prefix("BearerToken") or configuration.get_api_key_with_prefix("authorization"):
+            self._headers["Authorization"] = token
+        self._pool = urllib3.PoolManager(
+            num_pools=2, maxsize=32, retries=False, cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+            ca_certs=configuration.ssl_ca_cert, cert_file=configuration.cert_file, key_file=configuration.key_file)
+
+    # -- single calls
+
+    def call(self, method: str, path: str, body: Object | bytes | None = None, *, query: Mapping[str, object] | None = None,
+             content_type: str = "application/json", timeout: float = 30) -> Object:
+        """One request. Raises ApiError for a refusal, urllib3's HTTPError when there is no answer."""
+        url = self.server + path + (f"?{urlencode(query)}" if query else "")
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        answer = self._pool.request(method, url, body=data, timeout=timeout,
+                                    headers={**self._headers, "Content-Type": content_type})
+        return decoded(answer.status, answer.data)
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
+        return self.call("GET", path_of(kind, namespace, name))
+
+    def find(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
+        """The object, ``None`` when it does not exist."""
+        try:
+            return self.get(kind, name, namespace)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, kind: str, namespace: str | None = None, **query: object) -> list[Object]:
+        """Items of a collection. *query*: ``labelSelector``, ``fieldSelector``, …"""
+        return self.page(kind, namespace, **query)["items"] or []
+
+    def page(self, kind: str, namespace: str | None = None, **query: object) -> Object:
+        """The whole collection object, with its resourceVersion."""
+        return self.call("GET", path_of(kind, namespace), query=query)
+
+    def create(self, item: Object, namespace: str | None = None) -> Object:
+        namespace = item["metadata"].get("namespace", namespace)
+        return self.call("POST", path_of(item["kind"], namespace), item)
+
+    def apply(self, item: Object, namespace: str | None = None) -> Object:
+        """Server-side apply, taking over fields of others."""
+        namespace = item["metadata"].get("namespace", namespace)
+        return self.call("PATCH", path_of(item["kind"], namespace, item["metadata"]["name"]), json.dumps(item).encode(),
+                         query={"fieldManager": "e2e", "force": "true"}, content_type="application/apply-patch+yaml")
+
+    def apply_yaml(self, text: str, namespace: str | None = None) -> None:
+        """Apply every document of *text*."""
+        for item in yaml.safe_load_all(text):
+            if item:
+                self.apply(item, namespace)
+
+    def merge_patch(self, kind: str, name: str, patch: Object, namespace: str | None = None, *,
+                    subresource: str | None = None) -> Object:
+        return self.call("PATCH", path_of(kind, namespace, name, subresource), patch, content_type="application/merge-patch+json")
+
+    def delete(self, kind: str, name: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> None:
+        """Delete the object; one that is not there is fine."""
+        query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        try:
+            self.call("DELETE", path_of(kind, namespace, name), query=query | {"propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def delete_all(self, kind: str, namespace: str, *, grace_seconds: int | None = None) -> None:
+        """Delete the whole collection in *namespace*."""
+        query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        self.call("DELETE", path_of(kind, namespace), query=query | {"propagationPolicy": "Background"})
+
+    # -- watching
+
+    def watch(self, path: str, resource_version: str, timeout: float, query: Mapping[str, object] | None = None,
+              ) -> Iterator[tuple[str, Object]]:
+        """Changes after *resource_version* until *timeout* seconds have passed or the server ends the watch.
+
+        Raises: ApiError(410) when the version is too old; urllib3's HTTPError when the connection breaks.
+        """
+        deadline = time.monotonic() + timeout
+        parameters = {**(query or {}), "watch": "1", "resourceVersion": resource_version, "allowWatchBookmarks": "true",
+                      "timeoutSeconds": max(1, int(timeout) + 1)}
+        answer = self._pool.request("GET", f"{self.server}{path}?{urlencode(parameters)}", headers=self._headers,
+                                    preload_content=False, timeout=urllib3.Timeout(connect=5, read=max(0.05, timeout)))
+        try:
+            if answer.status != 200:
+                decoded(answer.status, answer.data)
+            for line in lines(answer.stream(65536, decode_content=True)):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ApiError(event["object"].get("code", 500), event["object"].get("message", ""))
+                yield event["type"], event["object"]
+                if time.monotonic() >= deadline:
+                    return
+        except urllib3.exceptions.ReadTimeoutError:
+            return
+        finally:
+            answer.close()
+
+    def wait(self, kind: str, done: Callable[[dict[str, Object]], Any], namespace: str | None = None, *, timeout: float = 30,
+             what: str = "", **query: object) -> Any:
+        """Wait until *done*, given all objects by name, returns something true, and return that.
+
+        Raises: WaitTimeout, naming *what* was waited for and the objects as they stood.
+        """
+        path = path_of(kind, namespace)
+        deadline = time.monotonic() + timeout
+        items: dict[str, Object] = {}
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                page = self.call("GET", path, query=query, timeout=max(1, left))
+                items = {item["metadata"]["name"]: item for item in page["items"] or []}
+                if answer := done(items):
+                    return answer
+                for change, item in self.watch(path, page["metadata"]["resourceVersion"], max(0.05, deadline - time.monotonic()),
+                                               query):
+                    if change == "BOOKMARK":
+                        continue
+                    if change == "DELETED":
+                        items.pop(item["metadata"]["name"], None)
+                    else:
+                        items[item["metadata"]["name"]] = item
+                    if answer := done(items):
+                        return answer
+            except urllib3.exceptions.HTTPError:
+                time.sleep(0.1)  # the API server restarts in some tests
+            except ApiError as error:
+                if error.status not in (410, 429, 500, 503, 504):
+                    raise
+                time.sleep(0.1)
+        raise WaitTimeout(f"not within {timeout:g} s: {what or getattr(done, '__name__', 'condition')}; "
+                          f"{kind}s in {namespace or 'the cluster'}: {summary(items.values()) or 'none'}")
+
+
+def decoded(status: int, data: bytes) -> Object:
+    if status < 300:
+        return json.loads(data)
+    try:
+        message = json.loads(data).get("message", "")
+    except ValueError:
+        message = data.decode(errors="replace")[:500]
+    raise ApiError(status, message)
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from filter(None, whole)
+
+
+def summary(items: Iterable[Object]) -> str:
+    """Name, phase and node of each, at most forty."""
+    return ", ".join(
+        f"{item['metadata']['name']}"
+        f"[{item.get('status', {}).get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}]"
+        for item in list(items)[:40])
