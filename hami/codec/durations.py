@@ -1,0 +1,65 @@
+"""Durations as Go writes them (``5m0s``, ``28s``, ``1h2m``), to ``timedelta`` and back.
+
+A ``timedelta`` counts whole microseconds: finer parts of the text are cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from fractions import Fraction
+
+from hami.errors import MalformedInput
+
+__all__ = ["parse_duration", "render_duration"]
+
+_UNITS_NS = {
+    "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9,
+}
+_LARGEST_NS = 2**63 - 1
+_PART = r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?P<unit>ns|us|µs|μs|ms|s|m|h)"
+_PARTS = re.compile(_PART)
+_SHAPE = re.compile(rf"[+-]?(?:0|(?:{_PART.replace('?P<number>', '').replace('?P<unit>', '')})+)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """The duration that *text* names: numbers with a unit each (ns, us, ms, s, m, h), or ``0``.
+
+    Raises: MalformedInput, also when it is longer than Go can hold (about 292 years).
+    Source: Go, package time, ParseDuration.
+    """
+    if _SHAPE.fullmatch(text) is None:
+        raise MalformedInput("duration", text, "expected numbers with units, such as 28s, 5m0s or 1h30m")
+    total = sum((Fraction(part["number"].rstrip(".")) * _UNITS_NS[part["unit"]] for part in _PARTS.finditer(text)),
+                start=Fraction(0))
+    if total > _LARGEST_NS:
+        raise MalformedInput("duration", text, "expected at most 2562047h47m16s")
+    whole = timedelta(microseconds=int(total / 1000))
+    return -whole if text.startswith("-") else whole
+
+
+def render_duration(duration: timedelta) -> str:
+    """Go's form of *duration*: ``5m0s``, ``1h2m0s``, ``1.5s``, ``20ms``, ``0s``.
+
+    Source: Go, package time, Duration.String.
+    """
+    micros = duration // timedelta(microseconds=1)
+    sign, micros = ("-", -micros) if micros < 0 else ("", micros)
+    if micros == 0:
+        return "0s"
+    if micros < 1_000:
+        return f"{sign}{micros}µs"
+    if micros < 1_000_000:
+        return f"{sign}{_decimal(micros, 1_000)}ms"
+    minutes, rest = divmod(micros, 60_000_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{_decimal(rest, 1_000_000)}s"
+    if hours:
+        return f"{sign}{hours}h{minutes}m{seconds}"
+    return f"{sign}{minutes}m{seconds}" if minutes else f"{sign}{seconds}"
+
+
+def _decimal(amount: int, one: int) -> str:
+    """*amount* / *one*, a power of ten, without trailing zeros."""
+    whole, rest = divmod(amount, one)
+    return f"{whole}.{rest:0{len(str(one)) - 1}d}".rstrip("0") if rest else str(whole)
