@@ -82,6 +82,13 @@ class Kube:
             num_pools=2, maxsize=32, retries=False, cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
             ca_certs=configuration.ssl_ca_cert, cert_file=configuration.cert_file, key_file=configuration.key_file)
 
+    def close(self) -> None:
+        self._pool.clear()
+
+    def ready(self) -> bool:
+        """The API server says that all its parts are up."""
+        return self._pool.request("GET", f"{self.server}/readyz", headers=self._headers, timeout=2).status == 200
+
     # -- single calls
 
     def call(self, method: str, path: str, body: Object | bytes | None = None, *, query: Mapping[str, object] | None = None,

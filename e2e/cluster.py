@@ -1,0 +1,236 @@
+"""A Kubernetes control plane to test against.
+
+``LocalCluster``: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, started by kwokctl, gone
+when the context ends, however it ends. ``ExternalCluster``: what the user's KUBECONFIG names. ``KindCluster``: kind, where Docker
+answers. kube-scheduler's configuration is that of ``manifests/`` with the address filled in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import yaml
+
+from e2e import binaries as control_plane
+from e2e import reaper
+from e2e.kube import ApiError, Kube
+from e2e.processes import Program, free_port
+
+__all__ = ["MANIFESTS", "SCHEDULER", "ClusterUnavailable", "ExternalCluster", "KindCluster", "LocalCluster"]
+
+MANIFESTS = Path(__file__).parents[1] / "manifests" / "base"
+SCHEDULER = "hami-scheduler"
+"""Name of the profile, of the Lease and of the account."""
+
+Object = dict[str, Any]
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok-controller")
+FAKE_NODE = "kwok.x-k8s.io/node"
+
+
+class ClusterUnavailable(RuntimeError):
+    """There is no such cluster here; the text says why."""
+
+
+def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = None) -> Object:
+    """The shipped KubeSchedulerConfiguration, its extender at *extender_port* (``None``: without an extender)."""
+    config: Object = yaml.safe_load((MANIFESTS / "scheduler-config.yaml").read_text())
+    if extender_port is None:
+        del config["extenders"]
+    else:
+        config["extenders"][0]["urlPrefix"] = f"https://127.0.0.1:{extender_port}"
+    if kubeconfig is not None:
+        config["clientConnection"]["kubeconfig"] = str(kubeconfig)
+    return config
+
+
+class LocalCluster:
+    """A control plane of real programs on this machine. Use ``LocalCluster.started()``."""
+
+    def __init__(self, folder: Path, programs: control_plane.Binaries, extender_port: int) -> None:
+        self.folder = folder
+        self.binaries = programs
+        self.extender_port = extender_port
+        self.kubeconfig = folder / "kubeconfig"
+        self.name = folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-")
+        self.components: dict[str, Program] = {}
+        self.kube: Kube
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
+                say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
+        """A ready cluster for as long as the context lasts.
+
+        *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it. *say* gets
+        progress lines of a first build. The extender is expected at ``cluster.extender_port``; it need not run yet.
+        """
+        programs = control_plane.find(say=say)
+        reaper.remove_leftovers()
+        folder = reaper.claim()
+        guard = reaper.guard(folder)
+        cluster = cls(folder, programs, free_port())
+        try:
+            config = scheduler_config(cluster.extender_port if extender else None)
+            adjust(config)
+            cluster._create(config)
+            yield cluster
+        finally:
+            reaper.end(folder)
+            guard.kill()
+            guard.communicate()
+
+    def _create(self, config: Object) -> None:
+        (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
+        for attempt in range(3):  # a port may be taken between choosing and using it
+            (self.folder / "kwok.yaml").write_text(yaml.safe_dump(self._kwok_config()))
+            done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
+            if done.returncode == 0:
+                break
+            if attempt == 2:
+                raise ClusterUnavailable(f"kwokctl could not create the cluster:\n{done.stdout[-4000:]}\n{self.logs()}")
+            self._kwokctl("delete", "cluster")
+        home = self._home()
+        for name in COMPONENTS:
+            pid = int((home / "pids" / f"{name}.pid").read_text())
+            self.components[name] = Program.adopt(name, pid, home / "logs" / f"{name}.log")
+        self.kube = Kube(self.kubeconfig)
+        self.wait_ready()
+
+    def _kwok_config(self) -> Object:
+        ports = {f"{name}Port": free_port() for name in (
+            "etcd", "etcdPeer", "kubeApiserver", "kubeControllerManager", "kubeScheduler", "kwokController")}
+        return {
+            "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+            "kind": "KwokctlConfiguration",
+            "options": {
+                "runtime": "binary",
+                "bindAddress": "127.0.0.1",
+                "kubeVersion": self.binaries.kube_version,
+                "etcdBinary": str(self.binaries["etcd"]),
+                "kubeApiserverBinary": str(self.binaries["kube-apiserver"]),
+                "kubeControllerManagerBinary": str(self.binaries["kube-controller-manager"]),
+                "kubeSchedulerBinary": str(self.binaries["kube-scheduler"]),
+                "kubectlBinary": str(self.binaries["kubectl"]),
+                "kwokControllerBinary": str(self.binaries["kwok"]),
+                "kubeSchedulerConfig": str(self.folder / "scheduler.yaml"),
+                "disableQPSLimits": True,
+                **ports,
+            },
+            # kwokctl's binary runtime always says manage-all; real nodes may join this cluster, too
+            "componentsPatches": [{"name": "kwok-controller", "extraArgs": [
+                {"key": "manage-all-nodes", "value": "false", "override": True},
+                {"key": "manage-nodes-with-annotation-selector", "value": f"{FAKE_NODE}=fake"},
+            ]}],
+        }
+
+    def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.binaries["kwokctl"]), "--config", str(self.folder / "kwok.yaml"), "--name", self.name, *words]
+        env = {key: value for key, value in os.environ.items() if not key.startswith("KWOK_") and key != "KUBECONFIG"}
+        return subprocess.run(command, env=env | {"KWOK_WORKDIR": str(self.folder / "kwok")}, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    def _home(self) -> Path:
+        return self.folder / "kwok" / "clusters" / self.name
+
+    def kubectl(self, *words: str) -> str:
+        """Standard output of kubectl. Raises: CalledProcessError, with what it said in ``stderr``."""
+        return subprocess.run([str(self.binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *words],
+                              capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        """Wait until the API server says it is ready."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.kube.call("GET", "/version", timeout=2)
+                if self.kube.ready():
+                    return
+            except (urllib3.exceptions.HTTPError, ApiError, ValueError):
+                pass
+            if time.monotonic() > deadline:
+                raise ClusterUnavailable(f"the API server is not ready after {timeout:g} s\n{self.logs()}")
+            time.sleep(0.05)
+
+    def restart_api_server(self) -> None:
+        """Kill kube-apiserver (asked politely it waits for its watchers), start it again, and wait until it is ready."""
+        self.components["kube-apiserver"].kill()
+        self.components["kube-apiserver"].start()
+        self.wait_ready()
+        self.revive()
+
+    def pause_api_server(self) -> None:
+        """The API server hangs: connections stay open, nothing is answered."""
+        self.components["kube-apiserver"].pause()
+
+    def resume_api_server(self) -> None:
+        self.components["kube-apiserver"].resume()
+        self.wait_ready()
+        self.revive()
+
+    def revive(self) -> list[str]:
+        """Start components that ended by themselves (a lost Lease ends them); a cluster's supervisor would. Returns names."""
+        dead = [name for name, program in self.components.items() if not program.running()]
+        for name in dead:
+            self.components[name].start()
+        return dead
+
+    def start_kube_scheduler(self, name: str, extender_port: int) -> Program:
+        """A further kube-scheduler, a candidate for the same Lease, with an extender of its own."""
+        config = scheduler_config(extender_port, kubeconfig=self.kubeconfig)
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        program = Program(name, [
+            str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
+            "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+        ], self.folder / f"{name}.log")
+        self.components[name] = program.start()
+        return program
+
+    def logs(self, size: int = 1500) -> str:
+        """The end of every component's log."""
+        folder = self._home() / "logs"
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in sorted(folder.glob("*.log")))
+
+
+class ExternalCluster:
+    """The cluster that a kubeconfig names. Its nodes, its scheduler and its webhook are the user's affair."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.kube = Kube(kubeconfig)
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls) -> Iterator[ExternalCluster]:
+        kubeconfig = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+        if not kubeconfig.exists():
+            raise ClusterUnavailable(f"HAMI_E2E_KUBECONFIG is set, but there is no {kubeconfig}")
+        yield cls(kubeconfig)
+
+
+class KindCluster(ExternalCluster):
+    """A cluster made by kind. Real kubelets; slower, and it needs Docker."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls) -> Iterator[KindCluster]:
+        if (docker := shutil.which("docker")) is None:
+            raise ClusterUnavailable("kind needs Docker, and there is no 'docker' on PATH")
+        if subprocess.run([docker, "version"], capture_output=True, check=False).returncode != 0:
+            raise ClusterUnavailable("kind needs Docker, and the Docker daemon does not answer")
+        from pytest_kind.cluster import KindCluster as Kind  # GPL: the test extra only, and only where it is used
+
+        cluster = Kind("hami-e2e")
+        try:
+            cluster.create()
+            yield cls(Path(cluster.kubeconfig_path))
+        finally:
+            cluster.delete()

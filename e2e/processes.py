@@ -1,0 +1,117 @@
+"""Programs that run beside a test: start, stop, freeze, restart, and what they wrote.
+
+A ``Program`` is one command line with a log file. It may have been started by someone else (kwokctl); then only its process id
+is known, and it is adopted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Program", "free_port"]
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Program:
+    """A command line that can be run again and again. Not for use by several threads."""
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path, *, cwd: Path | None = None,
+                 env: Mapping[str, str] | None = None, pid: int | None = None) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log = log
+        self.cwd = cwd
+        self.env = dict(env) if env is not None else None
+        self.pid = pid
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def adopt(cls, name: str, pid: int, log: Path) -> Program:
+        """The running process *pid*, with the command line and folder it was started with."""
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return cls(name, [os.fsdecode(word) for word in argv], log, cwd=Path(os.readlink(f"/proc/{pid}/cwd")), pid=pid)
+
+    def start(self) -> Program:
+        if self.running():
+            return self
+        with open(self.log, "ab") as log:
+            self._child = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.cwd,
+                                           env=self.env, start_new_session=True)
+        self.pid = self._child.pid
+        return self
+
+    def running(self) -> bool:
+        """The process is there and no zombie."""
+        if self._child is not None:
+            return self._child.poll() is None
+        if self.pid is None:
+            return False
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    @property
+    def exit_code(self) -> int | None:
+        """As Popen has it: negative for a signal; ``None`` while it runs or when it was not our child."""
+        return None if self._child is None else self._child.poll()
+
+    def signal(self, number: int) -> None:
+        if self.pid is not None and self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): connections stay open, nothing is answered."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait_end(10)
+
+    def stop(self, timeout: float = 15) -> float:
+        """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: TimeoutError."""
+        started = time.monotonic()
+        self.signal(signal.SIGTERM)
+        self.wait_end(timeout)
+        return time.monotonic() - started
+
+    def wait_end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.running():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} (pid {self.pid}) still runs after {timeout:g} s")
+            time.sleep(0.01)
+
+    def tail(self, size: int = 3000) -> str:
+        """The end of its log."""
+        try:
+            return self.log.read_bytes()[-size:].decode(errors="replace")
+        except OSError:
+            return ""
+
+    def cpu_seconds(self) -> float:
+        """User and system time that it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

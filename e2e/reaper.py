@@ -1,0 +1,87 @@
+"""Nothing of a run outlives it: finds and ends the processes that a run's folder names, and removes the folder.
+
+Every program of a run has the run's folder in its command line (its certificate, its data, its configuration lie there), so the
+folder is the one thing to look for. Run as a program it waits until its standard input ends, which is when the process
+that holds the other end has gone, however that came about, and then tidies up. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+__all__ = ["PREFIX", "claim", "end", "guard", "remove_leftovers"]
+
+PREFIX = "hami-e2e-"
+OWNER = "owner.json"
+
+
+def claim() -> Path:
+    """A new folder that belongs to this process."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "started": started(os.getpid())}))
+    return folder
+
+
+def guard(folder: Path) -> subprocess.Popen[bytes]:
+    """A process that tidies *folder* up as soon as this one has gone. End it by ``kill`` once the folder is removed."""
+    return subprocess.Popen([sys.executable, "-I", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def started(pid: int) -> str:
+    """When *pid* started, in clock ticks since boot: a later process of the same number differs. Empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Living processes that have *folder* in their command line, this one excepted."""
+    needle = os.fsencode(folder) + b"/"
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in Path(entry.path, "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def end(folder: Path, timeout: float = 10) -> None:
+    """Kill what runs from *folder* and remove it."""
+    deadline = time.monotonic() + timeout
+    while (pids := processes_of(folder)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers() -> list[Path]:
+    """End what dead runs left behind; returns their folders."""
+    leftovers = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            owner = json.loads((folder / OWNER).read_text())
+        except (OSError, ValueError):
+            continue  # just being made, or not ours to judge
+        if started(owner["pid"]) != owner["started"]:
+            end(folder)
+            leftovers.append(folder)
+    return leftovers
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end(Path(sys.argv[1]))
