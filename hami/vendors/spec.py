@@ -28,6 +28,7 @@ class Rule(enum.Enum):
     CORES = "cores"
     EXCLUSIVE = "exclusive"
     FULL = "full"
+    MIG = "mig"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

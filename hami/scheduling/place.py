@@ -1,0 +1,51 @@
+"""Where on one node the containers of a pod go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hami.model import ContainerKind, Share
+from hami.scheduling.ask import Ask, ContainerAsk
+from hami.scheduling.fit import Context, Unfit, fit
+from hami.scheduling.usage import View, charge_views
+
+__all__ = ["Placement", "Views", "place"]
+
+Views = Mapping[str, Sequence[View]]
+Placement = tuple[tuple[Share, ...], ...]
+
+_Placed = dict[int, tuple[Share, ...]]
+
+
+def place(views: Views, ask: Ask) -> Placement | Unfit:
+    """Shares for each container of *ask* on the devices of one node (*views*, by vendor), init containers first.
+
+    Sidecars and app containers run together and are placed one after the other. Each init container runs alone
+    with the sidecars, so it is placed as if no app container were there.
+    """
+    order = [ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP]
+    placed: _Placed = {}
+    for kind in order:
+        for position, container in enumerate(ask.containers):
+            if container.kind is kind:
+                shares, after = _serve(views, container, ask, placed)
+                if isinstance(shares, Unfit):
+                    return shares
+                placed[position] = shares
+                views = views if kind is ContainerKind.INIT else after
+    return tuple(placed[position] for position in range(len(ask.containers)))
+
+
+def _serve(views: Views, container: ContainerAsk, ask: Ask, placed: _Placed) -> tuple[tuple[Share, ...] | Unfit, Views]:
+    """The container's shares, and the node's devices with them taken."""
+    so_far = tuple((ask.containers[position].kind, shares) for position, shares in placed.items())
+    taken: list[Share] = []
+    for request in container.requests:
+        mine = views.get(request.vendor, ())
+        context = Context(ask, ask.claim(request.vendor), container.kind, so_far)
+        shares = fit(mine, request, context)
+        if isinstance(shares, Unfit):
+            return shares, views
+        taken.extend(shares)
+        views = {**views, request.vendor: charge_views(mine, shares)}
+    return tuple(taken), views
