@@ -1,0 +1,109 @@
+"""The shape of log lines: one line an outcome, as ``key=value`` or JSON.
+
+A line is time (ISO 8601, UTC), level, logger, message, then the fields of ``extra`` in the order given. What spans
+several lines, a traceback above all, is escaped into one field. Libraries speak from WARNING upwards only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TextIO
+
+from hami.errors import HamiError
+
+__all__ = ["DEBUG_VERBOSITY", "FORMATS", "JsonFormatter", "TextFormatter", "configure"]
+
+DEBUG_VERBOSITY = 4
+FORMATS = ("text", "json")
+
+_LIBRARIES = ("gunicorn", "kubernetes", "urllib3", "werkzeug")
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+_FIRST = ("time", "level", "logger", "message")
+
+
+def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = None) -> None:
+    """Write the process's log to *stream* (standard error), in place of whatever was set up before.
+
+    *format*: one of FORMATS. *verbosity*: klog's ``-v``; from 4 on debug lines are written, and tracebacks of errors
+    that are no bugs.
+    """
+    debug = verbosity >= DEBUG_VERBOSITY
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter(debug) if format == "json" else TextFormatter(debug))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("hami").setLevel(logging.DEBUG if debug else logging.INFO)
+    for library in _LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class _LineFormatter(logging.Formatter):
+    """Turns a record into named values; a subclass writes them down."""
+
+    def __init__(self, debug: bool, write: Callable[[dict[str, object]], str]) -> None:
+        super().__init__()
+        self._debug = debug
+        self._write = write
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        values: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for key, value in vars(record).items():
+            if key not in _STANDARD:
+                values[f"{key}_" if key in _FIRST else key] = value
+        return self._write(values | self._trouble(record))
+
+    def _trouble(self, record: logging.LogRecord) -> dict[str, object]:
+        """The exception of *record*: in full when it is a bug or when debugging, else what it says."""
+        if not record.exc_info or (error := record.exc_info[1]) is None:
+            return {}
+        if isinstance(error, HamiError | OSError) and not self._debug:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"exception": self.formatException(record.exc_info)}
+
+
+class TextFormatter(_LineFormatter):
+    """``key=value``; a value with blanks, quotes, ``=`` or anything unprintable is quoted as in JSON."""
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug, _as_text)
+
+
+class JsonFormatter(_LineFormatter):
+    """One JSON object a line."""
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug, _as_json)
+
+
+def _as_text(values: dict[str, object]) -> str:
+    return " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
+
+
+def _quoted(value: object) -> str:
+    if value is None or isinstance(value, bool | dict | list | tuple):
+        text = _json(value)
+    else:
+        text = str(value)
+    if text and text.isprintable() and not any(mark in text for mark in ' "=\\'):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _as_json(values: dict[str, object]) -> str:
+    # the line separators beyond ASCII end a line for some readers
+    return _json(values).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
