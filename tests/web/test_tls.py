@@ -1,0 +1,276 @@
+"""TLS contexts and trusted callers."""
+
+import datetime
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import threading
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hami.errors import HamiError
+from hami.web.tls import RETRY_SECONDS, TlsContext, client_is_trusted
+
+TODAY = datetime.datetime(2026, 8, 21, tzinfo=datetime.UTC)
+
+
+class Authority:
+    """A CA that issues certificates for 127.0.0.1."""
+
+    def __init__(self, name):
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = self._sign(self.name, self.key, x509.BasicConstraints(True, None), x509.KeyUsage(
+            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False))
+
+    def _sign(self, subject, key, *extensions):
+        builder = (x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
+                   .serial_number(x509.random_serial_number())
+                   .not_valid_before(TODAY - datetime.timedelta(days=3650))
+                   .not_valid_after(TODAY + datetime.timedelta(days=36500)))
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def issue(self, name):
+        """PEM of a new certificate and of its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key,
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]))
+        return (certificate.public_bytes(serialization.Encoding.PEM),
+                key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                                  serialization.NoEncryption()))
+
+    def pem(self):
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority("ours")
+
+
+class Pair:
+    """Certificate and key in files, replaced as a kubelet replaces them: by rename."""
+
+    def __init__(self, folder, authority):
+        self.cert, self.key = folder / "tls.crt", folder / "tls.key"
+        self._authority = authority
+
+    def write(self, name):
+        self.replace(*self._authority.issue(name))
+        return self
+
+    def replace(self, cert=None, key=None):
+        for path, content in ((self.cert, cert), (self.key, key)):
+            if content is not None:
+                fresh = path.with_suffix(".new")
+                fresh.write_bytes(content)
+                os.replace(fresh, path)
+
+
+@pytest.fixture
+def pair(tmp_path, authority):
+    return Pair(tmp_path, authority).write("first")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def connect(server_context, client_context):
+    """Both ends of a TLS connection over a socket pair."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(5)
+    theirs.settimeout(5)
+    ends, failures = {}, []
+
+    def accept():
+        try:
+            ends["server"] = server_context.wrap_socket(ours, server_side=True)
+        except ssl.SSLError as error:
+            failures.append(error)
+            ours.close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        ends["client"] = client_context.wrap_socket(theirs, server_hostname="127.0.0.1")
+    finally:
+        thread.join()
+    if failures:
+        ends["client"].close()
+        raise failures[0]
+    return ends["server"], ends["client"]
+
+
+def trusting(authority, **options):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority.pem().decode())
+    for name, value in options.items():
+        setattr(context, name, value)
+    return context
+
+
+def served_name(tls, authority):
+    """The common name of the certificate that a new connection sees."""
+    server, client = connect(tls(None, None), trusting(authority))
+    with server, client:
+        return dict(pair[0] for pair in client.getpeercert()["subject"])["commonName"]
+
+
+def test_one_context_serves_all_connections_while_the_files_stand(pair):
+    tls = TlsContext(str(pair.cert), str(pair.key))
+    assert tls(None, None) is tls(None, None)
+
+
+def test_a_renewed_pair_is_served_to_the_next_connection_and_open_ones_go_on(pair, authority, caplog):
+    caplog.set_level(logging.INFO)
+    tls = TlsContext(str(pair.cert), str(pair.key))
+    server, client = connect(tls(None, None), trusting(authority))
+    pair.write("second")
+    assert served_name(tls, authority) == "second"
+    with server, client:
+        client.sendall(b"still here")
+        assert server.recv(64) == b"still here"
+    assert [record.message for record in caplog.records] == ["TLS files read again"]
+
+
+def test_a_pair_that_does_not_match_leaves_the_last_good_one_and_is_logged_once(pair, authority, caplog):
+    clock = Clock()
+    tls = TlsContext(str(pair.cert), str(pair.key), clock=clock)
+    cert, key = authority.issue("second")
+    pair.replace(cert=cert)
+    for _ in range(3):
+        assert served_name(tls, authority) == "first"
+        clock.now += RETRY_SECONDS
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    pair.replace(key=key)
+    assert served_name(tls, authority) == "second"
+    pair.replace(key=b"")
+    assert served_name(tls, authority) == "second"
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_broken_files_are_not_read_for_each_connection(pair, authority):
+    clock = Clock()
+    tls = TlsContext(str(pair.cert), str(pair.key), clock=clock)
+    pair.replace(key=b"nonsense")
+    tls(None, None)
+    pair.write("second")
+    assert served_name(tls, authority) == "first"
+    clock.now += RETRY_SECONDS
+    assert served_name(tls, authority) == "second"
+
+
+def test_a_file_that_vanished_leaves_the_last_good_pair(pair, authority, caplog):
+    tls = TlsContext(str(pair.cert), str(pair.key))
+    pair.key.unlink()
+    assert served_name(tls, authority) == "first"
+    assert f"--key_file {pair.key}: No such file or directory" in caplog.records[0].problem
+
+
+@pytest.mark.parametrize("break_it, problem", [
+    (lambda pair, ca: pair.cert.unlink(), "--cert_file {cert}: No such file or directory"),
+    (lambda pair, ca: pair.key.unlink(), "--key_file {key}: No such file or directory"),
+    (lambda pair, ca: ca.unlink(), "--client-ca-file {ca}: No such file or directory"),
+    (lambda pair, ca: ca.write_bytes(b""), "--client-ca-file {ca}: no CA certificates"),
+    (lambda pair, ca: pair.replace(cert=b"nonsense"), "--cert_file {cert} and --key_file {key}: no certificate"),
+    (lambda pair, ca: pair.replace(key=pair.cert.read_bytes()), "--cert_file {cert} and --key_file {key}: no cert"),
+], ids=["no certificate", "no key", "no CA", "empty CA", "nonsense", "no key inside"])
+def test_files_that_cannot_be_used_at_the_start_are_named(pair, authority, tmp_path, break_it, problem):
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(authority.pem())
+    break_it(pair, ca)
+    with pytest.raises(HamiError) as caught:
+        TlsContext(str(pair.cert), str(pair.key), str(ca))
+    assert str(caught.value).startswith(problem.format(cert=pair.cert, key=pair.key, ca=ca))
+
+
+def test_an_encrypted_key_is_refused_without_asking(pair):
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    pair.replace(key=key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                                       serialization.BestAvailableEncryption(b"secret")))
+    with pytest.raises(HamiError, match="no certificate with its key"):
+        TlsContext(str(pair.cert), str(pair.key))
+
+
+def test_h2_is_never_offered(pair, authority):
+    client_context = trusting(authority)
+    client_context.set_alpn_protocols(["h2", "http/1.1"])
+    server, client = connect(TlsContext(str(pair.cert), str(pair.key))(None, None), client_context)
+    with server, client:
+        assert client.selected_alpn_protocol() == "http/1.1"
+
+
+def test_tls_below_1_2_is_refused(pair):
+    context = TlsContext(str(pair.cert), str(pair.key))(None, None)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@pytest.fixture
+def with_client_ca(pair, authority, tmp_path):
+    (tmp_path / "ca.crt").write_bytes(authority.pem())
+    return TlsContext(str(pair.cert), str(pair.key), str(tmp_path / "ca.crt"))
+
+
+def client_certificate(folder, authority):
+    client_pair = Pair(folder, authority)
+    client_pair.cert, client_pair.key = folder / "client.crt", folder / "client.key"
+    client_pair.write("kube-scheduler")
+    return str(client_pair.cert), str(client_pair.key)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_caller_with_a_certificate_of_our_ca_is_trusted(with_client_ca, authority, tmp_path, version):
+    client_context = trusting(authority, maximum_version=version)
+    client_context.load_cert_chain(*client_certificate(tmp_path, authority))
+    server, client = connect(with_client_ca(None, None), client_context)
+    with server, client:
+        assert client_is_trusted({"REMOTE_ADDR": "10.0.0.9", "gunicorn.socket": server})
+
+
+def test_a_caller_without_a_certificate_is_served_but_not_trusted(with_client_ca, authority):
+    server, client = connect(with_client_ca(None, None), trusting(authority))
+    with server, client:
+        assert not client_is_trusted({"REMOTE_ADDR": "10.0.0.9", "gunicorn.socket": server})
+
+
+def test_a_certificate_of_another_ca_ends_the_handshake(with_client_ca, authority, tmp_path):
+    client_context = trusting(authority)
+    client_context.load_cert_chain(*client_certificate(tmp_path, Authority("ours")))
+    with pytest.raises(ssl.SSLError):
+        connect(with_client_ca(None, None), client_context)
+
+
+def test_without_a_client_ca_a_certificate_counts_for_nothing(pair, authority, tmp_path):
+    client_context = trusting(authority)
+    client_context.load_cert_chain(*client_certificate(tmp_path, authority))
+    server, client = connect(TlsContext(str(pair.cert), str(pair.key))(None, None), client_context)
+    with server, client:
+        assert not client_is_trusted({"REMOTE_ADDR": "10.0.0.9", "gunicorn.socket": server})
+
+
+@pytest.mark.parametrize("address, trusted", [
+    ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("::1%lo", True),
+    ("10.0.0.1", False), ("128.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1", False), ("0.0.0.0", False),
+    ("::", False), ("", False), ("localhost", False), ("127.0.0.1, 10.0.0.1", False),
+])
+def test_callers_on_this_machine_are_trusted(address, trusted):
+    assert client_is_trusted({"REMOTE_ADDR": address, "HTTP_X_FORWARDED_FOR": "127.0.0.1"}) is trusted
+
+
+def test_a_request_without_an_address_is_not_trusted():
+    assert not client_is_trusted({})
