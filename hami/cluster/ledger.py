@@ -1,0 +1,325 @@
+"""What the scheduler knows, and what it has promised: nodes, pods, quotas, reservations, under one lock.
+
+The lock is held for computation only. Choosing devices and reserving them is one step under it, so two pods can
+never be promised the same part of a device.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hami.cluster.nodes import NodeBook
+from hami.cluster.pods import PodBook
+from hami.cluster.quotas import QuotaBook
+from hami.codec.allocation import render_shares
+from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
+from hami.errors import HamiError
+from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, Share
+from hami.scheduling.ask import Ask, ask_of, node_policy_of
+from hami.scheduling.decide import Choice, Refusal, Verdicts, decide
+from hami.scheduling.index import Booking, Index
+from hami.scheduling.place import Placement
+from hami.scheduling.quota import Budget, budget
+from hami.scheduling.usage import View, collapse, total
+from hami.vendors.request import request_of
+from hami.vendors.spec import Vendor
+
+__all__ = ["Ledger", "Policies", "Rejected", "Reservation"]
+
+RESERVED_FOR = 60.0  # seconds until a reservation that is not bound is dropped
+
+
+class Rejected(HamiError):
+    """The verb cannot be carried out for this pod now; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The node and device policies that hold where a pod names none."""
+
+    node: str = "binpack"
+    device: str = "spread"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Devices promised to a pod, and exactly what its Binding will carry."""
+
+    ref: PodRef
+    node: str
+    placement: Placement
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    locks_node: bool
+    made: float
+
+
+class _Stage(enum.Enum):
+    RESERVED = "reserved"
+    WAITING = "waiting"  # /bind stands in the node's line
+    POSTING = "posting"  # the Binding is being written
+    BOUND = "bound"  # written; the watch has not shown it yet
+
+
+@dataclass(slots=True)
+class _Held:
+    reservation: Reservation
+    stage: _Stage
+    since: float
+
+
+class Ledger:
+    """The books and the reservations. *clock* is steady, *now* is the time of day in UTC."""
+
+    def __init__(self, vendors: Sequence[Vendor], policies: Policies, *, clock: Callable[[], float],
+                 now: Callable[[], datetime], matches: Callable[[Node], bool] = lambda node: True) -> None:
+        self.vendors = tuple(vendors)
+        self.policies = policies
+        self._clock = clock
+        self._now = now
+        self._guard = threading.RLock()
+        self._index = Index()
+        self._verdicts = Verdicts(self._index)
+        self._held: dict[str, _Held] = {}
+        self.nodes = NodeBook(vendors, self._index, self._guard, clock=clock, now=now, matches=matches)
+        self.pods = PodBook(vendors, self._index, self._guard, clock=clock, now=now)
+        self.quotas = QuotaBook(self._guard)
+        self.nodes.on_inventory = self.pods.rebook
+        self.pods.is_ours = self._held.__contains__
+        self.pods.on_bound = self._seen_bound
+        self.pods.on_gone = self._drop
+        self.pods.on_prune = self._prune
+        self.on_change: Callable[[str], None] = lambda node: None
+
+    # Filter
+
+    def choose(self, pod: Pod, names: Sequence[str]) -> Choice | Refusal | None:
+        """The node and devices for *pod*, reserved at once; ``None`` when it asks for no device.
+
+        An earlier reservation of the same pod is replaced, and a bind of it that still waits is called off.
+        Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
+        """
+        with self._guard:
+            if not any(request_of(vendor, c) is not None for c in pod.containers for vendor in self.vendors):
+                return None
+            self._admit_filter(pod.ref)
+            self._drop(pod.ref.uid)
+            self.pods.disown(pod.ref.uid)
+            ask = self._ask(pod, self._budgets(pod.ref.namespace))
+            if ask is None:
+                return None
+            answer = decide(self._index, self._verdicts, ask, names, node_policy_of(pod, self.policies.node))
+            if isinstance(answer, Choice):
+                self._reserve(pod, ask, answer)
+            return answer
+
+    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Choice | Refusal | None:
+        """The same decision over *nodes* as if nothing were taken on them; nothing is reserved.
+
+        Inventories that cannot be read count as none.
+        """
+        index, guard = Index(), threading.RLock()
+        book = NodeBook(self.vendors, index, guard, clock=self._clock, now=self._now)
+        for node in nodes:
+            book.upsert(node)
+        with self._guard:
+            ask = self._ask(pod, self._budgets(pod.ref.namespace))
+        if ask is None:
+            return None
+        policy: NodePolicy = node_policy_of(pod, self.policies.node)
+        return decide(index, Verdicts(index), ask, [node.name for node in nodes], policy)
+
+    def covers(self, namespace: str, pod: Pod) -> bool:
+        """The quotas of *namespace* have room for *pod*, as far as that can be said before its devices are known."""
+        with self._guard:
+            budgets = self._budgets(namespace)
+        kinds = [container.kind for container in pod.containers]
+        return all(budget.covers(*_least_demand(vendor, pod, kinds))
+                   for vendor in self.vendors if (budget := budgets.get(vendor.key)) is not None)
+
+    # Bind
+
+    def begin_bind(self, ref: PodRef, node: str) -> Reservation:
+        """The reservation to be bound, from now on kept until :meth:`bound` or :meth:`give_up`.
+
+        Raises: Rejected when there is none for this node, or it is being bound already.
+        """
+        with self._guard:
+            held = self._held.get(ref.uid)
+            if held is None:
+                raise Rejected(f"pod {ref} has no reservation (it may have lapsed): it must be filtered again")
+            if held.reservation.node != node:
+                raise Rejected(f"pod {ref} is reserved on node {held.reservation.node}, not on {node}")
+            if held.stage is not _Stage.RESERVED:
+                raise Rejected(f"pod {ref} is already being bound")
+            held.stage = _Stage.WAITING
+            return held.reservation
+
+    def is_current(self, reservation: Reservation) -> bool:
+        """*reservation* still stands: no later filter has replaced it, the pod is not gone."""
+        with self._guard:
+            held = self._held.get(reservation.ref.uid)
+            return held is not None and held.reservation is reservation
+
+    def confirm(self, reservation: Reservation) -> None:
+        """Last look before the Binding is written: what was promised is still there, and taken by nobody else.
+
+        Raises: Rejected, and the reservation is dropped.
+        """
+        with self._guard:
+            uid = reservation.ref.uid
+            if not self.is_current(reservation):
+                raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
+            if problem := self._broken(reservation):
+                self._drop(uid)
+                raise Rejected(f"pod {reservation.ref}: {problem}")
+            self._held[uid].stage = _Stage.POSTING
+
+    def bound(self, reservation: Reservation) -> None:
+        """The Binding is written."""
+        with self._guard:
+            if self.is_current(reservation):
+                held = self._held[reservation.ref.uid]
+                held.stage, held.since = _Stage.BOUND, self._clock()
+
+    def give_up(self, reservation: Reservation, *, drop: bool) -> None:
+        """The bind has failed; *drop* the reservation too, or keep it until it lapses."""
+        with self._guard:
+            if not self.is_current(reservation):
+                return
+            if drop:
+                self._drop(reservation.ref.uid)
+            else:
+                self._held[reservation.ref.uid].stage = _Stage.RESERVED
+
+    def reservation(self, uid: str) -> Reservation | None:
+        """What stands reserved for the pod and is not bound."""
+        with self._guard:
+            held = self._held.get(uid)
+            return held.reservation if held is not None and held.stage is not _Stage.BOUND else None
+
+    def reserved(self) -> int:
+        """How many reservations wait to be bound."""
+        with self._guard:
+            return sum(held.stage is not _Stage.BOUND for held in self._held.values())
+
+    def sweep(self) -> list[Reservation]:
+        """Look at the time: drop and return reservations that were not bound, give up plugins that do not answer."""
+        with self._guard:
+            lapsed = [held.reservation for held in self._held.values()
+                      if held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR]
+            for reservation in lapsed:
+                self._drop(reservation.ref.uid)
+            self.pods.expire()
+            self.nodes.sweep()
+            return lapsed
+
+    # Reading
+
+    def views(self) -> dict[str, tuple[View, ...]]:
+        """Every node's devices and what is taken of them."""
+        with self._guard:
+            self._index.settle()
+            return {name: tuple(entry.all_views()) for name, entry in self._index.nodes.items()}
+
+    def node_views(self, node: str) -> tuple[View, ...]:
+        """The devices of *node* and what is taken of them."""
+        with self._guard:
+            self._index.settle()
+            entry = self._index.nodes.get(node)
+            return tuple(entry.all_views()) if entry is not None else ()
+
+    def bookings(self) -> list[Booking]:
+        """What every pod takes."""
+        with self._guard:
+            return list(self._index.bookings.values())
+
+    def namespace_usage(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """MiB and percent taken, by namespace and vendor."""
+        with self._guard:
+            return {key: (used[0], used[1]) for key, used in self._index.namespaces().items()}
+
+    def _admit_filter(self, ref: PodRef) -> None:
+        if self.pods.is_deleted(ref.uid):
+            raise Rejected(f'pod "{ref.name}" not found')
+        record, held = self.pods.get(ref.uid), self._held.get(ref.uid)
+        node = record.node if record is not None and record.node else (
+            held.reservation.node if held is not None and held.stage is _Stage.BOUND else "")
+        if node:
+            raise Rejected(f"pod {ref} is already bound to node {node}")
+        if held is not None and held.stage is _Stage.POSTING:
+            raise Rejected(f"pod {ref} is being bound to node {held.reservation.node}")
+
+    def _budgets(self, namespace: str) -> dict[str, Budget]:
+        quotas = self.quotas.of(namespace)
+        if not quotas:
+            return {}
+        return {vendor.key: budget(vendor, quotas, self._index.used_in(namespace, vendor.key))
+                for vendor in self.vendors}
+
+    def _ask(self, pod: Pod, budgets: Mapping[str, Budget]) -> Ask | None:
+        return ask_of(pod, self.vendors, self.policies.device, budgets)
+
+    def _reserve(self, pod: Pod, ask: Ask, choice: Choice) -> None:
+        by_vendor = {vendor.key: vendor for vendor in self.vendors}
+        used = [by_vendor[claim.vendor] for claim in ask.claims]
+        shares = {vendor.key: _only(vendor, choice.placement) for vendor in used}
+        seconds = str(int(self._now().timestamp()))
+        annotations = {ASSIGNED_NODE: choice.node, ASSIGNED_TIME: seconds,
+                       BIND_PHASE: BindPhase.ALLOCATING.value, BIND_TIME: seconds}
+        for vendor in used:
+            text = render_shares(shares[vendor.key])
+            annotations |= {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
+        labels = {ASSIGNED_NODE: choice.node} if is_label_value(choice.node) else {}
+        clock = self._clock()
+        reservation = Reservation(pod.ref, choice.node, choice.placement, annotations, labels,
+                                  any(vendor.locks_node for vendor in used), clock)
+        self._held[pod.ref.uid] = _Held(reservation, _Stage.RESERVED, clock)
+        self._index.book(Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
+            (vendor.key, collapse(ask.kinds, shares[vendor.key])) for vendor in used)))
+
+    def _broken(self, reservation: Reservation) -> str | None:
+        views = {view.device.uuid: view for vendor in self._index.views(reservation.node).values() for view in vendor}
+        for share in {share.uuid: share for shares in reservation.placement for share in shares}.values():
+            view = views.get(share.uuid)
+            if view is None or not view.device.healthy:
+                return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
+            if view.is_over:
+                return f"device {share.uuid} on node {reservation.node} was taken by another pod meanwhile"
+        return None
+
+    def _drop(self, uid: str) -> None:
+        held = self._held.pop(uid, None)
+        if held is not None:
+            self._index.unbook(uid)
+            self.on_change(held.reservation.node)
+
+    def _seen_bound(self, uid: str) -> None:
+        """The watch shows the pod bound: from here on its annotations are what counts."""
+        held = self._held.pop(uid, None)
+        if held is not None:
+            self.on_change(held.reservation.node)
+
+    def _prune(self, seen: set[str], started: float) -> None:
+        with self._guard:
+            for uid, held in list(self._held.items()):
+                if uid not in seen and held.stage is _Stage.BOUND and held.since < started:
+                    self._drop(uid)
+
+
+def _only(vendor: Vendor, placement: Placement) -> tuple[tuple[Share, ...], ...]:
+    return tuple(tuple(share for share in shares if share.type == vendor.key) for shares in placement)
+
+
+def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> tuple[int, int]:
+    """The least memory and cores that *pod* can come to: all its shares as if of one device, percentages as nothing."""
+    containers = []
+    for container in pod.containers:
+        request = request_of(vendor, container)
+        containers.append((Share("", vendor.key, request.memory_mib * request.count, request.cores * request.count),)
+                          if request is not None else ())
+    return total(collapse(kinds, containers))

@@ -1,0 +1,186 @@
+"""The nodes as last seen: their devices, and who holds which node lock. Fed by the node watch; asks nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from hami.codec.keys import CORDON, NODE_LOCK
+from hami.errors import MalformedInput
+from hami.model import Device, Node
+from hami.quantity import rounded_up
+from hami.scheduling.index import Index
+from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_request
+from hami.vendors.inventory import PAIR_SCORES
+from hami.vendors.spec import Vendor
+
+__all__ = ["NodeBook", "NodeRecord", "version_of"]
+
+Texts = tuple[str | None, str | None, str | None]
+
+
+@dataclass(slots=True)
+class _Inventory:
+    """What a node registered for one vendor: the texts it was read from, the devices, or why they cannot be read."""
+
+    texts: Texts
+    devices: tuple[Device, ...]
+    problem: str | None
+    vitals: Vitals
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What is remembered of a node. *foreign_lock*: another process may have bound pods here since we last looked."""
+
+    name: str
+    version: int
+    lock: str | None = None
+    foreign_lock: bool = True
+    inventories: dict[str, _Inventory] = field(default_factory=dict)
+
+
+def version_of(resource_version: str) -> int:
+    """A resource version as a number that later ones exceed; 0 when it is none."""
+    return int(resource_version) if resource_version.isdigit() else 0
+
+
+class NodeBook:
+    """Nodes by name. *matches* says which nodes count; *guard* is the lock under which *index* is changed."""
+
+    def __init__(self, vendors: Sequence[Vendor], index: Index, guard: threading.RLock, *,
+                 clock: Callable[[], float], now: Callable[[], datetime],
+                 matches: Callable[[Node], bool] = lambda node: True) -> None:
+        self._vendors = vendors
+        self._index = index
+        self._guard = guard
+        self._clock = clock
+        self._now = now
+        self._matches = matches
+        self._records: dict[str, NodeRecord] = {}
+        self.on_lock: Callable[[str], None] = lambda node: None
+        self.on_inventory: Callable[[str], None] = lambda node: None
+
+    def upsert(self, node: Node) -> None:
+        """Take over what the API server says of *node*, unless something newer is known."""
+        if not self._matches(node):
+            self.remove(node)
+            return
+        version = version_of(node.resource_version)
+        with self._guard:
+            record = self._records.get(node.name)
+            if record is not None and version < record.version:
+                return
+            if record is None:
+                record = self._records[node.name] = NodeRecord(node.name, version)
+            record.version = version
+            lock, record.lock = record.lock, node.annotations.get(NODE_LOCK)
+            for vendor in self._vendors:
+                self._take_inventory(record, vendor, node)
+        if lock != record.lock:
+            self.on_lock(node.name)
+
+    def remove(self, node: Node) -> None:
+        """*node* is gone, or does not count any more."""
+        self._forget(node.name)
+
+    def prune(self, seen: set[str], started: float) -> None:
+        """Only the nodes *seen* exist. Watch events may have been missed, so any lock may have changed hands."""
+        with self._guard:
+            gone = [name for name in self._records if name not in seen]
+            for record in self._records.values():
+                record.foreign_lock = True
+        for name in gone:
+            self._forget(name)
+
+    def sweep(self) -> None:
+        """Look at the time: plugins that have not answered are given up."""
+        with self._guard:
+            for record in self._records.values():
+                for vendor in self._vendors:
+                    if (inventory := record.inventories.get(vendor.key)) is not None:
+                        self._offer(record.name, vendor, inventory)
+
+    def lock_of(self, node: str) -> tuple[str | None, int] | None:
+        """The lock text of *node* and the node's version; ``None`` when the node is unknown."""
+        with self._guard:
+            record = self._records.get(node)
+            return (record.lock, record.version) if record is not None else None
+
+    def locks(self) -> list[tuple[str, str]]:
+        """All nodes that are locked, with the lock's text."""
+        with self._guard:
+            return [(record.name, record.lock) for record in self._records.values() if record.lock is not None]
+
+    def mark_foreign(self, node: str, foreign: bool) -> bool:
+        """Remember whether another process may have bound pods to *node*; what was remembered before."""
+        with self._guard:
+            record = self._records.get(node)
+            if record is None:
+                return foreign
+            before, record.foreign_lock = record.foreign_lock, foreign
+            return before
+
+    def unasked(self) -> list[tuple[str, Vendor]]:
+        """Nodes and vendors whose device plugin should be asked to report."""
+        with self._guard:
+            return [(record.name, vendor) for record, vendor, inventory in self._inventories()
+                    if vendor.handshake and wants_request(inventory.vitals)]
+
+    def problems(self) -> dict[tuple[str, str], str]:
+        """Inventories that cannot be read, by node and vendor, and why."""
+        with self._guard:
+            return {(record.name, vendor.key): inventory.problem for record, vendor, inventory in self._inventories()
+                    if inventory.problem is not None}
+
+    def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
+        for record in self._records.values():
+            for vendor in self._vendors:
+                if (inventory := record.inventories.get(vendor.key)) is not None:
+                    yield record, vendor, inventory
+
+    def _forget(self, name: str) -> None:
+        with self._guard:
+            if self._records.pop(name, None) is None:
+                return
+            self._index.drop_node(name)
+        self.on_lock(name)
+
+    def _take_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
+        annotations = node.annotations
+        texts = (annotations.get(vendor.register), annotations.get(CORDON), annotations.get(PAIR_SCORES))
+        known = record.inventories.get(vendor.key)
+        if texts[0] is None:
+            if record.inventories.pop(vendor.key, None) is not None:
+                self._index.set_inventory(record.name, vendor.key, ())
+                self.on_inventory(record.name)
+            return
+        signs = Signs(annotations.get(vendor.handshake), texts[0], _count(node.allocatable.get(vendor.count)))
+        vitals = examine(known.vitals if known else None, signs, self._clock())
+        if known is None or known.texts != texts:
+            devices, problem = _read(vendor, node)
+            known = record.inventories[vendor.key] = _Inventory(texts, devices, problem, vitals)
+        known.vitals = vitals
+        self._offer(record.name, vendor, known)
+
+    def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
+        offered = not vendor.handshake or is_offered(inventory.vitals, self._clock(), self._now())
+        if self._index.set_inventory(node, vendor.key, inventory.devices if offered else ()):
+            self.on_inventory(node)
+
+
+def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
+    try:
+        return vendor.inventory(vendor, node) or (), None
+    except MalformedInput as error:
+        return (), str(error)
+
+
+def _count(text: str | None) -> int:
+    """How many devices the kubelet offers; none when the text is no quantity."""
+    try:
+        return max(0, rounded_up(text)) if text else 0
+    except MalformedInput:
+        return 0

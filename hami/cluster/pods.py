@@ -1,0 +1,197 @@
+"""The pods that hold devices, wait for them, or should have them, as last seen. Fed by the pod watch; asks nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hami.cluster.nodes import version_of
+from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME
+from hami.model import Pod, PodRef
+from hami.scheduling.index import Index
+from hami.scheduling.reading import read_booking
+from hami.vendors.request import request_of
+from hami.vendors.spec import Vendor
+
+__all__ = ["FOREIGN_FRESH", "PodBook", "PodRecord"]
+
+FOREIGN_FRESH = 60.0  # seconds that another scheduler's annotations on a pod that is not bound count as a reservation
+GRAVES = 10_000  # pods that are remembered as deleted
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """What is remembered of a pod. *assigned*: the node its annotations name. *asks*: it asks for devices.
+
+    *wall_assigned*, *wall_bound*: Unix seconds of the annotations, 0 without. *seen*: when, on the steady clock.
+    *problems*: annotations that cannot be read.
+    """
+
+    ref: PodRef
+    version: int
+    node: str
+    scheduler: str
+    assigned: str
+    labelled: bool
+    phase: str
+    bind_phase: str
+    wall_assigned: int
+    wall_bound: int
+    asks: bool
+    terminated: bool
+    seen: float
+    problems: tuple[str, ...] = ()
+
+
+class PodBook:
+    """Pods by uid. What bound pods hold is booked in *index*, under *guard*.
+
+    *is_ours* tells pods that this process has a reservation for: their own annotations do not count until bound.
+    """
+
+    def __init__(self, vendors: Sequence[Vendor], index: Index, guard: threading.RLock, *,
+                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+        self._vendors = vendors
+        self._index = index
+        self._guard = guard
+        self._clock = clock
+        self._now = now
+        self._records: dict[str, PodRecord] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._unreadable: dict[str, Pod] = {}
+        self._graves: OrderedDict[str, None] = OrderedDict()
+        self._handled: set[str] = set()
+        self.is_ours: Callable[[str], bool] = lambda uid: False
+        self.on_bound: Callable[[str], None] = lambda uid: None
+        self.on_gone: Callable[[str], None] = lambda uid: None
+        self.on_prune: Callable[[set[str], float], None] = lambda seen, started: None
+
+    def upsert(self, pod: Pod) -> None:
+        """Take over what the API server says of *pod*, unless something newer is known."""
+        uid, version = pod.ref.uid, version_of(pod.resource_version)
+        with self._guard:
+            known = self._records.get(uid)
+            if (known is not None and version < known.version) or uid in self._graves:
+                return
+            asks = any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._vendors)
+            if not asks and ASSIGNED_NODE not in pod.annotations:
+                self._forget(uid)
+                return
+            self._remember(pod, version, asks)
+
+    def remove(self, pod: Pod) -> None:
+        """*pod* is gone for good."""
+        with self._guard:
+            self._bury(pod.ref.uid)
+
+    def prune(self, seen: set[str], started: float) -> None:
+        """Only the pods *seen* existed when the list was asked for (*started*, on the steady clock)."""
+        with self._guard:
+            for uid in [uid for uid, record in self._records.items() if uid not in seen and record.seen < started]:
+                self._bury(uid)
+        self.on_prune(seen, started)
+
+    def rebook(self, node: str) -> None:
+        """The devices of *node* have changed: look again at texts that could not be read."""
+        with self._guard:
+            for pod in [pod for pod in self._unreadable.values() if pod.node_name == node]:
+                self._book(pod)
+
+    def expire(self) -> None:
+        """Another scheduler's reservations that were never bound lapse."""
+        with self._guard:
+            now = self._now().timestamp()
+            for record in self._records.values():
+                if not record.node and record.assigned and not self.is_ours(record.ref.uid):
+                    if not self._fresh(record.wall_assigned, now):
+                        self._index.unbook(record.ref.uid)
+
+    def disown(self, uid: str) -> None:
+        """This process decides about the pod from now on: what another scheduler wrote on it counts no more."""
+        with self._guard:
+            self._handled.add(uid)
+            if (record := self._records.get(uid)) is None or not record.node:
+                self._index.unbook(uid)
+
+    def get(self, uid: str) -> PodRecord | None:
+        """What is known of the pod."""
+        with self._guard:
+            return self._records.get(uid)
+
+    def named(self, namespace: str, name: str) -> PodRecord | None:
+        """What is known of the pod of that name."""
+        with self._guard:
+            uid = self._names.get((namespace, name))
+            return self._records.get(uid) if uid is not None else None
+
+    def is_deleted(self, uid: str) -> bool:
+        """The pod is known to be gone."""
+        with self._guard:
+            return uid in self._graves
+
+    def all(self) -> list[PodRecord]:
+        """All pods that are remembered."""
+        with self._guard:
+            return list(self._records.values())
+
+    def _remember(self, pod: Pod, version: int, asks: bool) -> None:
+        uid, annotations = pod.ref.uid, pod.annotations
+        problems = self._book(pod)
+        self._records[uid] = PodRecord(
+            ref=pod.ref, version=version, node=pod.node_name, scheduler=pod.scheduler_name,
+            assigned=annotations.get(ASSIGNED_NODE, ""), labelled=ASSIGNED_NODE in pod.labels, phase=pod.phase,
+            bind_phase=annotations.get(BIND_PHASE, ""), wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
+            wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,
+            seen=self._clock(), problems=problems)
+        self._names[pod.ref.namespace, pod.ref.name] = uid
+        if pod.node_name:
+            self.on_bound(uid)
+
+    def _book(self, pod: Pod) -> tuple[str, ...]:
+        """Book what *pod* holds; the parts of its annotations that cannot be read."""
+        uid, annotations = pod.ref.uid, pod.annotations
+        self._unreadable.pop(uid, None)
+        if pod.is_terminated:
+            self._index.unbook(uid)
+            self.on_gone(uid)
+            return ()
+        if not pod.node_name and (self.is_ours(uid) or uid in self._handled or not self._fresh(
+                version_of(annotations.get(ASSIGNED_TIME, "")), self._now().timestamp())):
+            if not self.is_ours(uid):
+                self._index.unbook(uid)
+            return ()
+        node = pod.node_name or annotations.get(ASSIGNED_NODE, "")
+        booking, problems = read_booking(pod, node, self._vendors, self._index.views)
+        if booking.charges:
+            self._index.book(booking)
+        else:
+            self._index.unbook(uid)
+        if problems:
+            self._unreadable[uid] = pod
+        return problems
+
+    @staticmethod
+    def _fresh(assigned: int, now: float) -> bool:
+        return assigned > 0 and abs(now - assigned) < FOREIGN_FRESH
+
+    def _bury(self, uid: str) -> None:
+        self._forget(uid)
+        self._index.unbook(uid)
+        self._graves[uid] = None
+        if len(self._graves) > GRAVES:
+            self._graves.popitem(last=False)
+        self.on_gone(uid)
+
+    def _forget(self, uid: str) -> None:
+        self._unreadable.pop(uid, None)
+        self._handled.discard(uid)
+        record = self._records.pop(uid, None)
+        if record is None:
+            return
+        if self._names.get((record.ref.namespace, record.ref.name)) == uid:
+            del self._names[record.ref.namespace, record.ref.name]
+        if not self.is_ours(uid):
+            self._index.unbook(uid)
