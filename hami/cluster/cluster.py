@@ -19,7 +19,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 from hami.cluster.api import MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.codec.objects import parse_node, parse_pod
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.model import NOTHING, Node, Pod, PodRef
+from hami.model import Node, Pod, PodRef
 
 __all__ = ["Cluster", "LeaseRecord"]
 
@@ -43,7 +43,7 @@ class LeaseRecord:
     acquire_time: str = ""
     renew_time: str = ""
     transitions: int = 0
-    annotations: Mapping[str, str] = NOTHING
+    annotations: Mapping[str, str] = field(default_factory=dict)
     resource_version: str = ""
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -213,7 +213,7 @@ def _parse_lease(data: bytes) -> LeaseRecord:
     return LeaseRecord(namespace=meta.namespace, name=meta.name, holder=spec.holder_identity or "",
                        duration_s=spec.lease_duration_seconds or 0, acquire_time=spec.acquire_time or "",
                        renew_time=spec.renew_time or "", transitions=spec.lease_transitions or 0,
-                       annotations=meta.annotations or NOTHING, resource_version=meta.resource_version, source=source)
+                       annotations=meta.annotations or {}, resource_version=meta.resource_version, source=source)
 
 
 def _render_lease(lease: LeaseRecord) -> bytes:

@@ -113,23 +113,21 @@ class Index:
         self._ranked = True
         self._unsettled: set[str] = set()
 
-    def set_inventory(self, node: str, vendor: str, devices: tuple[Device, ...]) -> None:
-        """*node* has these devices of *vendor* (none: it has that vendor no more)."""
+    def set_inventory(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
+        """*node* has these devices of *vendor* (none: it has that vendor no more); whether that is news."""
         entry = self.nodes.get(node)
-        if entry is None:
-            if not devices:
-                return
-            entry = self._add_node(node)
-        if entry.inventory.get(vendor, ()) == devices:
-            return
+        if (entry.inventory.get(vendor, ()) if entry is not None else ()) == devices:
+            return False
+        entry = entry or self._add_node(node)
         if devices:
             entry.inventory[vendor] = devices
         else:
             del entry.inventory[vendor]
-        if not entry.inventory:
-            self._remove_node(node, entry)
-        else:
+        if entry.inventory:
             self._unsettled.add(node)
+        else:
+            self._remove_node(node, entry)
+        return True
 
     def drop_node(self, node: str) -> None:
         """*node* is gone; what pods hold there is remembered until they are gone too."""

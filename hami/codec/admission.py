@@ -1,0 +1,95 @@
+"""AdmissionReview in and out, v1 and v1beta1; the answer's patch is the difference between two pods."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jsonpatch
+import msgspec
+
+from hami.errors import MalformedInput
+
+__all__ = ["Review", "parse_review", "render_allowed", "render_denied"]
+
+_V1 = ("admission.k8s.io/v1", "AdmissionReview")
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What the API server asks. *pod* is the object as it came in, ``None`` when there was none."""
+
+    uid: str
+    namespace: str
+    pod: Mapping[str, Any] | None
+    api_version: str
+    kind: str
+
+
+def parse_review(body: bytes) -> Review:
+    """The review in *body*. Raises: MalformedInput."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
+    if not isinstance(document, dict) or not isinstance(request := document.get("request"), dict):
+        raise MalformedInput("request", "", "expected an AdmissionReview with a request")
+    pod = request.get("object")
+    if pod is not None and not isinstance(pod, dict):
+        raise MalformedInput("request.object", pod, "expected a Pod")
+    return Review(
+        uid=_text(request, "uid"), namespace=_text(request, "namespace"), pod=pod,
+        api_version=_text(document, "apiVersion") or _V1[0], kind=_text(document, "kind") or _V1[1])
+
+
+def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "") -> bytes:
+    """Let the pod in, changed to *pod*; no patch when that is equal to what came in."""
+    response: dict[str, Any] = {"uid": review.uid, "allowed": True}
+    if pod is not None and pod is not review.pod and (operations := _difference(review.pod or {}, pod)):
+        response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
+        response["patchType"] = "JSONPatch"
+    if message:
+        response["status"] = {"code": 200, "message": message}
+    return _rendered(review.api_version, review.kind, response)
+
+
+def render_denied(review: Review | None, code: int, message: str) -> bytes:
+    """Refuse the pod; *code* is an HTTP status for the user, the answer itself is always 200."""
+    reason = {403: "Forbidden", 400: "BadRequest", 413: "RequestEntityTooLarge"}.get(code, "InternalError")
+    response = {"uid": review.uid if review else "", "allowed": False,
+                "status": {"status": "Failure", "message": message, "reason": reason, "code": code}}
+    return _rendered(review.api_version if review else _V1[0], review.kind if review else _V1[1], response)
+
+
+def _rendered(api_version: str, kind: str, response: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({"apiVersion": api_version, "kind": kind, "response": response})
+
+
+def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
+    """RFC 6902 operations from *before* to *after*. Parts that are the same object are not looked into: pods are
+    changed by copying what changes, so most of a pod is shared."""
+    if before is after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() <= after.keys():
+        operations = [{"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
+                      for key in after if key not in before]
+        for key in before:
+            operations += _difference(before[key], after[key], f"{path}/{_escaped(key)}")
+        return operations
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [operation for place, pair in enumerate(zip(before, after))
+                for operation in _difference(*pair, f"{path}/{place}")]
+    return [{**operation, "path": path + operation["path"]} for operation in jsonpatch.make_patch(before, after).patch]
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, str):
+        raise MalformedInput(key, value, "expected a string")
+    return value or ""

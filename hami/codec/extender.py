@@ -1,0 +1,111 @@
+"""The scheduler extender's requests and answers: PascalCase out, any case in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from hami.codec.objects import parse_node, parse_pod
+from hami.errors import MalformedInput
+from hami.model import Node, Pod, PodRef
+
+__all__ = ["BindArgs", "FilterArgs", "parse_bind", "parse_filter", "render_bind", "render_filter",
+           "render_simulation"]
+
+T = TypeVar("T")
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES = msgspec.json.Decoder(list[str] | None)
+_LIST = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_TEXT = msgspec.json.Decoder(str | None)
+_TRAILING = "trailing characters (byte "
+
+
+@dataclass(frozen=True, slots=True)
+class FilterArgs:
+    """*names*: node names, ``None`` when not given. *nodes*: whole nodes with their JSON, for a simulation."""
+
+    pod: Pod
+    names: list[str] | None
+    nodes: tuple[tuple[Node, bytes], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BindArgs:
+    """The pod to be bound, and where."""
+
+    ref: PodRef
+    node: str
+
+
+def parse_filter(body: bytes) -> FilterArgs:
+    """ExtenderArgs. Only the first JSON value of *body* is read. Raises: MalformedInput."""
+    fields = _fields(body)
+    pod = fields.get("pod")
+    if pod is None or bytes(pod) == b"null":
+        raise MalformedInput("Pod", "", "extender args missing pod", says="extender args missing pod")
+    return FilterArgs(parse_pod(pod), _decoded("NodeNames", _NAMES, fields.get("nodenames")),
+                      _nodes(fields.get("nodes")))
+
+
+def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "") -> bytes:
+    """ExtenderFilterResult with all its fields."""
+    return msgspec.json.encode({"Nodes": None, "NodeNames": names, "FailedNodes": failed or None,
+                                "FailedAndUnresolvableNodes": None, "Error": error})
+
+
+def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
+    """ExtenderFilterResult that names the chosen node by its whole object, as it came in."""
+    nodes = {"metadata": {}, "items": [msgspec.Raw(node)]} if node is not None else None
+    return msgspec.json.encode({"Nodes": nodes, "NodeNames": None, "FailedNodes": failed or None,
+                                "FailedAndUnresolvableNodes": None, "Error": ""})
+
+
+def parse_bind(body: bytes) -> BindArgs:
+    """ExtenderBindingArgs. Raises: MalformedInput."""
+    fields = _fields(body)
+    texts = {key: _decoded(name, _TEXT, fields.get(key)) or ""
+             for key, name in (("podname", "PodName"), ("podnamespace", "PodNamespace"), ("poduid", "PodUID"),
+                               ("node", "Node"))}
+    return BindArgs(PodRef(texts["podnamespace"], texts["podname"], texts["poduid"]), texts["node"])
+
+
+def render_bind(error: str = "") -> bytes:
+    """ExtenderBindingResult."""
+    return msgspec.json.encode({"Error": error})
+
+
+def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+    if not body.strip():
+        raise MalformedInput("body", "", "empty body", says="EOF")
+    try:
+        found = _FIELDS.decode(body)
+    except msgspec.DecodeError as error:
+        end = str(error).partition(_TRAILING)[2].partition(")")[0]
+        if not end.isdigit():
+            raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
+        return _fields(body[:int(end)])
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
+    return {key.lower(): value for key, value in found.items()}
+
+
+def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
+    found = _decoded("Nodes", _LIST, raw)
+    if found is None:
+        return None
+    items = next((value for key, value in found.items() if key.lower() == "items"), None)
+    return tuple((parse_node(item), bytes(item)) for item in _decoded("Nodes.items", _RAWS, items) or ())
+
+
+def _decoded(field: str, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | None) -> T | None:
+    if raw is None:
+        return None
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedInput(field, bytes(raw)[:200].decode(errors="replace"), str(error)) from error

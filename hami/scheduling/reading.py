@@ -1,0 +1,42 @@
+"""What the allocation annotations of a pod say that it takes, read so that nothing is taken for free by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hami.codec.allocation import parse_shares
+from hami.errors import MalformedInput
+from hami.model import Pod
+from hami.scheduling.index import Booking
+from hami.scheduling.usage import Charge, View, collapse
+from hami.vendors.spec import Vendor
+
+__all__ = ["read_booking"]
+
+
+def read_booking(pod: Pod, node: str, vendors: Sequence[Vendor],
+                 views: Callable[[str], Mapping[str, Sequence[View]]]) -> tuple[Booking, tuple[str, ...]]:
+    """What *pod* takes on *node*, and what of its annotations could not be read.
+
+    Where a text cannot be read, every device of the node (*views* gives them) that it mentions counts as taken whole:
+    better a device that stands idle than one that is handed out twice.
+    """
+    kinds = [container.kind for container in pod.containers]
+    charges: list[tuple[str, tuple[Charge, ...]]] = []
+    problems: list[str] = []
+    for vendor in vendors:
+        if (text := pod.annotations.get(vendor.allocated)) is None:
+            continue
+        try:
+            taken = collapse(kinds, parse_shares(vendor.allocated, text), init_done=pod.init_done)
+        except MalformedInput as error:
+            problems.append(str(error))
+            taken = _mentioned(text, views(node).get(vendor.key, ()))
+        if taken:
+            charges.append((vendor.key, taken))
+    return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
+
+
+def _mentioned(text: str, views: Sequence[View]) -> tuple[Charge, ...]:
+    devices = sorted((view.device for view in views if view.device.uuid in text), key=lambda device: device.uuid)
+    return tuple(Charge(device.uuid, device.slots, device.memory_mib, device.cores) for device in devices)
