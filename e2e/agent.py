@@ -1,0 +1,311 @@
+"""Plays NVIDIA's device plugin on all fake nodes, from one process.
+
+It registers devices, answers handshakes as old plugins do (or keeps quiet as new ones do), and when the kubelet would call
+Allocate – a pod is bound and ``bind-phase`` says ``allocating`` – it empties the pod's to-allocate annotation after a delay, sets
+``bind-phase=success`` and releases the node's lock. Two calls a pod, three when the node has changed meanwhile. Like the real
+plugin it serves whichever pod *the lock* names; that this is the pod the kubelet started is the scheduler's promise, and
+``surprises`` lists where it was broken. ``python -m e2e.agent --kubeconfig FILE`` runs it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import heapq
+import itertools
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from e2e.kube import ApiError, Kube, path_of
+from e2e.nodes import REGISTER
+
+__all__ = ["Mishap", "NodeAgent"]
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+LOCK = "hami.io/mutex.lock"
+PHASE = "hami.io/bind-phase"
+HANDSHAKE = "hami.io/node-handshake"
+TO_ALLOCATE = "-devices-to-allocate"
+FAKE = "kwok.x-k8s.io/node"
+
+
+class Mishap(enum.Enum):
+    """What may go wrong on the node."""
+
+    FAILS = "bind-phase=failed, lock released"
+    DIES_BEFORE = "nothing is written at all"
+    DIES_HALFWAY = "devices consumed, bind-phase still allocating, lock kept"
+    DIES_UNLOCKED = "bind-phase=success, lock kept"
+
+
+class NodeAgent:
+    """Device plugin of every fake node. ``start`` and ``stop``, or use it as a context.
+
+    *delay*: seconds from the bind to Allocate. *answers_handshake*: old plugins write ``Reported …``, new ones never do.
+    *register_every*: seconds between looks at the register annotation. *mishap*: asked for each pod, by namespace and name.
+    """
+
+    def __init__(self, kube: Kube, *, delay: float = 0.02, workers: int = 8, answers_handshake: bool = False,
+                 register_every: float = 30) -> None:
+        self.kube = kube
+        self.delay = delay
+        self.answers_handshake = answers_handshake
+        self.register_every = register_every
+        self.mishap: Callable[[str, str], Mishap | None] = lambda namespace, name: None
+        self.surprises: list[str] = []
+        self.served = 0
+        self._workers = workers
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+        self._running = threading.Event()
+        self._running.set()
+        self._changed = threading.Condition()
+        self._nodes: dict[str, Object] = {}
+        self._inventories: dict[str, str] = {}
+        self._pods: dict[str, Object] = {}
+        self._due: list[tuple[float, int, str]] = []
+        self._taken: set[str] = set()
+        self._sequence = itertools.count()
+
+    # -- life
+
+    def start(self) -> NodeAgent:
+        loops = [("nodes", lambda: self._follow("Node", {}, self._see_nodes, self._see_node)),
+                 ("pods", lambda: self._follow("Pod", {"fieldSelector": "spec.nodeName!="}, self._see_pods, self._see_pod)),
+                 ("register", self._register),
+                 *((f"allocate-{number}", self._allocate) for number in range(self._workers))]
+        self._ended.clear()
+        self._threads = [threading.Thread(target=target, name=f"agent-{name}", daemon=True) for name, target in loops]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._running.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def __enter__(self) -> NodeAgent:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def pause(self) -> None:
+        """All plugins are silent: nothing is allocated, registered or answered."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        self._running.set()
+
+    def reset(self) -> None:
+        """Back to a node on which all goes well."""
+        self.mishap = lambda namespace, name: None
+        self.delay = 0.02
+        self.answers_handshake = False
+        self.surprises.clear()
+        self.resume()
+
+    # -- reading
+
+    def _follow(self, kind: str, query: Object, relisted: Callable[[list[Object]], None],
+                seen: Callable[[str, Object], None]) -> None:
+        """List and watch until the end; a broken watch is listed anew."""
+        while not self._ended.is_set():
+            try:
+                page = self.kube.page(kind, **query)
+                relisted(page["items"] or [])
+                version = page["metadata"]["resourceVersion"]
+                while not self._ended.is_set():
+                    for change, item in self.kube.watch(path_of(kind), version, 2, query):
+                        version = item["metadata"]["resourceVersion"]
+                        if change != "BOOKMARK":
+                            seen(change, item)
+            except (ApiError, urllib3.exceptions.HTTPError, ValueError) as error:
+                log.debug("%s: %s", kind, error)
+                self._ended.wait(0.1)
+
+    def _see_nodes(self, nodes: list[Object]) -> None:
+        with self._changed:
+            self._nodes = {node["metadata"]["name"]: node for node in nodes if is_fake(node)}
+        for node in nodes:
+            self._see_node("ADDED", node)
+
+    def _see_node(self, change: str, node: Object) -> None:
+        name = node["metadata"]["name"]
+        if change == "DELETED":
+            with self._changed:
+                self._nodes.pop(name, None)
+                self._inventories.pop(name, None)
+            return
+        if not is_fake(node):
+            return
+        with self._changed:
+            self._nodes[name] = node
+            if text := annotations(node).get(REGISTER):
+                self._inventories.setdefault(name, text)
+        if self.answers_handshake and self._running.is_set() and "Requesting" in annotations(node).get(HANDSHAKE, ""):
+            self._report(name)
+
+    def _see_pods(self, pods: list[Object]) -> None:
+        with self._changed:
+            self._pods = {}
+            self._taken &= {pod["metadata"]["uid"] for pod in pods}
+        for pod in pods:
+            self._see_pod("ADDED", pod)
+
+    def _see_pod(self, change: str, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        with self._changed:
+            if change == "DELETED":
+                self._pods.pop(uid, None)
+                self._taken.discard(uid)
+            elif annotations(pod).get(PHASE) == "allocating":
+                self._pods[uid] = pod
+                if uid not in self._taken:
+                    self._taken.add(uid)
+                    heapq.heappush(self._due, (time.monotonic() + self.delay, next(self._sequence), uid))
+                    self._changed.notify()
+
+    # -- allocating
+
+    def _allocate(self) -> None:
+        while (uid := self._next()) is not None:
+            with self._changed:
+                pod = self._pods.pop(uid, None)
+            if pod is None or pod["spec"]["nodeName"] not in self._nodes and self._lock_of(pod["spec"]["nodeName"]) is None:
+                continue  # deleted meanwhile, or a node that is not ours
+            try:
+                self._serve(pod)
+            except (ApiError, urllib3.exceptions.HTTPError) as error:
+                if getattr(error, "status", None) == 404:
+                    continue
+                log.info("%s: %s; again", pod["metadata"]["name"], error)
+                with self._changed:  # as the kubelet would: try again
+                    self._pods.setdefault(uid, pod)
+                    heapq.heappush(self._due, (time.monotonic() + 0.2, next(self._sequence), uid))
+
+    def _next(self) -> str | None:
+        """The pod whose time has come; ``None`` at the end."""
+        with self._changed:
+            while not self._ended.is_set():
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    uid = heapq.heappop(self._due)[2]
+                    break
+                self._changed.wait(wait)
+            else:
+                return None
+        self._running.wait()
+        return None if self._ended.is_set() else uid
+
+    def _serve(self, pod: Object) -> None:
+        meta, node = pod["metadata"], pod["spec"]["nodeName"]
+        namespace, name = meta["namespace"], meta["name"]
+        lock = annotations(self._nodes.get(node, {})).get(LOCK) or ""
+        if holder(lock) != (namespace, name):
+            lock = self._lock_of(node) or ""  # the pod's event may be ahead of the node's
+        if holder(lock) != (namespace, name):
+            self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock or 'nothing'!r}")
+        mishap = self.mishap(namespace, name)
+        if mishap is Mishap.DIES_BEFORE:
+            return
+        consumed = {key: emptied(text) for key, text in annotations(pod).items() if key.endswith(TO_ALLOCATE)}
+        phase = {Mishap.FAILS: {PHASE: "failed"}, Mishap.DIES_HALFWAY: {}}.get(mishap, {PHASE: "success"})
+        written = phase if mishap is Mishap.FAILS else consumed | phase
+        self.kube.merge_patch("Pod", name, {"metadata": {"uid": meta["uid"], "annotations": written}}, namespace)
+        self.served += 1
+        if mishap not in (Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED):
+            self._release(node, namespace, name)
+
+    def _release(self, node: str, namespace: str, name: str) -> None:
+        """Take the lock away if it is this pod's, by compare and swap."""
+        known = self._nodes.get(node) or self.kube.get("Node", node)
+        for _ in range(10):
+            if holder(annotations(known).get(LOCK, "")) == (namespace, name):
+                version = known["metadata"]["resourceVersion"]
+                try:
+                    self.kube.merge_patch("Node", node, {"metadata": {"resourceVersion": version, "annotations": {LOCK: None}}})
+                    return
+                except ApiError as error:
+                    if error.status == 404:
+                        return
+                    if error.status != 409:
+                        raise
+            known = self.kube.find("Node", node)
+            if known is None or holder(annotations(known).get(LOCK, "")) != (namespace, name):
+                return
+
+    def _lock_of(self, node: str) -> str | None:
+        """The node's lock as it stands now, empty without one; ``None`` when the node is not ours or not there."""
+        found = self.kube.find("Node", node)
+        return annotations(found).get(LOCK, "") if found is not None and is_fake(found) else None
+
+    # -- registering
+
+    def _register(self) -> None:
+        while not self._ended.wait(self.register_every):
+            for name, node in list(self._nodes.items()):
+                if self._running.is_set() and not self._ended.is_set():
+                    if REGISTER not in annotations(node) and name in self._inventories:
+                        self._annotate(name, {REGISTER: self._inventories[name]})
+                    if self.answers_handshake:
+                        self._report(name)
+
+    def _report(self, node: str) -> None:
+        now = datetime.now(UTC)
+        self._annotate(node, {HANDSHAKE: f"Reported {now:%Y-%m-%d %H:%M:%S.%f}000 +0000 UTC m=+{time.monotonic():.9f}"})
+
+    def _annotate(self, node: str, values: dict[str, str]) -> None:
+        try:
+            self.kube.merge_patch("Node", node, {"metadata": {"annotations": values}})
+        except (ApiError, urllib3.exceptions.HTTPError) as error:
+            log.info("node %s: %s", node, error)
+
+
+def annotations(item: Object) -> dict[str, str]:
+    return item.get("metadata", {}).get("annotations") or {}
+
+
+def is_fake(node: Object) -> bool:
+    return annotations(node).get(FAKE) == "fake"
+
+
+def holder(lock: str) -> tuple[str, str] | None:
+    """Namespace and name of the pod that a lock names."""
+    parts = lock.split(",")
+    return (parts[1], parts[2]) if len(parts) == 3 else None
+
+
+def emptied(text: str) -> str:
+    """A to-allocate value of which every container has been served."""
+    return re.sub(r"[^;]", "", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m e2e.agent", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--delay", type=float, default=0.02, metavar="SECONDS", help="from bind to Allocate")
+    parser.add_argument("--answers-handshake", action="store_true", help="write Reported, as plugins up to v2.7 do")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    with NodeAgent(Kube(arguments.kubeconfig), delay=arguments.delay, answers_handshake=arguments.answers_handshake):
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Fixtures: one control plane and one scheduler for all tests, a sandbox and an audit for each of them.
+
+``HAMI_E2E_KUBECONFIG=1`` runs against the cluster of KUBECONFIG instead (HAMi installed from manifests/, kwok running);
+``HAMI_E2E_KIND=1`` against kind. What needs a process of ours to be stopped, or started with other flags, is then skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import audit, binaries
+from e2e.agent import NodeAgent
+from e2e.cluster import ClusterUnavailable, ExternalCluster, KindCluster, LocalCluster
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+
+TIMEOUT_SECONDS = 180
+Cluster = LocalCluster | ExternalCluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A first build takes minutes: it is done here, where no test's time limit counts."""
+    if session.items and not session.config.option.collectonly and not wants_external():
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            binaries.find()
+
+
+def wants_external() -> bool:
+    return bool(os.environ.get("HAMI_E2E_KUBECONFIG") or os.environ.get("HAMI_E2E_KIND"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A control plane: the user's own where it is asked for, else programs on this machine."""
+    kind = (ExternalCluster if os.environ.get("HAMI_E2E_KUBECONFIG") else
+            KindCluster if os.environ.get("HAMI_E2E_KIND") else LocalCluster)
+    try:
+        with kind.started() as started:
+            yield started
+            started.kube.close()
+    except ClusterUnavailable as error:
+        if kind is KindCluster:
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def local(cluster: Cluster) -> LocalCluster:
+    """The control plane as processes that a test may stop and start."""
+    if not isinstance(cluster, LocalCluster):
+        pytest.skip("needs a control plane whose processes are ours")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def certificates(local: LocalCluster) -> Certificates:
+    return Certificates(local.folder / "tls")
+
+
+@pytest.fixture(scope="session")
+def replica(local: LocalCluster, certificates: Certificates) -> Iterator[Scheduler]:
+    """``hami scheduler`` for the whole session."""
+    scheduler = Scheduler(local, certificates, install(local, certificates))
+    yield scheduler
+    scheduler.close()
+
+
+@pytest.fixture
+def scheduler(replica: Scheduler, sandbox: Sandbox) -> Scheduler:
+    """The running ``hami scheduler``; a test may stop it, kill it, or run it with other flags."""
+    return replica
+
+
+@pytest.fixture(scope="session")
+def plugins(cluster: Cluster) -> Iterator[NodeAgent]:
+    with NodeAgent(cluster.kube) as agent:
+        yield agent
+
+
+@pytest.fixture
+def agent(plugins: NodeAgent, sandbox: Sandbox) -> NodeAgent:
+    """The device plugins of all fake nodes; a test may slow, pause or break them."""
+    return plugins
+
+
+@pytest.fixture
+def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent) -> Iterator[Sandbox]:
+    """A fresh namespace with nodes of its own; everything runs, with the shipped flags."""
+    if isinstance(cluster, LocalCluster):
+        cluster.revive()
+        request.getfixturevalue("replica").run_with()
+    plugins.reset()
+    with Sandbox.opened(cluster.kube) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def audited(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test no card is over its limits, no lock is without a living holder, and plugins served who they should."""
+    if "sandbox" not in request.fixturenames:
+        yield
+        return
+    sandbox: Sandbox = request.getfixturevalue("sandbox")
+    plugins: NodeAgent = request.getfixturevalue("plugins")
+    yield
+    found = audit.audit(sandbox.kube) + plugins.surprises
+    assert not found, "the auditor found:\n" + "\n".join(found)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failure shows what the scheduler logged, and what the events say."""
+    report = yield
+    fixtures = getattr(item, "funcargs", {})
+    if report.failed and (scheduler := fixtures.get("scheduler") or fixtures.get("replica")):
+        report.sections.append(("hami scheduler", scheduler.program.tail()))
+    if report.failed and (sandbox := fixtures.get("sandbox")):
+        report.sections.append(("events", told(sandbox)))
+    return report
+
+
+def told(sandbox: Sandbox) -> str:
+    try:
+        events = sandbox.kube.list("Event", sandbox.namespace)
+    except Exception as error:  # a report must not fail; the API server may be what broke
+        return repr(error)
+    return "\n".join(f"{event['involvedObject']['name']}: {event['reason']}: {event['message']}" for event in events[-40:])

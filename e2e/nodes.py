@@ -1,0 +1,72 @@
+"""Fake GPU nodes: kwok keeps them Ready, and they carry what NVIDIA's device plugin would have registered.
+
+The register annotation is written here on its own, so that a fault in ``hami.codec`` cannot hide itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["REGISTER", "Gpu", "fake_node", "gpu", "gpus", "register_text"]
+
+REGISTER = "hami.io/node-nvidia-register"
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A card as its device plugin would register it."""
+
+    uuid: str = ""
+    slots: int = 10
+    memory_mib: int = 81_920
+    cores: int = 100
+    model: str = A100
+    index: int = 0
+    numa: int = 0
+    mode: str = "hami-core"
+    healthy: bool = True
+
+
+def gpu(**fields: Any) -> Gpu:
+    return Gpu(**fields)
+
+
+def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
+    """*count* equal cards, the first half on NUMA node 0."""
+    return tuple(Gpu(**{"numa": 2 * index // count} | fields) for index in range(count))
+
+
+def registered(node: str, cards: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """*cards* with their indexes, and with UUIDs made of the node's name where they have none."""
+    return tuple(replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}") for index, card in enumerate(cards))
+
+
+def register_text(cards: Iterable[Gpu]) -> str:
+    """The register annotation; as the plugin does, zero values are left out."""
+    fields = [{
+        "id": card.uuid, "index": card.index, "count": card.slots, "devmem": card.memory_mib, "devcore": card.cores,
+        "type": card.model, "numa": card.numa, "mode": card.mode, "health": card.healthy,
+    } for card in cards]
+    return json.dumps([{key: value for key, value in entry.items() if value} for entry in fields], separators=(",", ":"))
+
+
+def fake_node(name: str, cards: Iterable[Gpu], *, labels: Mapping[str, str] | None = None,
+              annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A node object. Allocatable ``nvidia.com/gpu`` is the sum of the cards' slots."""
+    cards = registered(name, cards)
+    room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "nvidia.com/gpu": str(sum(card.slots for card in cards))}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+                       "type": "kwok", "gpu": "on", **(labels or {})},
+            "annotations": {"kwok.x-k8s.io/node": "fake", REGISTER: register_text(cards), **(annotations or {})},
+        },
+        "status": {"capacity": room, "allocatable": room},
+    }

@@ -1,0 +1,216 @@
+"""One test's corner of the cluster: a namespace, and nodes that only its pods may use.
+
+Names of nodes and cards are given and returned as the test wrote them; on the cluster they carry the sandbox's own prefix, so
+that tests leave each other alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from e2e import audit
+from e2e.kube import ApiError, Kube
+from e2e.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
+
+__all__ = ["Sandbox", "Share"]
+
+Object = dict[str, Any]
+LABEL = "hami-e2e/sandbox"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+PHASE = "hami.io/bind-phase"
+
+
+class Share(NamedTuple):
+    """Part of a card that a container holds."""
+
+    card: str
+    memory_mib: int
+    cores: int
+
+
+class Sandbox:
+    """A fresh namespace and its nodes. ``Sandbox.opened(kube)`` makes one and takes it away again."""
+
+    def __init__(self, kube: Kube, name: str) -> None:
+        self.kube = kube
+        self.namespace = name
+        self._prefix = f"{name}-"
+        self._nodes: dict[str, tuple[Gpu, ...]] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t") -> Iterator[Sandbox]:
+        sandbox = cls(kube, f"{name}-{secrets.token_hex(3)}")
+        sandbox._open(labels or {})
+        try:
+            yield sandbox
+        finally:
+            sandbox.close()
+
+    def _open(self, labels: Mapping[str, str]) -> None:
+        self.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": dict(labels)}})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": self.namespace}}
+        with contextlib.suppress(ApiError):  # the controller manager was faster
+            self.kube.create(account)
+
+    def close(self) -> None:
+        """Pods at once, then nodes; the namespace goes by itself."""
+        self.kube.delete_all("Job", self.namespace)
+        self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
+        self.kube.wait("Pod", lambda pods: not pods, self.namespace, timeout=30, what="the sandbox's pods are gone", **{})
+        for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
+            self.kube.delete("Node", node["metadata"]["name"])
+        self.kube.delete("Namespace", self.namespace)
+
+    # -- nodes
+
+    def add_gpu_node(self, name: str, *cards: Gpu, ready: bool = True, **extra: Any) -> None:
+        """A node with *cards* (default: one), Ready and schedulable when this returns. *extra*: ``labels``, ``annotations``."""
+        self.add_gpu_nodes({name: cards or (gpu(),)}, ready=ready, **extra)
+
+    def add_gpu_nodes(self, nodes: Mapping[str, Iterable[Gpu]], *, ready: bool = True, labels: Mapping[str, str] | None = None,
+                      annotations: Mapping[str, str] | None = None) -> None:
+        """Several nodes at once."""
+        for name, cards in nodes.items():
+            self._nodes[name] = tuple(
+                replace(card, uuid=f"{self._prefix}{card.uuid}" if card.uuid else "") for card in cards)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: self.kube.create(fake_node(
+                self._prefix + name, self._nodes[name], labels={LABEL: self.namespace, **(labels or {})},
+                annotations=annotations)), nodes))
+        if ready:
+            self.wait_schedulable(nodes)
+
+    def wait_schedulable(self, names: Iterable[str], timeout: float = 30) -> None:
+        wanted = {self._prefix + name for name in names}
+        self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted), timeout=timeout,
+                       what=f"nodes {sorted(wanted)} are Ready and without taints", labelSelector=f"{LABEL}={self.namespace}")
+
+    def remove_node(self, name: str) -> None:
+        self.kube.delete("Node", self._prefix + name)
+
+    def restore_node(self, name: str) -> None:
+        """A removed node comes back as it was."""
+        self.add_gpu_nodes({name: self._nodes[name]})
+
+    def node(self, name: str) -> Object:
+        return self.kube.get("Node", self._prefix + name)
+
+    def annotate_node(self, name: str, values: Mapping[str, str | None]) -> None:
+        self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"annotations": dict(values)}})
+
+    def register(self, name: str, *cards: Gpu) -> None:
+        """The node's plugin registers *cards* instead."""
+        self._nodes[name] = cards
+        self.annotate_node(name, {REGISTER: register_text(registered(self._prefix + name, cards))})
+
+    def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
+        """Wait until *done*, given the node's annotations, returns something true."""
+        full = self._prefix + name
+        return self.kube.wait("Node", lambda nodes: full in nodes and done(nodes[full]["metadata"].get("annotations") or {}),
+                              timeout=timeout, what=what, fieldSelector=f"metadata.name={full}")
+
+    def uuid(self, name: str, index: int = 0) -> str:
+        """The card's UUID on the cluster, for annotations that name cards."""
+        return registered(self._prefix + name, self._nodes[name])[index].uuid
+
+    # -- pods
+
+    def create(self, *pods: Object) -> None:
+        """Create *pods* (or a Job), one after the other, on this sandbox's nodes. Raises: ApiError."""
+        for item in pods:
+            self.kube.create(self._placed(item), self.namespace)
+
+    def create_all(self, pods: Iterable[Object], *, clients: int = 4) -> None:
+        """Create *pods* from several clients at once."""
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(self.create, pods))
+
+    def _placed(self, item: Object) -> Object:
+        """*item* with a selector for this sandbox's nodes."""
+        spec = item["spec"]["template"]["spec"] if item["kind"] == "Job" else item["spec"]
+        placed = {**spec, "nodeSelector": {**spec.get("nodeSelector", {}), LABEL: self.namespace}}
+        if placed.get("nodeName"):
+            placed["nodeName"] = self._prefix + placed["nodeName"]
+        if item["kind"] == "Job":
+            return {**item, "spec": {**item["spec"], "template": {**item["spec"]["template"], "spec": placed}}}
+        return {**item, "spec": placed}
+
+    def pod(self, name: str) -> Object:
+        return self.kube.get("Pod", name, self.namespace)
+
+    def delete(self, name: str) -> None:
+        """Delete the pod and wait until it is gone."""
+        self.kube.delete("Pod", name, self.namespace, grace_seconds=0)
+        self.kube.wait("Pod", lambda pods: name not in pods, self.namespace, what=f"pod {name} is gone",
+                       fieldSelector=f"metadata.name={name}")
+
+    def bound(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
+        """Node of each bound pod by name, once *wait_for* of them (default: all there are) are bound."""
+        def enough(pods: dict[str, Object]) -> dict[str, str] | None:
+            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if pod["spec"].get("nodeName")}
+            return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
+
+        what = "all pods are bound" if wait_for is None else f"{wait_for} pods are bound"
+        return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
+
+    def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
+        """As ``bound``, and the device plugin has handed the devices over."""
+        def enough(pods: dict[str, Object]) -> dict[str, str] | None:
+            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if phase(pod) == "success"}
+            return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
+
+        what = f"{'all' if wait_for is None else wait_for} pods are bound and bind-phase is success"
+        return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
+
+    def shares(self, name: str) -> list[list[Share]]:
+        """What each container holds, init containers first; cards as ``node/index``."""
+        by_uuid = {card.uuid: f"{node}/{card.index}" for node, cards in self._nodes.items()
+                   for card in registered(self._prefix + node, cards)}
+        text = self.pod(name)["metadata"].get("annotations", {}).get(ALLOCATED, "")
+        return [[Share(by_uuid.get(entry.uuid, entry.uuid), entry.memory, entry.cores) for entry in entries]
+                for entries in audit.parse(text)]
+
+    def cards(self, name: str) -> set[str]:
+        """Cards that the pod holds any share of, as ``node/index``."""
+        return {share.card for share in itertools.chain(*self.shares(name))}
+
+    def events(self, pod: str, reason: str | None = None) -> list[str]:
+        """Messages of the pod's events, oldest first."""
+        found = self.kube.list("Event", self.namespace, fieldSelector=f"involvedObject.name={pod}")
+        found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+        return [event["message"] for event in found if reason in (None, event["reason"])]
+
+    def event(self, pod: str, reason: str, containing: str = "", *, timeout: float = 20) -> str:
+        """Wait for an event of *pod* and return its message."""
+        def told(events: dict[str, Object]) -> str | None:
+            return next((event["message"] for event in events.values()
+                         if event["reason"] == reason and containing in event["message"]), None)
+
+        return self.kube.wait("Event", told, self.namespace, timeout=timeout, fieldSelector=f"involvedObject.name={pod}",
+                              what=f"an event {reason} of {pod} with {containing!r}; "
+                                   f"there are {self.events(pod)}")
+
+    def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
+        """Wait until the scheduler has said why *pod* waits; the pod must then be unbound."""
+        message = self.event(pod, "FilteringFailed", containing, timeout=timeout)
+        assert not self.pod(pod)["spec"].get("nodeName"), f"{pod} was refused and is bound nevertheless"
+        return message
+
+    def _short(self, node: str) -> str:
+        return node.removeprefix(self._prefix)
+
+
+def phase(pod: Object) -> str | None:
+    return (pod["metadata"].get("annotations") or {}).get(PHASE)
+
+
+def schedulable(node: Object) -> bool:
+    conditions = {item["type"]: item["status"] for item in node.get("status", {}).get("conditions") or []}
+    return conditions.get("Ready") == "True" and not node["spec"].get("taints")

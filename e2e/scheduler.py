@@ -1,0 +1,221 @@
+"""``hami scheduler`` as a process beside the local control plane, run as the Deployment of ``manifests/`` would run it.
+
+Same flags, same rights (a token of the shipped ServiceAccount), same webhook configuration; only addresses, certificate and
+files are filled in.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
+from e2e.kube import Kube
+from e2e.processes import Program, free_port
+
+__all__ = ["Certificates", "Scheduler", "install"]
+
+NAMESPACE = "kube-system"
+Object = dict[str, Any]
+
+
+class Certificates:
+    """A CA and a serving certificate for loopback, as files. ``renew`` replaces the serving pair."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ca_file, self.cert_file, self.key_file = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
+        self._ca_key = ec.generate_private_key(ec.SECP256R1())
+        self._ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hami e2e CA")])
+        ca = builder(self._ca_name, self._ca_name, self._ca_key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
+            key_usage(signs_certificates=True), critical=True).add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(self._ca_key.public_key()), critical=False)
+        self.ca_file.write_bytes(ca.sign(self._ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        self.renew()
+
+    def renew(self) -> None:
+        """A new key and certificate under the same names; each file is replaced whole."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SCHEDULER)])
+        certificate = builder(name, self._ca_name, key.public_key()).add_extension(
+            x509.SubjectAlternativeName([
+                x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                x509.DNSName(f"{SCHEDULER}.{NAMESPACE}.svc")]), critical=False).add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
+            key_usage(signs_certificates=False), critical=True).add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False).add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key()), critical=False)
+        replace_file(self.key_file, key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+        replace_file(self.cert_file, certificate.sign(self._ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key,
+                                   serial_number=x509.random_serial_number(),
+                                   not_valid_before=now - datetime.timedelta(hours=1),
+                                   not_valid_after=now + datetime.timedelta(days=7))
+
+
+def key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(digital_signature=True, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+                         content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+                         encipher_only=False, decipher_only=False)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(path.suffix + ".new")
+    fresh.write_bytes(content)
+    fresh.rename(path)
+
+
+def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None) -> Path:
+    """Apply the shipped RBAC and webhook configuration; returns a kubeconfig with the shipped account's rights."""
+    for item in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
+        cluster.kube.apply(item, NAMESPACE)
+    cluster.kube.apply(webhook_configuration(certificates, port or cluster.extender_port))
+    return account_kubeconfig(cluster)
+
+
+def webhook_configuration(certificates: Certificates, port: int) -> Object:
+    """The shipped configuration, pointing at a process on this machine."""
+    configuration: Object = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
+    for webhook in configuration["webhooks"]:
+        path = webhook["clientConfig"]["service"]["path"]
+        bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
+        webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
+    return configuration
+
+
+def account_kubeconfig(cluster: LocalCluster) -> Path:
+    """A kubeconfig with a token of the shipped ServiceAccount."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{SCHEDULER}/token"
+    token = cluster.kube.call("POST", path, request)["status"]["token"]
+    config: Object = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    target = cluster.folder / f"{SCHEDULER}.kubeconfig"
+    target.write_text(yaml.safe_dump(config))
+    target.chmod(0o600)
+    return target
+
+
+def shipped_flags() -> dict[str, str]:
+    """Flags of the extender's container in the Deployment."""
+    deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
+    containers = {item["name"]: item for item in deployment["spec"]["template"]["spec"]["containers"]}
+    words = (word.removeprefix("--").split("=", 1) for word in containers["extender"]["command"] if word.startswith("--"))
+    return {name.replace("-", "_"): value for name, value in words}
+
+
+class Scheduler:
+    """One replica of ``hami scheduler``. Flags are given as keywords, dashes as underscores."""
+
+    def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *, name: str = "hami-scheduler-0",
+                 port: int | None = None, environment: Mapping[str, str] | None = None, **flags: str) -> None:
+        self.cluster = cluster
+        self.certificates = certificates
+        self.name = name
+        self.port = port or cluster.extender_port
+        self.metrics_port = free_port()
+        self.defaults = shipped_flags() | {
+            "http_bind": f"127.0.0.1:{self.port}",
+            "metrics_bind_address": f"127.0.0.1:{self.metrics_port}",
+            "cert_file": str(certificates.cert_file),
+            "key_file": str(certificates.key_file),
+            "device_config_file": str(MANIFESTS / "device-config.yaml"),
+            "leader_elect_resource_namespace": NAMESPACE,
+        } | flags
+        self._flags: dict[str, str] = {}
+        self._environment = os.environ | {
+            "KUBECONFIG": str(kubeconfig), "POD_NAME": name, "POD_NAMESPACE": NAMESPACE, "PYTHONUNBUFFERED": "1",
+            **(environment or {})}
+        self.program = Program(name, [], cluster.folder / f"{name}.log", env=self._environment)
+        self._pool = urllib3.PoolManager(ca_certs=str(certificates.ca_file), retries=False, timeout=30)
+
+    def start(self, *, wait: bool = True, **flags: str) -> Scheduler:
+        """Start with the shipped flags, changed by *flags*, and wait until ``/healthz`` says so."""
+        self._flags = self.defaults | flags
+        words = [f"--{name}={value}" for name, value in self._flags.items()]
+        self.program.argv = [sys.executable, "-m", "hami.cli", "scheduler", *words]
+        self.program.start()
+        if wait:
+            self.wait_healthy()
+        return self
+
+    def run_with(self, **flags: str) -> Scheduler:
+        """See that it runs with the shipped flags changed by *flags*; restarts it only where that is needed."""
+        if self.program.running() and self._flags == self.defaults | flags:
+            return self
+        self.program.stop()
+        return self.start(**flags)
+
+    def wait_healthy(self, timeout: float = 60, path: str = "/healthz") -> float:
+        """Wait for a 200; returns the seconds that took. Raises: AssertionError with the end of the log."""
+        started = time.monotonic()
+        while self.status(path) != 200:
+            assert self.program.running(), f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
+            assert time.monotonic() - started < timeout, f"{path} is not 200 after {timeout:g} s:\n{self.program.tail()}"
+            time.sleep(0.05)
+        return time.monotonic() - started
+
+    def status(self, path: str) -> int | None:
+        """HTTP status of a GET; ``None`` when there is no answer."""
+        try:
+            return int(self._pool.request("GET", f"https://127.0.0.1:{self.port}{path}", timeout=5).status)
+        except urllib3.exceptions.HTTPError:
+            return None
+
+    def call(self, verb: str, body: Object | bytes | None = None, *, method: str = "POST",
+             content_type: str = "application/json") -> urllib3.BaseHTTPResponse:
+        """Ask the process itself, as kube-scheduler or the API server would."""
+        url = f"https://127.0.0.1:{self.port}{verb}"
+        if isinstance(body, dict):
+            return self._pool.request(method, url, json=body)
+        return self._pool.request(method, url, body=body, headers={"Content-Type": content_type})
+
+    def reservation(self, uid: str) -> Object | None:
+        """What stands reserved for the pod *uid* and what its Binding will carry."""
+        answer = self.call(f"/reservations/{uid}", method="GET")
+        return answer.json() if answer.status == 200 else None
+
+    def metrics(self) -> str:
+        """The metrics endpoint's text."""
+        return self._pool.request("GET", f"http://127.0.0.1:{self.metrics_port}/metrics").data.decode()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.program.signal(signal.SIGKILL)
+        self.program.wait_end(10)
+
+    def stop(self, timeout: float = 15) -> float:
+        """SIGTERM; returns the seconds it took to end."""
+        return self.program.stop(timeout)
+
+    def close(self) -> None:
+        if self.program.running():
+            self.kill()
+        self._pool.clear()
+
+
+def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:
+    """``holderIdentity`` of a Lease; empty without one."""
+    lease = kube.find("Lease", name, NAMESPACE)
+    return (lease or {}).get("spec", {}).get("holderIdentity") or ""

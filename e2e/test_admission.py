@@ -1,0 +1,146 @@
+"""What the API server lets in, changed or not, with our webhook configured as shipped."""
+
+import subprocess
+
+import pytest
+
+from e2e.cluster import MANIFESTS
+from e2e.kube import ApiError
+from e2e.pods import container, pod
+from e2e.sandbox import Sandbox
+
+RESERVED = [
+    "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", "hami.io/vgpu-mig-allocations",
+    "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated", "hami.io/dcu-devices-allocated",
+]
+
+
+def refusal(sandbox, item):
+    with pytest.raises(ApiError) as error:
+        sandbox.create(item)
+    return error.value.message
+
+
+def test_a_gpu_pod_gets_our_scheduler_and_its_defaults(sandbox):
+    sandbox.create(pod("a", gpu=1))
+    spec = sandbox.pod("a")["spec"]
+    assert spec["schedulerName"] == "hami-scheduler"
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"}
+
+
+def test_requests_name_a_gpu_as_limits_do(sandbox):
+    sandbox.create(pod("a", gpumem=1000))
+    assert sandbox.pod("a")["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_nothing_else_changes(sandbox):
+    plain = container("main", gpu=1, gpumem=1000, gpucores=10)
+    sandbox.create(pod("gpu", containers=[plain]), pod("none"))
+    gpu, none = sandbox.pod("gpu")["spec"], sandbox.pod("none")["spec"]
+    assert none["schedulerName"] == "default-scheduler"
+    for spec in (gpu, none):
+        del spec["schedulerName"], spec["containers"][0]["resources"]
+    assert gpu == none
+
+
+@pytest.mark.parametrize(("item", "message"), [
+    pytest.param(pod("p", containers=[container("c", privileged=True, gpu=1)]), "container c is privileged", id="privileged"),
+    pytest.param(pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]), "container c is privileged",
+                 id="privileged-beside-gpu"),
+    pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
+    pytest.param(pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"),
+])
+def test_what_cannot_work_is_refused(sandbox, item, message):
+    sandbox.add_gpu_node("n0")
+    assert message in refusal(sandbox, item)
+
+
+@pytest.mark.parametrize("key", RESERVED)
+def test_a_forged_annotation_is_refused(sandbox, key):
+    assert key in refusal(sandbox, pod("p", annotations={key: "GPU-x,NVIDIA,1,1:;"}))
+
+
+def test_a_forged_label_is_refused(sandbox):
+    assert "hami.io/vgpu-node" in refusal(sandbox, pod("p", labels={"hami.io/vgpu-node": "n0"}))
+
+
+def test_users_own_annotations_are_fine(sandbox):
+    sandbox.add_gpu_node("n0")
+    sandbox.create(pod("p", gpu=1, annotations={"hami.io/gpu-scheduler-policy": "binpack", "nvidia.com/use-gputype": "A100"}))
+    assert sandbox.started() == {"p": "n0"}
+
+
+def test_a_privileged_pod_without_gpu_is_none_of_our_business(sandbox):
+    sandbox.create(pod("p", containers=[container("c", privileged=True)]))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_pod_of_another_scheduler_stays_there(sandbox):
+    sandbox.create(pod("p", scheduler="volcano", gpu=1))
+    spec = sandbox.pod("p")["spec"]
+    assert spec["schedulerName"] == "volcano"
+    assert "nvidia.com/gpucores" not in spec["containers"][0]["resources"]["limits"]
+
+
+def test_an_ignored_namespace_is_not_touched(cluster, sandbox):
+    with Sandbox.opened(cluster.kube, labels={"hami.io/webhook": "ignore"}) as ignored:
+        ignored.create(pod("p", gpu=1))
+        assert ignored.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_an_ignored_pod_is_not_touched(sandbox):
+    sandbox.create(pod("p", gpu=1, labels={"hami.io/webhook": "ignore"}))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_namespace_quota_holds(sandbox):
+    sandbox.add_gpu_node("n0")
+    sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
+                         "spec": {"hard": {"limits.nvidia.com/gpumem": "40000", "limits.nvidia.com/gpucores": "50"}}},
+                        sandbox.namespace)
+    sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=20))
+    sandbox.started()
+    assert "exceeding resource quota" in refusal(sandbox, pod("b", gpu=1, gpumem=10_001))
+    assert "exceeding resource quota" in refusal(sandbox, pod("c", gpu=1, gpumem=1000, gpucores=31))
+    sandbox.create(pod("d", gpu=1, gpumem=10_000, gpucores=30))
+    assert sandbox.started() == {"a": "n0", "d": "n0"}
+
+
+def test_pods_that_do_not_concern_us_are_admitted_while_we_are_down(sandbox, scheduler):
+    scheduler.kill()
+    sandbox.create(pod("p"))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+    scheduler.run_with()
+
+
+def test_a_pod_that_slipped_past_is_told_so(sandbox, scheduler):
+    scheduler.kill()
+    sandbox.create(pod("p", gpu=1))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+    scheduler.run_with()
+    told = sandbox.kube.wait("Event", lambda events: [
+        event["message"] for event in events.values() if event["involvedObject"]["name"] == "p"], sandbox.namespace,
+        what="an event on the pod that was not mutated")
+    assert "webhook" in " ".join(told)
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(sandbox, scheduler, certificates):
+    certificates.renew()
+    sandbox.create(pod("p", gpu=1))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "hami-scheduler"
+
+
+def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
+    rendered = tmp_path / "all.yaml"
+    rendered.write_text(local.kubectl("kustomize", str(MANIFESTS)))
+    applied = local.kubectl("apply", "--dry-run=server", "-f", str(rendered))
+    for name in ("deployment.apps/hami-scheduler", "service/hami-scheduler", "configmap/hami-kube-scheduler",
+                 "mutatingwebhookconfiguration.admissionregistration.k8s.io/hami-webhook"):
+        assert name in applied
+
+
+@pytest.mark.parametrize("words", [
+    "update nodes", "create pods", "get secrets -A", "update leases/kube-controller-manager -n kube-system"])
+def test_the_shipped_account_may_not(local, replica, words):
+    with pytest.raises(subprocess.CalledProcessError):
+        local.kubectl("auth", "can-i", *words.split(), "--as=system:serviceaccount:kube-system:hami-scheduler", "-q")

@@ -1,0 +1,118 @@
+"""Which of the nodes and cards that fit: policies by flag and by annotation, and what users choose themselves."""
+
+import pytest
+
+from e2e.nodes import gpu, gpus
+from e2e.pods import pod
+
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+
+
+def place(sandbox, count, **annotations):
+    """Nodes and cards of *count* equal pods, created one after the other."""
+    for number in range(count):
+        sandbox.create(pod(f"p{number}", gpu=1, gpumem=10_000, annotations=annotations))
+        sandbox.started()
+    return set(sandbox.started().values()), set().union(*(sandbox.cards(f"p{number}") for number in range(count)))
+
+
+def two_nodes(sandbox):
+    sandbox.add_gpu_nodes({"n0": gpus(2), "n1": gpus(2)})
+
+
+@pytest.mark.parametrize(("policy", "nodes"), [("binpack", 1), ("spread", 2)])
+@pytest.mark.parametrize("by", ["flag", "annotation"])
+def test_node_policy(sandbox, scheduler, policy, nodes, by):
+    if by == "flag":
+        scheduler.run_with(node_scheduler_policy=policy)
+    two_nodes(sandbox)
+    used, _ = place(sandbox, 2, **({NODE_POLICY: policy} if by == "annotation" else {}))
+    assert len(used) == nodes
+
+
+@pytest.mark.parametrize(("policy", "cards"), [("binpack", 1), ("spread", 2)])
+@pytest.mark.parametrize("by", ["flag", "annotation"])
+def test_gpu_policy(sandbox, scheduler, policy, cards, by):
+    if by == "flag":
+        scheduler.run_with(gpu_scheduler_policy=policy)
+    sandbox.add_gpu_node("n0", *gpus(2))
+    _, used = place(sandbox, 2, **({GPU_POLICY: policy} if by == "annotation" else {}))
+    assert len(used) == cards
+
+
+def test_an_annotation_overrules_the_flag(sandbox, scheduler):
+    scheduler.run_with(node_scheduler_policy="spread", gpu_scheduler_policy="spread")
+    two_nodes(sandbox)
+    nodes, cards = place(sandbox, 3, **{NODE_POLICY: "binpack", GPU_POLICY: "binpack"})
+    assert len(nodes) == len(cards) == 1
+
+
+def test_mutex_wants_a_card_that_nobody_uses(sandbox):
+    sandbox.add_gpu_node("n0", *gpus(2))
+    assert len(place(sandbox, 2, **{GPU_POLICY: "mutex"})[1]) == 2
+    sandbox.create(pod("third", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
+    assert sandbox.refusal("third", "ExclusiveDeviceAllocateConflict")
+
+
+@pytest.mark.parametrize(("annotations", "node"), [
+    pytest.param({"nvidia.com/use-gputype": "H100"}, "h", id="use-type"),
+    pytest.param({"nvidia.com/use-gputype": "V100,h100"}, "h", id="use-one-of-several-types"),
+    pytest.param({"nvidia.com/nouse-gputype": "H100"}, "a", id="nouse-type"),
+])
+def test_type_lists(sandbox, annotations, node):
+    sandbox.add_gpu_nodes({"a": [gpu(model=A100)], "h": [gpu(model=H100)]})
+    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations=annotations))
+    assert sandbox.started() == {"p": node}
+
+
+def test_a_type_that_nobody_has(sandbox):
+    sandbox.add_gpu_node("a", gpu(model=A100))
+    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gputype": "T4"}))
+    assert sandbox.refusal("p", "CardTypeMismatch")
+
+
+@pytest.mark.parametrize(("key", "card"), [("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0")])
+def test_uuid_lists(sandbox, key, card):
+    sandbox.add_gpu_node("n0", *gpus(2))
+    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={key: sandbox.uuid("n0", 1)}))
+    sandbox.started()
+    assert sandbox.cards("p") == {card}
+
+
+def test_a_uuid_that_nobody_has(sandbox):
+    sandbox.add_gpu_node("n0")
+    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"}))
+    assert sandbox.refusal("p", "CardUuidMismatch")
+
+
+def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
+    sandbox.add_gpu_node("n0", *gpus(4))  # two on NUMA node 0, two on 1
+    sandbox.create(pod("busy", gpu=1, gpumem=70_000, annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)}))
+    sandbox.started()
+    sandbox.create(pod("p", gpu=2, gpumem=20_000, annotations={"nvidia.com/numa-bind": "true"}))
+    sandbox.started()
+    assert sandbox.cards("p") == {"n0/0", "n0/1"}
+    sandbox.create(pod("q", gpu=3, gpumem=1000, annotations={"nvidia.com/numa-bind": "true"}))
+    assert sandbox.refusal("q", "NumaNotFit")
+
+
+def test_weights_decide_between_cards(sandbox):
+    """More memory is used on card 0, more cores on card 1; binpack follows what weighs more."""
+    sandbox.add_gpu_node("n0", *gpus(2))
+    for name, card, asks in (("m", 0, {"gpumem": 60_000, "gpucores": 10}), ("c", 1, {"gpumem": 10_000, "gpucores": 60})):
+        sandbox.create(pod(name, gpu=1, annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("n0", card)}, **asks))
+    sandbox.started()
+    for weights, card in (("slot=0,core=0,memory=1", "n0/0"), ("slot=0,core=1,memory=0", "n0/1")):
+        name = f"p-{card[-1]}"
+        sandbox.create(pod(name, gpu=1, gpumem=1000, gpucores=1, annotations={
+            GPU_POLICY: "binpack", "hami.io/device-scoring-weights": weights}))
+        sandbox.started()
+        assert sandbox.cards(name) == {card}
+
+
+def test_weights_that_make_no_sense_are_named(sandbox):
+    sandbox.add_gpu_node("n0")
+    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"hami.io/device-scoring-weights": "slot=1,core=1"}))
+    assert "expected slot, core, and memory weights" in sandbox.refusal("p", "device-scoring-weights")

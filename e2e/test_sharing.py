@@ -1,0 +1,140 @@
+"""Who gets which part of which card, and what those are told who get none."""
+
+import pytest
+
+from e2e.nodes import gpu, gpus
+from e2e.pods import container, init, pod, sidecar
+from e2e.sandbox import Share
+
+
+def test_two_pods_share_a_gpu_and_the_third_waits(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(slots=10, memory_mib=81_920))
+    for name in ("a", "b", "c"):
+        sandbox.create(pod(name, gpu=1, gpumem=32_000))
+        if name != "c":
+            sandbox.bound()
+    assert "CardInsufficientMemory" in sandbox.refusal("c", "CardInsufficientMemory")
+    assert sandbox.bound(wait_for=2) == {"a": "gpu-0", "b": "gpu-0"}
+    assert sandbox.shares("a") == sandbox.shares("b") == [[Share("gpu-0/0", 32_000, 0)]]
+
+
+def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
+    sandbox.create(pod("first", gpu=1, gpumem=50_000))
+    sandbox.started()
+    sandbox.create(pod("second", gpu=1, gpumem=50_000))
+    sandbox.refusal("second")
+    sandbox.delete("first")
+    assert sandbox.started() == {"second": "gpu-0"}
+
+
+@pytest.mark.parametrize(("asks", "holds"), [
+    pytest.param({"gpu": 1, "gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-in-mib"),
+    pytest.param({"gpu": 1, "percent": 33}, Share("gpu-0/0", 15_202, 0), id="percent-is-truncated"),
+    pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"),
+    pytest.param({"gpu": 1}, Share("gpu-0/0", 46_068, 100), id="a-bare-gpu-is-the-whole-card"),
+    pytest.param({"gpu": 1, "percent": 100}, Share("gpu-0/0", 46_068, 100), id="all-of-the-memory-is-the-whole-card"),
+    pytest.param({"gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-alone-means-one-gpu"),
+    pytest.param({"gpucores": 40, "percent": 50}, Share("gpu-0/0", 23_034, 40), id="cores-alone-mean-one-gpu"),
+])
+def test_a_pod_holds_what_it_asked_for(sandbox, asks, holds):
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=46_068, model="NVIDIA A40"))
+    sandbox.create(pod("a", **asks))
+    sandbox.started()
+    assert sandbox.shares("a") == [[holds]]
+
+
+@pytest.mark.parametrize(("first", "second", "reason"), [
+    pytest.param({"gpumem": 60_000}, {"gpumem": 30_000}, "CardInsufficientMemory", id="memory"),
+    pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
+    pytest.param({"gpumem": 1000, "gpucores": 60}, {"gpumem": 1000, "gpucores": 41}, "CardInsufficientCore", id="cores"),
+    pytest.param({"gpumem": 1000}, {"gpumem": 1000, "gpucores": 100}, "ExclusiveDeviceAllocateConflict", id="wants-it-alone"),
+    pytest.param({"gpumem": 1000, "gpucores": 100}, {"gpumem": 1000}, "CardComputeUnitsExhausted", id="taken-whole"),
+])
+def test_what_does_not_fit_waits_and_says_why(sandbox, first, second, reason):
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
+    sandbox.create(pod("first", gpu=1, **first))
+    sandbox.started()
+    sandbox.create(pod("second", gpu=1, **second))
+    assert reason in sandbox.refusal("second", reason)
+
+
+def test_no_more_containers_than_slots(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(slots=2))
+    for name in ("a", "b"):
+        sandbox.create(pod(name, gpu=1, gpumem=1000))
+    sandbox.started()
+    sandbox.create(pod("c", gpu=1, gpumem=1000))
+    assert "CardTimeSlicingExhausted" in sandbox.refusal("c", "CardTimeSlicingExhausted")
+
+
+def test_several_gpus_are_different_cards(sandbox):
+    sandbox.add_gpu_node("gpu-0", *gpus(4))
+    sandbox.create(pod("a", gpu=3, gpumem=1000))
+    sandbox.started()
+    assert len(sandbox.cards("a")) == 3
+
+
+def test_more_gpus_than_the_node_has(sandbox):
+    sandbox.add_gpu_node("gpu-0", *gpus(2))
+    sandbox.create(pod("a", gpu=3, gpumem=1000))
+    assert "NodeInsufficientDevice" in sandbox.event("a", "FailedScheduling", "NodeInsufficientDevice")
+    assert "no available node, 1 nodes do not meet" in sandbox.refusal("a", "no available node")
+
+
+def test_a_sick_and_a_cordoned_card_are_left_alone(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(healthy=False), gpu(), gpu())
+    sandbox.annotate_node("gpu-0", {"hami.io/device-cordon": sandbox.uuid("gpu-0", 1)})
+    sandbox.create(pod("a", gpu=1, gpumem=1000))
+    sandbox.started()
+    assert sandbox.cards("a") == {"gpu-0/2"}
+    sandbox.create(pod("b", gpu=2, gpumem=1000))
+    assert "CardNotHealth" in sandbox.refusal("b", "CardNotHealth")
+    assert "CardCordoned" in sandbox.refusal("b", "CardCordoned")
+
+
+def test_each_container_has_its_own_entry(sandbox):
+    sandbox.add_gpu_node("gpu-0", *gpus(2))
+    sandbox.create(pod("a", containers=[
+        container("log"), container("train", gpu=1, gpumem=3000, gpucores=30), container("serve", gpu=1, gpumem=5000)]))
+    sandbox.started()
+    log, train, serve = sandbox.shares("a")
+    assert log == []
+    assert [(share.memory_mib, share.cores) for share in train + serve] == [(3000, 30), (5000, 0)]
+
+
+def test_init_containers_come_first_and_only_their_peak_counts(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
+    sandbox.create(pod("a", inits=[init("load", gpu=1, gpumem=80_000), init("warm", gpu=1, gpumem=60_000)],
+                       containers=[container("main", gpu=1, gpumem=40_000)]))
+    sandbox.started()
+    assert [share.memory_mib for (share,) in sandbox.shares("a")] == [80_000, 60_000, 40_000]
+    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # the init containers have ended: only the app's share is held
+    assert sandbox.started() == {"a": "gpu-0", "b": "gpu-0"}
+
+
+def test_a_sidecar_counts_beside_the_app(sandbox):
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
+    sandbox.create(pod("too-much", inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
+                       containers=[container("main", gpu=1, gpumem=40_000)]))
+    assert "CardInsufficientMemory" in sandbox.refusal("too-much", "CardInsufficientMemory")
+    sandbox.delete("too-much")
+    sandbox.create(pod("fits", inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
+                       containers=[container("main", gpu=1, gpumem=30_000)]))
+    assert sandbox.started() == {"fits": "gpu-0"}
+    sandbox.create(pod("next", gpu=1, gpumem=2000))
+    assert "CardInsufficientMemory" in sandbox.refusal("next", "CardInsufficientMemory")
+
+
+def test_the_refusal_names_every_node_with_its_reason(sandbox):
+    sandbox.add_gpu_nodes({"small-0": [gpu(memory_mib=8000)], "small-1": [gpu(memory_mib=8000)], "sick": [gpu(healthy=False)]})
+    sandbox.create(pod("a", gpu=1, gpumem=10_000))
+    assert sandbox.refusal("a", "CardInsufficientMemory").startswith("2 nodes CardInsufficientMemory(")
+    assert sandbox.refusal("a", "CardNotHealth").startswith("1 nodes CardNotHealth(")
+
+
+def test_a_pod_without_gpu_needs_no_extender(sandbox):
+    sandbox.add_gpu_node("gpu-0")
+    sandbox.create(pod("a", scheduler="hami-scheduler"))
+    assert sandbox.bound() == {"a": "gpu-0"}
+    assert sandbox.shares("a") == []
