@@ -28,7 +28,7 @@ def test_a_gpu_pod_gets_our_scheduler_and_its_defaults(sandbox):
     assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"}
 
 
-def test_requests_name_a_gpu_as_limits_do(sandbox):
+def test_memory_alone_asks_for_one_gpu(sandbox):
     sandbox.create(pod("a", gpumem=1000))
     assert sandbox.pod("a")["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 

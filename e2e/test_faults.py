@@ -1,0 +1,141 @@
+"""Processes killed, stopped and hung in the middle of work. After each the auditor must find nothing."""
+
+import threading
+import time
+
+import pytest
+
+from e2e.nodes import gpus
+from e2e.pods import pod
+from e2e.processes import free_port
+from e2e.scheduler import Scheduler, lease_holder, webhook_configuration
+
+PODS = 200
+
+
+def crowd(count=PODS):
+    """Pods that name their scheduler themselves: they are scheduled even when the webhook was down at their creation."""
+    return [pod(f"p{number:03}", gpu=1, gpumem=8000, gpucores=10, scheduler="hami-scheduler") for number in range(count)]
+
+
+def ten_nodes(sandbox):
+    sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(10)})
+
+
+def submit(sandbox, pods):
+    """Create *pods* in the background; the thread is returned to be joined."""
+    thread = threading.Thread(target=sandbox.create_all, args=(pods,))
+    thread.start()
+    return thread
+
+
+def test_the_scheduler_is_killed_in_the_middle_of_two_hundred_pods(sandbox, scheduler):
+    ten_nodes(sandbox)
+    creation = submit(sandbox, crowd())
+    sandbox.bound(wait_for=40)
+    scheduler.kill()
+    creation.join()
+    scheduler.run_with()
+    assert len(sandbox.started(wait_for=PODS, timeout=120)) == PODS
+
+
+def test_the_scheduler_is_killed_again_and_again(sandbox, scheduler):
+    ten_nodes(sandbox)
+    creation = submit(sandbox, crowd(100))
+    for bound in (10, 30, 50, 70):
+        sandbox.bound(wait_for=bound, timeout=60)
+        scheduler.kill()
+        scheduler.run_with()
+    creation.join()
+    assert len(sandbox.started(wait_for=100, timeout=120)) == 100
+
+
+def test_the_scheduler_is_asked_to_stop_in_the_middle(sandbox, scheduler):
+    ten_nodes(sandbox)
+    creation = submit(sandbox, crowd(100))
+    sandbox.bound(wait_for=30)
+    assert scheduler.stop() < 10
+    assert scheduler.program.exit_code == 0
+    creation.join()
+    scheduler.run_with()
+    assert len(sandbox.started(wait_for=100, timeout=120)) == 100
+
+
+def test_kube_scheduler_is_killed_in_the_middle(sandbox, local):
+    """Binds whose caller is gone end cleanly or not at all."""
+    ten_nodes(sandbox)
+    creation = submit(sandbox, crowd(100))
+    sandbox.bound(wait_for=30)
+    local.components["kube-scheduler"].kill()
+    creation.join()
+    local.revive()
+    assert len(sandbox.started(wait_for=100, timeout=120)) == 100
+
+
+def test_the_api_server_is_restarted_in_the_middle(sandbox, local, scheduler):
+    ten_nodes(sandbox)
+    sandbox.create_all(crowd(100))
+    sandbox.bound(wait_for=20)
+    local.restart_api_server()
+    assert len(sandbox.started(wait_for=100, timeout=120)) == 100
+    assert scheduler.program.running()
+
+
+def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler):
+    ten_nodes(sandbox)
+    sandbox.create_all(crowd(60))
+    sandbox.bound(wait_for=20)
+    local.pause_api_server()
+    try:
+        time.sleep(5)
+    finally:
+        local.resume_api_server()
+    assert len(sandbox.started(wait_for=60, timeout=120)) == 60
+    assert scheduler.program.running()
+
+
+def test_the_plugins_pause_and_go_on(sandbox, agent):
+    ten_nodes(sandbox)
+    agent.pause()
+    sandbox.create_all(crowd(20))
+    sandbox.bound(wait_for=1)
+    agent.resume()
+    assert len(sandbox.started(wait_for=20, timeout=60)) == 20
+
+
+@pytest.fixture
+def standby(sandbox, scheduler, local, certificates, tmp_path):
+    """A second replica, kube-scheduler and extender; the first is brought back in the end."""
+    second = Scheduler(local, certificates, local.folder / "hami-scheduler.kubeconfig", name="hami-scheduler-1", port=free_port())
+    second.start(wait=False)
+    program = local.start_kube_scheduler("kube-scheduler-1", second.port)
+    yield second
+    local.components.pop("kube-scheduler-1")
+    program.kill()
+    second.close()
+    sandbox.kube.apply(webhook_configuration(certificates, local.extender_port))
+    local.revive()
+    scheduler.run_with()
+
+
+def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, scheduler, certificates, standby):
+    ten_nodes(sandbox)
+    holder = lease_holder(sandbox.kube)
+    sandbox.create_all(crowd(50))
+    sandbox.bound(wait_for=10)
+    local.components["kube-scheduler"].kill()
+    scheduler.kill()
+    sandbox.kube.apply(webhook_configuration(certificates, standby.port))  # the Service would drop the dead endpoint
+    sandbox.create_all([pod(f"later-{number}", gpu=1, gpumem=8000) for number in range(10)])
+    assert len(sandbox.started(wait_for=60, timeout=120)) == 60
+    assert lease_holder(sandbox.kube) != holder
+
+
+def test_the_leader_steps_down(sandbox, local, scheduler, certificates, standby):
+    ten_nodes(sandbox)
+    sandbox.create_all(crowd(50))
+    sandbox.bound(wait_for=10)
+    local.components["kube-scheduler"].stop()
+    scheduler.stop()
+    sandbox.kube.apply(webhook_configuration(certificates, standby.port))
+    assert len(sandbox.started(wait_for=50, timeout=120)) == 50
