@@ -70,6 +70,7 @@ class _Held:
     reservation: Reservation
     stage: _Stage
     since: float
+    in_doubt: bool = False  # a Binding was sent and nobody knows whether it was written
 
 
 class Ledger:
@@ -107,6 +108,8 @@ class Ledger:
             if not any(request_of(vendor, c) is not None for c in pod.containers for vendor in self.vendors):
                 return None
             self._admit_filter(pod.ref)
+            if (held := self._held.get(pod.ref.uid)) is not None and held.in_doubt:
+                return self._promise_again(held.reservation, names)
             self._drop(pod.ref.uid)
             self.pods.disown(pod.ref.uid)
             ask = self._ask(pod, self._budgets(pod.ref.namespace))
@@ -186,15 +189,34 @@ class Ledger:
                 held = self._held[reservation.ref.uid]
                 held.stage, held.since = _Stage.BOUND, self._clock()
 
+    def doubt(self, reservation: Reservation) -> None:
+        """Nobody knows whether the Binding was written: the promise stands until somebody has looked."""
+        with self._guard:
+            if self.is_current(reservation):
+                self._held[reservation.ref.uid].in_doubt = True
+
+    def doubted(self) -> list[Reservation]:
+        """Reservations whose Binding was sent long enough ago for the API server to have written it or dropped it."""
+        with self._guard:
+            return [held.reservation for held in self._held.values() if held.in_doubt
+                    and held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR]
+
     def give_up(self, reservation: Reservation, *, drop: bool) -> None:
         """The bind has failed; *drop* the reservation too, or keep it until it lapses."""
         with self._guard:
             if not self.is_current(reservation):
                 return
             if drop:
-                self._drop(reservation.ref.uid)
+                self.cancel(reservation)
             else:
-                self._held[reservation.ref.uid].stage = _Stage.RESERVED
+                held = self._held[reservation.ref.uid]
+                held.stage, held.since = _Stage.RESERVED, self._clock() if held.in_doubt else held.since
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Drop *reservation*."""
+        with self._guard:
+            if self.is_current(reservation):
+                self._drop(reservation.ref.uid)
 
     def reservation(self, uid: str) -> Reservation | None:
         """What stands reserved for the pod and is not bound."""
@@ -211,7 +233,7 @@ class Ledger:
         """Look at the time: drop and return reservations that were not bound, give up plugins that do not answer."""
         with self._guard:
             lapsed = [held.reservation for held in self._held.values()
-                      if held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR]
+                      if held.stage is _Stage.RESERVED and not held.in_doubt and self._clock() - held.since >= RESERVED_FOR]
             for reservation in lapsed:
                 self._drop(reservation.ref.uid)
             self.pods.expire()
@@ -226,12 +248,10 @@ class Ledger:
             self._index.settle()
             return {name: tuple(entry.all_views()) for name, entry in self._index.nodes.items()}
 
-    def node_views(self, node: str) -> tuple[View, ...]:
-        """The devices of *node* and what is taken of them."""
+    def node_views(self, node: str) -> Mapping[str, Sequence[View]]:
+        """The devices of *node* by vendor and what is taken of them."""
         with self._guard:
-            self._index.settle()
-            entry = self._index.nodes.get(node)
-            return tuple(entry.all_views()) if entry is not None else ()
+            return self._index.views(node)
 
     def bookings(self) -> list[Booking]:
         """What every pod takes."""
@@ -253,6 +273,12 @@ class Ledger:
             raise Rejected(f"pod {ref} is already bound to node {node}")
         if held is not None and held.stage is _Stage.POSTING:
             raise Rejected(f"pod {ref} is being bound to node {held.reservation.node}")
+
+    def _promise_again(self, reservation: Reservation, names: Sequence[str]) -> Choice:
+        """The same promise once more: a Binding of it may yet be written, so no other can be made."""
+        if reservation.node not in names:
+            raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
+        return Choice(reservation.node, reservation.placement, (), 0, len(names))
 
     def _budgets(self, namespace: str) -> dict[str, Budget]:
         quotas = self.quotas.of(namespace)

@@ -48,8 +48,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No node fits. *unfit*: why, for each known node; *unknown*: names that have no devices."""
+    """No node fits *ask*. *unfit*: why, for each known node; *unknown*: names that have no devices."""
 
+    ask: Ask
     unfit: dict[str, Unfit]
     unknown: tuple[str, ...]
 
@@ -136,7 +137,7 @@ def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], pol
         if not judge_all:
             break
     if chosen is None:
-        return Refusal({name: _why(table, name) for name in names if name in index.rows},
+        return Refusal(ask, {name: _why(table, name) for name in names if name in index.rows},
                        tuple(name for name in names if name not in index.rows))
     unfit = len(names) - (len(fitting) if judge_all else len(candidates))
     return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))

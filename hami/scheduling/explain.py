@@ -1,0 +1,77 @@
+"""Why a pod waits, in words: what it asks for, and what is free where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hami.model import Reason, Request
+from hami.scheduling.ask import Ask
+from hami.scheduling.decide import Refusal
+from hami.scheduling.fit import Context, objection
+from hami.scheduling.usage import View
+
+__all__ = ["describe", "reason_counts", "summarize"]
+
+NAMED = 50  # nodes that one event names
+CLOSEST = 3  # nodes whose devices are described
+DEVICES = 8  # devices described of each
+
+Views = Mapping[str, Sequence[View]]
+
+
+def reason_counts(refusal: Refusal) -> dict[Reason, list[str]]:
+    """For each reason the nodes on which it rules devices out, sorted by name. A node that has too few devices
+    has no device-by-device reasons and is left out."""
+    nodes: dict[Reason, list[str]] = {}
+    for name in sorted(refusal.unfit):
+        for reason, _ in refusal.unfit[name].reasons:
+            if reason is not Reason.TOO_FEW_DEVICES:
+                nodes.setdefault(reason, []).append(name)
+    return nodes
+
+
+def summarize(refusal: Refusal) -> list[str]:
+    """A sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``.
+
+    Source: HAMi v2.10, pkg/scheduler/event.go.
+    """
+    return [f"{len(nodes)} nodes {reason}({','.join(nodes[:NAMED])}{',…' if len(nodes) > NAMED else ''})"
+            for reason, nodes in sorted(reason_counts(refusal).items())]
+
+
+def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
+    """What the pod asks, and what each device of the closest nodes has free and lacks."""
+    ask = refusal.ask
+    asked = "; ".join(_asked(request) for request in _requests(ask))
+    found = [(name, views) for name in sorted(refusal.unfit)[:NAMED] if any((views := views_of(name)).values())]
+    found.sort(key=lambda item: -max(_free_memory(view) for vendor in item[1].values() for view in vendor))
+    nodes = [f"{name}: {_devices(ask, views)}" for name, views in found[:CLOSEST]]
+    where = ". ".join(nodes) if nodes else "no node offers such devices"
+    return f"asks {asked}. {where}"
+
+
+def _requests(ask: Ask) -> list[Request]:
+    return list(dict.fromkeys(request for container in ask.containers for request in container.requests))
+
+
+def _asked(request: Request) -> str:
+    memory = f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_percent or 0} % memory"
+    return f"{request.count} × {request.vendor} with {memory}, {request.cores} cores"
+
+
+def _devices(ask: Ask, views: Views) -> str:
+    shown = [_device(ask, request, view) for request in _requests(ask)[:1]
+             for view in list(views.get(request.vendor, ()))[:DEVICES]]
+    return ", ".join(shown) or "no such device"
+
+
+def _device(ask: Ask, request: Request, view: View) -> str:
+    device = view.device
+    reason = objection(view, request, Context(ask, ask.claim(request.vendor)))
+    free = (f"{_free_memory(view)}/{device.memory_mib} MiB, {device.cores - view.cores_used}/{device.cores} cores, "
+            f"{device.slots - view.slots_used}/{device.slots} slots free")
+    return f"{device.uuid} {free}" + (f" ({reason})" if reason else "")
+
+
+def _free_memory(view: View) -> int:
+    return view.device.memory_mib - view.memory_used_mib

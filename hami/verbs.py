@@ -1,0 +1,314 @@
+"""Admit, filter, bind: read what is known, decide, write the outcome, tell it in one event.
+
+Each verb takes records and returns records; bytes and HTTP are the web's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from hami.cluster.ledger import Ledger, Reservation
+from hami.cluster.node_lock import NodeLocks
+from hami.codec.admission import Review
+from hami.codec.keys import is_scheduler_owned
+from hami.codec.objects import parse_pod
+from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
+from hami.model import Node, Pod, PodRef
+from hami.scheduling.decide import Choice, Refusal
+from hami.scheduling.explain import describe, summarize
+from hami.vendors.request import request_of
+from hami.vendors.spec import Vendor
+
+__all__ = ["Admitted", "Binder", "Denied", "Filtered", "Leadership", "Verbs"]
+
+log = logging.getLogger(__name__)
+
+BIND_DEADLINE = 25.0  # seconds; below the 30 s that kube-scheduler waits
+UNREGISTERED = "node unregistered"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The pod may come in, as *pod* (the same object: unchanged)."""
+
+    pod: Mapping[str, Any]
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The pod may not come in; *code* is the HTTP status that its author is shown."""
+
+    message: str
+    code: int = 403
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """The nodes that remain (``None``: none), why others do not, and which of the nodes offered was chosen."""
+
+    names: list[str] | None
+    failed: Mapping[str, str]
+    chosen: str | None = None
+
+
+class _InDoubt(ClusterError):
+    """A Binding was sent, and nobody can say whether it was written."""
+
+
+class Binder(Protocol):
+    """What binding needs of the cluster."""
+
+    def pod(self, namespace: str, name: str) -> Pod | None: ...
+    def pods_on(self, node: str) -> list[Pod]: ...
+    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None: ...
+
+
+class Leadership(Protocol):
+    """Who acts. *leads_until* is a time on the steady clock."""
+
+    def leads_until(self) -> float: ...
+
+
+class Recorder(Protocol):
+    """Where events go; it never waits and never fails."""
+
+    def record(self, ref: PodRef, type: str, reason: str, message: str) -> None: ...
+
+
+class Verbs:
+    """What kube-scheduler and the API server ask of us."""
+
+    def __init__(self, ledger: Ledger, locks: NodeLocks, cluster: Binder, events: Recorder, leadership: Leadership, *,
+                 scheduler_name: str, force_overwrite: bool, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._locks = locks
+        self._cluster = cluster
+        self._events = events
+        self._leadership = leadership
+        self._scheduler_name = scheduler_name
+        self._force_overwrite = force_overwrite
+        self._clock = clock
+
+    def admit(self, review: Review) -> Admitted | Denied:
+        """What becomes of the pod in *review*.
+
+        Source: HAMi v2.10, pkg/scheduler/webhook.go, Handle; forged annotations are refused beyond that.
+        """
+        pod = review.pod
+        if not pod:
+            return Denied("there is no content to decode", 400)
+        try:
+            known = parse_pod(msgspec.json.encode(pod))
+        except (MalformedInput, TypeError) as error:
+            return Denied(str(error), 400)
+        spec = pod.get("spec") or {}
+        if not spec.get("containers"):
+            return Denied("pod has no containers")
+        if forged := next((key for key in (*known.annotations, *known.labels) if is_scheduler_owned(key)), None):
+            return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
+        if self._belongs_elsewhere(known.scheduler_name):
+            return Admitted(pod, "pod already has different scheduler assigned")
+        try:
+            changed, found = _mutate(self._ledger.vendors, spec)
+        except MalformedInput as error:
+            return Denied(str(error), 500)
+        if found and (name := _privileged(spec)) is not None:
+            return Denied(f"container {name} is privileged")
+        if found and self._scheduler_name:
+            if known.scheduler_name != self._scheduler_name:
+                changed = {**changed, "schedulerName": self._scheduler_name}
+            if known.node_name:
+                return Denied("pod has node assigned")
+        after = pod if changed is spec else {**pod, "spec": changed}
+        namespace = review.namespace or known.ref.namespace
+        if not self._ledger.covers(namespace, known if after is pod else parse_pod(msgspec.json.encode(after))):
+            return Denied("exceeding resource quota")
+        return Admitted(after)
+
+    def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
+        """The one node of *names* that shall run *pod*, its devices reserved; all of them when it asks for none.
+
+        Raises: HamiError; the pod is then tried again.
+        """
+        if not pod.ref.uid:
+            raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
+        self._must_lead()
+        try:
+            answer = self._ledger.choose(pod, names or ())
+        except MalformedInput as error:
+            text = f"calcScore failed {error} for pod {pod.ref.name}"
+            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+            raise MalformedInput(error.field, error.text, error.problem, says=text) from error
+        if answer is None:
+            return Filtered(list(names) if names is not None else None, {})
+        if isinstance(answer, Refusal):
+            return self._refused(pod, answer)
+        self._locks.wake_pod(pod.ref)
+        self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
+        log.info("filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
+        return Filtered([answer.node], {}, answer.node)
+
+    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
+        """What :meth:`filter` would say if the cluster were *nodes* and empty. Nothing is reserved or written.
+
+        Raises: HamiError.
+        """
+        answer = self._ledger.simulate(pod, nodes)
+        if answer is None:
+            return Filtered(None, {})
+        if isinstance(answer, Refusal):
+            return Filtered(None, _failed(answer))
+        return Filtered([answer.node], {}, answer.node)
+
+    def bind(self, ref: PodRef, node: str) -> None:
+        """Bind the pod to *node* with what was reserved for it, when the node's turn comes.
+
+        Raises: HamiError; nothing is left behind then, and the pod will be tried again.
+        """
+        try:
+            self._bind(ref, node)
+        except HamiError as error:
+            log.warning("bind failed", extra={"pod": ref, "node": node, "error": error})
+            self._events.record(ref, "Warning", "BindingFailed", str(error))
+            raise
+        log.info("bound", extra={"pod": ref, "node": node})
+        self._events.record(ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}")
+
+    def _bind(self, ref: PodRef, node: str) -> None:
+        deadline = self._clock() + BIND_DEADLINE
+        if self._ledger.reservation(ref.uid) is None and self._asks_nothing(ref):
+            self._cluster.bind(ref, node, {}, {})
+            return
+        reservation = self._ledger.begin_bind(ref, node)
+        try:
+            with self._turn(reservation, deadline):
+                self._write(reservation)
+        except BaseException as error:
+            self._ledger.give_up(reservation, drop=isinstance(error, (NotFound, Conflict)))
+            raise
+        self._ledger.bound(reservation)
+
+    @contextlib.contextmanager
+    def _turn(self, reservation: Reservation, deadline: float) -> Iterator[None]:
+        """Hold the node's lock. On success the device plugin releases it; else nothing is left behind."""
+        if not reservation.locks_node:
+            yield
+            return
+        node, ref = reservation.node, reservation.ref
+        self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
+        try:
+            yield
+        except _InDoubt:
+            self._locks.settled(node)  # the pod may be bound, and its device plugin needs the lock
+            raise
+        except BaseException:
+            self._locks.release(node, ref)
+            raise
+        self._locks.settled(node)
+
+    def _write(self, reservation: Reservation) -> None:
+        """Write the Binding, after a last look at what is known."""
+        ref, node = reservation.ref, reservation.node
+        if reservation.locks_node and self._ledger.nodes.mark_foreign(node, False):
+            for pod in self._cluster.pods_on(node):
+                self._ledger.pods.upsert(pod)
+        self._must_lead()
+        self._ledger.confirm(reservation)
+        try:
+            self._cluster.bind(ref, node, reservation.annotations, reservation.labels)
+        except ClusterError as error:
+            in_doubt = error.status is None or error.status >= 500
+            if not (in_doubt or isinstance(error, Conflict)):
+                raise
+            if in_doubt:
+                self._ledger.doubt(reservation)
+            if self._was_bound(reservation):
+                return
+            if in_doubt:
+                raise _InDoubt(f"pod {ref}: no answer whether it was bound: {error}") from error
+            raise
+
+    def _was_bound(self, reservation: Reservation) -> bool:
+        """The API server has the pod bound, with exactly what was reserved."""
+        ref = reservation.ref
+        try:
+            pod = self._cluster.pod(ref.namespace, ref.name)
+        except ClusterError as error:
+            log.warning("cannot see whether the pod was bound", extra={"pod": ref, "error": error})
+            return False
+        if pod is None or pod.ref.uid != ref.uid:
+            return False
+        self._ledger.pods.upsert(pod)
+        return pod.node_name == reservation.node and all(
+            pod.annotations.get(key) == value for key, value in reservation.annotations.items())
+
+    def _asks_nothing(self, ref: PodRef) -> bool:
+        """The pod asks for no device, so it is bound as it is."""
+        if (record := self._ledger.pods.get(ref.uid)) is not None:
+            return not record.asks
+        pod = self._cluster.pod(ref.namespace, ref.name)
+        if pod is None or (ref.uid and pod.ref.uid != ref.uid):
+            raise NotFound(f'pod "{ref.name}" not found', 404)
+        return not any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._ledger.vendors)
+
+    def _belongs_elsewhere(self, scheduler: str) -> bool:
+        if not scheduler or scheduler == self._scheduler_name:
+            return False
+        return scheduler != "default-scheduler" or not self._force_overwrite
+
+    def _must_lead(self) -> None:
+        if self._leadership.leads_until() <= self._clock():
+            raise NodeLocked("this replica of the scheduler is not the leader")
+
+    def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
+        failed = _failed(refusal)
+        for text in summarize(refusal):
+            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+        self._events.record(pod.ref, "Warning", "FilteringFailed",
+                            f"no available node, {len(failed)} nodes do not meet")
+        self._events.record(pod.ref, "Warning", "FilteringFailed", describe(refusal, self._ledger.node_views))
+        log.info("no node fits", extra={"pod": pod.ref, "nodes": len(failed)})
+        return Filtered(None, failed)
+
+
+def _failed(refusal: Refusal) -> dict[str, str]:
+    return {**{name: str(unfit) for name, unfit in refusal.unfit.items()},
+            **{name: UNREGISTERED for name in refusal.unknown}}
+
+
+def _success(choice: Choice) -> str:
+    """Upstream's sentence, with what was judged: not every node is, when there are many."""
+    scores = ",".join(f"{name}:{score:.2f}" for name, score in choice.fitting)
+    return f"find fit node({choice.node}), {choice.unfit} nodes not fit, {len(choice.fitting)} nodes fit({scores})"
+
+
+def _mutate(vendors: Sequence[Vendor], spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """*spec* as admission makes it (the same object when nothing changes), and whether it asks for devices."""
+    found, changed = False, spec
+    for field in ("initContainers", "containers"):
+        containers = list(spec.get(field) or ())
+        for place, container in enumerate(containers):
+            for vendor in vendors:
+                admission = vendor.admit(vendor, changed, containers[place])
+                containers[place] = admission.container
+                found = found or admission.found
+                if admission.pod_spec:
+                    changed = {**changed, **admission.pod_spec}
+        if any(new is not old for new, old in zip(containers, spec.get(field) or ())):
+            changed = {**changed, field: containers}
+    return changed, found
+
+
+def _privileged(spec: Mapping[str, Any]) -> str | None:
+    """The name of the first container that is privileged, init containers first."""
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        if (container.get("securityContext") or {}).get("privileged") is True:
+            return str(container.get("name") or "")
+    return None
