@@ -1,0 +1,517 @@
+"""Serves one WSGI application with gunicorn: one worker process, many threads, HTTP/1.1 with or without TLS.
+
+One worker, for assumed pods live in its memory; a thread for each ``/bind`` that waits. What gunicorn leaves to the
+client's good will is bounded here: a connection that has sent nothing holds no thread; handshake, head and body have
+deadlines; and when no thread is left, those that wait for a client's bytes are taken back first. This module knows
+nothing of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from selectors import EVENT_READ
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
+from wsgiref.types import WSGIApplication
+
+from gunicorn import util
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
+from gunicorn.http.errors import NoMoreData
+from gunicorn.http.parser import RequestParser
+from gunicorn.http.unreader import SocketUnreader
+from gunicorn.sock import ssl_wrap_socket
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
+
+from hami.errors import HamiError
+from hami.web.tls import TlsContext
+
+__all__ = ["App", "Timeouts", "serve"]
+
+log = logging.getLogger(__name__)
+
+App = TypeVar("App", bound=WSGIApplication)
+
+BACKLOG = 2048
+CONNECTIONS_PER_THREAD = 4
+OPEN_FILES = 65_536
+LINGER_BYTES = 65_536
+WORKER_SILENCE_SECONDS = 60
+# a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
+SWITCH_INTERVAL_SECONDS = 0.0005
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a client may take, in seconds.
+
+    *head*: for a first byte, a TLS handshake, the head of a request. *request*: from the first byte to the end of the
+    body. *write*: to take the answer. *keep_alive*: between requests; longer than the 60 s or so for which proxies and
+    Go clients keep theirs. *patience*: to hold a thread without sending while others wait for one, or for the stop.
+    Source: HAMi v2.10 has 15 and 60 seconds for head and request.
+    """
+
+    head: float = 15.0
+    request: float = 60.0
+    write: float = 60.0
+    keep_alive: float = 75.0
+    patience: float = 1.0
+
+
+def serve(
+    make_app: Callable[[], App],
+    *,
+    bind: tuple[str, int],
+    tls: TlsContext | None = None,
+    threads: int = 320,
+    grace: float = 8.0,
+    timeouts: Timeouts = Timeouts(),
+    on_start: Callable[[App], None] | None = None,
+    on_stop: Callable[[App], None] | None = None,
+) -> int:
+    """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit status, 0 after a stop that was asked for.
+
+    The application is made in the worker process, after the fork: *make_app*, then *on_start*, then requests. On the
+    first signal *on_stop* runs in a thread of its own, beside requests that finish, for at most *grace* seconds
+    (rounded up); a second signal ends what is left. An exception out of *make_app* or *on_start* is logged once and
+    ends the process with 1; a worker that is killed later is started anew, with both called again.
+    *bind*: host and port; an empty host listens on all addresses.
+    Raises: HamiError when the address cannot be listened on.
+    """
+    application = _Application(
+        _Plan(make_app=make_app, on_start=on_start, on_stop=on_stop, tls=tls, threads=threads, grace=math.ceil(grace),
+              timeouts=timeouts),
+        _listen(*bind))
+    arbiter_pid = os.getpid()
+    try:
+        _Arbiter(application).run()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+        if os.getpid() != arbiter_pid:
+            _leave(status)
+        return 1 if status == Arbiter.WORKER_BOOT_ERROR else status
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65_535:
+        raise HamiError(f"cannot listen on {host}:{port}: expected a port from 0 to 65535")
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise HamiError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process at once: no exit handler of the parent, no wait for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan(Generic[App]):
+    """What ``serve`` was asked for."""
+
+    make_app: Callable[[], App]
+    on_start: Callable[[App], None] | None
+    on_stop: Callable[[App], None] | None
+    tls: TlsContext | None
+    threads: int
+    grace: int
+    timeouts: Timeouts
+
+
+# gunicorn ships no types: its classes are Any to mypy, hence the ignored base classes below
+
+
+class _Application(BaseApplication):  # type: ignore[misc]
+    """gunicorn's settings, and the application, made when the worker asks for it."""
+
+    def __init__(self, plan: _Plan[Any], listener: socket.socket) -> None:
+        self.plan = plan
+        self._listener = listener
+        super().__init__(prog="hami")
+
+    def load_config(self) -> None:
+        plan = self.plan
+        settings: dict[str, object] = {
+            "bind": f"fd://{self._listener.detach()}",
+            "workers": 1,
+            "worker_class": _Worker,
+            "threads": plan.threads,
+            "worker_connections": plan.threads * CONNECTIONS_PER_THREAD,
+            "timeout": WORKER_SILENCE_SECONDS,
+            "graceful_timeout": plan.grace,
+            "keepalive": math.ceil(plan.timeouts.keep_alive),
+            "limit_request_line": 8190,
+            "limit_request_fields": 100,
+            "limit_request_field_size": 8190,
+            "http_protocols": "h1",
+            "logger_class": _Logger,
+            "preload_app": False,
+            # a caller's word about who it speaks for counts for nothing
+            "forwarded_allow_ips": "",
+            "proxy_protocol": "off",
+            "control_socket_disable": True,
+            # the root file system of a container is often read-only
+            "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,
+        }
+        if plan.tls is not None:
+            settings |= {"certfile": plan.tls.cert_file, "keyfile": plan.tls.key_file, "ssl_context": plan.tls}
+        for name, value in settings.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> WSGIApplication:
+        """The application, in the worker process; what goes wrong is said in one line and ends everything."""
+        try:
+            app: WSGIApplication = self.plan.make_app()
+            if self.plan.on_start is not None:
+                self.plan.on_start(app)
+        except Exception:
+            log.critical("cannot start", exc_info=True)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        return app
+
+
+class _Arbiter(Arbiter):  # type: ignore[misc]
+    """The parent process: keeps the one worker running, passes on the wish to stop."""
+
+    _stopping = False
+
+    def init_signals(self) -> None:
+        hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        super().init_signals()
+        if hangup_ignored:  # started by nohup
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def signal(self, sig: int, frame: FrameType | None) -> None:
+        """Remember *sig* for the main loop; the second wish to stop is one to hurry."""
+        super().signal(signal.SIGQUIT if self._stopping and sig in _STOP_SIGNALS else sig, frame)
+
+    def handle_term(self) -> None:
+        """Stop; requests may finish."""
+        raise StopIteration
+
+    handle_int = handle_hup = handle_term
+
+    def _disregard(self) -> None:
+        """A second worker, or a new one beside the old one, would not know what the first has reserved."""
+
+    handle_ttin = handle_ttou = handle_usr2 = handle_winch = _disregard
+
+    def stop(self, graceful: bool = True) -> None:
+        """End the worker; SIGTERM first when *graceful*."""
+        self._stopping = True
+        super().stop(graceful)
+
+    def halt(self, reason: str | None = None, exit_status: int = 0) -> None:
+        """Stop and exit; the reason was logged by the worker."""
+        self.stop()
+        sys.exit(exit_status)
+
+    def spawn_worker(self) -> Any:
+        """Start a worker, which takes a signal to stop only once it knows what to do with it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        try:
+            return super().spawn_worker()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+
+class _Worker(ThreadWorker):  # type: ignore[misc]
+    """The process that serves. All that is not ``handle`` runs in its main thread, the event loop."""
+
+    alive: bool
+    worker_connections: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._plan: _Plan[Any] = self.app.plan
+        # connections that were given to the threads, those that still queue for one included
+        self._busy: set[_Connection] = set()
+        self._stop_began: float | None = None
+        self._stopper = threading.Thread(target=self._call_on_stop, name="stop", daemon=True)
+
+    # start and stop
+
+    def init_process(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        _allow_open_files(OPEN_FILES)
+        super().init_process()
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        # a terminal sends these to parent and worker alike: the parent decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """Threads are started as they are needed."""
+        return ThreadPoolExecutor(self.cfg.threads, thread_name_prefix="request")
+
+    def run(self) -> NoReturn:
+        """Serve until told to stop, then let requests and the stop hook finish."""
+        host, port, *_ = self.sockets[0].getsockname()
+        log.info("serving", extra={"bind": f"{host}:{port}", "tls": self._plan.tls is not None,
+                                   "threads": self._plan.threads})
+        super().run()
+        if self._stop_began is not None:
+            self._stopper.join(max(0.0, self._stop_began + self._plan.grace - time.monotonic()))
+        log.info("stopped", extra={"requests_cut": len(self._busy)})
+        _leave(0)
+
+    def is_parent_alive(self) -> bool:
+        """Without its parent the worker stops as if told to."""
+        self.alive = self.alive and super().is_parent_alive()
+        return self.alive
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Called with False when there are connections enough, and first of all when the worker stops."""
+        super().set_accept_enabled(enabled)
+        if not enabled and not self.alive and self._stop_began is None:
+            self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        self._stop_began = time.monotonic()
+        log.info("stopping", extra={"requests": len(self._busy)})
+        self._stopper.start()
+        for listener in self.sockets:
+            self.accept(listener)  # those who are already connected were promised an answer
+            listener.close()
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, self._stop_began + STOP_KEEPALIVE_LINGER)
+
+    def _call_on_stop(self) -> None:
+        try:
+            if self._plan.on_stop is not None and self.wsgi is not None:
+                self._plan.on_stop(self.wsgi)
+        except Exception:
+            log.exception("stop hook failed")
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        """End at once: the parent was told a second time."""
+        os._exit(0)
+
+    # connections
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take what waits at *listener*; a connection gets a thread when it has something to say."""
+        while self.nr_conns < self.worker_connections:
+            try:
+                client, address = listener.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF_FILES:
+                    self.worker_connections = max(1, self.nr_conns)
+                    log.warning("fewer connections from now on", extra={
+                        "connections": self.worker_connections, "problem": error.strerror})
+                elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                    raise
+                return
+            self.nr_conns += 1
+            self._park(_Connection(self.cfg, client, address, listener.getsockname(), self._plan.timeouts))
+
+    def _park(self, conn: _Connection) -> None:
+        conn.timeout = time.monotonic() + self._plan.timeouts.head
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def enqueue_req(self, conn: _Connection) -> None:
+        """Give *conn* to the threads."""
+        self._busy.add(conn)
+        super().enqueue_req(conn)
+
+    def finish_request(self, conn: _Connection, fs: Future[Any]) -> None:
+        """Take *conn* back from the threads: keep it or close it."""
+        self._busy.discard(conn)
+        super().finish_request(conn, fs)
+
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """One turn of the loop; shorter ones while someone waits for a thread."""
+        if len(self._busy) > self._plan.threads or self._stop_began is not None:
+            timeout = min(timeout, self._plan.timeouts.patience / 4)
+        super().wait_for_and_dispatch_events(timeout)
+
+    def murder_pending(self) -> None:
+        """Called in each turn: close what has timed out, and what stands in the way of others."""
+        if self.nr_conns >= self.worker_connections:
+            oldest = next((conns[0] for conns in (self.pending_conns, self.keepalived_conns) if conns), None)
+            if oldest is not None:
+                oldest.timeout = -math.inf
+        super().murder_pending()
+        wanted = len(self._busy) if self._stop_began is not None else len(self._busy) - self._plan.threads
+        if wanted > 0:
+            self._cut_slow_clients(wanted)
+
+    def _cut_slow_clients(self, wanted: int) -> None:
+        """Take threads back from up to *wanted* clients that have kept one waiting for longest."""
+        limit = time.monotonic() - self._plan.timeouts.patience
+        waiting = [(since, conn) for conn in self._busy if (since := conn.reading_since) is not None and since <= limit]
+        for _, conn in sorted(waiting, key=lambda entry: entry[0])[:wanted]:
+            conn.cut()
+
+    # in a thread
+
+    def handle(self, conn: _Connection) -> Any:
+        """Serve one request of *conn*; whether the connection stays."""
+        keep = super().handle(conn)
+        if not keep:
+            conn.linger()
+        return keep
+
+    def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
+        """Answer what cannot be read as HTTP, unless there is no TLS to answer over."""
+        if isinstance(exc, ssl.SSLError):
+            log.info("TLS failed", extra={"client": addr[0], "problem": exc.reason or str(exc)})
+        else:
+            super().handle_error(req, client, addr, exc)
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise the soft limit, often 1024, as far as the hard one lets us, to *wanted*."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class _Connection(TConn):  # type: ignore[misc]
+    """One client. *reading_since*: since when a thread has been waiting for its bytes; the loop looks at it."""
+
+    initialized: bool
+    sock: socket.socket
+
+    def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, timeouts: Timeouts) -> None:
+        super().__init__(cfg, sock, client, server)
+        self.timeouts = timeouts
+        self.reading_since: float | None = None
+
+    def init(self) -> None:
+        """Called before each request, with a blocking socket; the first time it makes the handshake."""
+        if not self.initialized:
+            self.initialized = True
+            if self.cfg.is_ssl:
+                self._shake_hands()
+            self.parser = _Parser(self)
+        self.sock.settimeout(self.timeouts.write)
+
+    def _shake_hands(self) -> None:
+        self.sock.settimeout(self.timeouts.head)
+        self.sock = secured = ssl_wrap_socket(self.sock, self.cfg)
+        self.reading_since = time.monotonic()
+        try:
+            secured.do_handshake()
+        except TimeoutError:
+            raise NoMoreData(b"") from None
+        finally:
+            self.reading_since = None
+
+    def set_timeout(self) -> None:
+        """Start the time that the client may leave between two requests."""
+        self.timeout = time.monotonic() + self.timeouts.keep_alive
+
+    def cut(self) -> None:
+        """End it from another thread: whoever waits for its bytes sees the end of them."""
+        try:
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+        except OSError:
+            pass  # already gone, or not yet wrapped: the next turn sees to it
+
+    def linger(self) -> None:
+        """Say that nothing more will come, and wait for the client to have read: unread bytes would reset it."""
+        deadline = time.monotonic() + self.timeouts.patience
+        self.reading_since = time.monotonic()
+        unread = LINGER_BYTES
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+            while unread > 0 and (left := deadline - time.monotonic()) > 0:
+                self.sock.settimeout(left)
+                if not (data := self.sock.recv(4096)):
+                    break
+                unread -= len(data)
+        except OSError:
+            pass  # it has left, or has had its time
+
+    def close(self, graceful: bool = False) -> None:
+        """Close the socket; called in the loop, which must not wait for anybody (``linger`` did)."""
+        util.close(self.sock)
+
+
+class _Parser(RequestParser):  # type: ignore[misc]
+    """Reads requests from one connection, each with its deadlines."""
+
+    def __init__(self, conn: _Connection) -> None:
+        super().__init__(conn.cfg, conn.sock, conn.client)
+        self._timeouts = conn.timeouts
+        self.unreader: _Unreader = _Unreader(conn)
+
+    def __next__(self) -> Any:
+        started = time.monotonic()
+        self.unreader.expect(started, started + self._timeouts.head)
+        message = super().__next__()
+        self.unreader.expect(started, started + self._timeouts.request)
+        return message
+
+
+class _Unreader(SocketUnreader):  # type: ignore[misc]
+    """Receives from one connection, until a deadline."""
+
+    def __init__(self, conn: _Connection) -> None:
+        super().__init__(conn.sock)
+        self._conn = conn
+        self._started = self._deadline = 0.0
+
+    def expect(self, started: float, deadline: float) -> None:
+        """All that is read from now on belongs to a request that *started* then and must be there by *deadline*."""
+        self._started, self._deadline = started, deadline
+
+    def chunk(self, size_hint: int | None = None) -> bytes:
+        """What comes next. Raises: NoMoreData when the deadline has passed."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise NoMoreData(b"")
+        usual = self.sock.gettimeout()
+        self.sock.settimeout(left if usual is None else min(left, usual))
+        self._conn.reading_since = self._started
+        try:
+            return bytes(super().chunk(size_hint))
+        except TimeoutError:
+            raise NoMoreData(b"") from None
+        finally:
+            self._conn.reading_since = None
+            self.sock.settimeout(usual)
+
+
+class _Logger(Logger):  # type: ignore[misc]
+    """gunicorn's lines in our log; no access log."""
+
+    def setup(self, cfg: Any) -> None:
+        self.cfg = cfg
+        self._access_log_enabled = False
+        self.error_log.propagate = True
+
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log it, unless it repeats that the application could not be made."""
+        if not (msg.startswith("Worker (pid:%s) exited") and args[-1] == Arbiter.WORKER_BOOT_ERROR):
+            super().error(msg, *args, **kwargs)

@@ -1,0 +1,551 @@
+"""The server, as a process of its own, over real sockets on loopback."""
+
+import contextlib
+import datetime
+import http.client
+import ipaddress
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hami.errors import HamiError
+from hami.web.server import serve
+
+PROGRAM = textwrap.dedent("""
+    import json, os, sys, threading, time
+    from hami import logs
+    from hami.errors import ClusterError
+    from hami.web.server import Timeouts, serve
+    from hami.web.tls import TlsContext, client_is_trusted
+
+    options = json.loads(sys.argv[1])
+    logs.configure("json", options.pop("verbosity", 0))
+    fail, stop_takes, tls = (options.pop(key, None) for key in ("fail", "stop_takes", "tls"))
+    released = threading.Event()
+
+    def app(environ, start_response):
+        path = environ["PATH_INFO"]
+        status, body = "200 OK", path
+        if path == "/wait":
+            body = "released" if released.wait(30) else "late"
+        elif path == "/stubborn":
+            time.sleep(30)
+        elif path == "/echo":
+            try:
+                body = environ["wsgi.input"].read().decode()
+            except OSError as error:
+                status, body = "400 Bad Request", type(error).__name__
+        elif path == "/boom":
+            raise KeyError("bug")
+        elif path == "/about":
+            body = json.dumps({
+                "pid": os.getpid(), "switch": sys.getswitchinterval(), "scheme": environ["wsgi.url_scheme"],
+                "trusted": client_is_trusted(environ), "threads": threading.active_count()})
+        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+        return [body.encode()]
+
+    def make_app():
+        if fail == "cluster":
+            raise ClusterError("no such thing")
+        if fail == "bug":
+            raise KeyError("bug")
+        return app
+
+    def on_stop(made):
+        assert made is app
+        released.set()
+        if stop_takes:
+            threading.Event().wait(stop_takes)
+            print("stop hook done", file=sys.stderr, flush=True)
+
+    sys.exit(serve(make_app, bind=("127.0.0.1", options.pop("port", 0)), tls=TlsContext(*tls) if tls else None,
+                   timeouts=Timeouts(**options.pop("timeouts", {})), on_stop=on_stop, **options))
+""")
+
+
+class Server:
+    """One running server; ``log`` holds its lines."""
+
+    def __init__(self, **options):
+        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(options)], stderr=subprocess.PIPE,
+                                        text=True, start_new_session=True)
+        self.log = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._news:
+                self.log.append(line)
+                self._news.notify_all()
+        with self._news:
+            self.log.append("END")
+            self._news.notify_all()
+
+    def wait_for(self, pattern, count=1):
+        """The last of the first *count* log lines that match *pattern*."""
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.lines(pattern)) >= count or "END" in self.log, 10), self.log
+            assert len(self.lines(pattern)) >= count, self.log
+            return self.lines(pattern)[count - 1]
+
+    def lines(self, pattern):
+        return [line for line in self.log if re.search(pattern, line)]
+
+    @property
+    def port(self):
+        return int(json.loads(self.wait_for('"message":"serving"'))["bind"].rpartition(":")[2])
+
+    def get(self, path="/hello", body=None, timeout=10, context=None):
+        """Status and body of one request on a connection of its own."""
+        conn = (http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=context) if context
+                else http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout))
+        with contextlib.closing(conn):
+            conn.request("POST" if body is not None else "GET", path, body)
+            answer = conn.getresponse()
+            return answer.status, answer.read().decode()
+
+    def connect(self, sent=b""):
+        """A raw connection over which *sent* has been sent."""
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        client.sendall(sent)
+        return client
+
+    def signal(self, number=signal.SIGTERM):
+        os.kill(self.process.pid, number)
+
+    def end(self):
+        """Exit status and how long it took, in seconds."""
+        started = time.monotonic()
+        status = self.process.wait(15)
+        self._reader.join(5)
+        return status, time.monotonic() - started
+
+    def close(self):
+        """End whatever is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(5)
+        self._reader.join(5)
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def start():
+    """Starts servers that end with the test."""
+    with contextlib.ExitStack() as stack:
+        def start(**options):
+            server = Server(**{"threads": 4, "grace": 2, **options})
+            stack.callback(server.close)
+            return server
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A server for tests that leave it as it was."""
+    server = Server(threads=8, timeouts={"head": 0.3, "request": 0.5, "patience": 0.2, "keep_alive": 0.5})
+    yield server
+    server.close()
+
+
+def in_background(function, *args):
+    """*function* in a thread; call the result for its answer."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(function(*args)))
+    thread.start()
+
+    def answer():
+        thread.join(10)
+        return answers[0]
+    return answer
+
+
+def read_to_end(client):
+    """All that the server still sends."""
+    with client:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+# serving
+
+
+def test_requests_are_answered_on_one_connection(shared):
+    conn = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=5)
+    with contextlib.closing(conn):
+        for path in ("/a", "/b", "/c"):
+            conn.request("GET", path)
+            answer = conn.getresponse()
+            assert (answer.status, answer.read().decode()) == (200, path)
+            assert answer.getheader("Connection") == "keep-alive"
+
+
+def test_the_app_lives_in_a_worker_with_a_short_switch_interval(shared):
+    about = json.loads(shared.get("/about")[1])
+    assert about["pid"] != shared.process.pid
+    assert about["switch"] == pytest.approx(0.0005)
+    assert (about["scheme"], about["trusted"]) == ("http", True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+def test_bodies_arrive_whole(shared, size):
+    assert shared.get("/echo", "x" * size) == (200, "x" * size)
+
+
+def test_a_chunked_body_arrives_whole(shared):
+    with shared.connect(b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+                        b"3\r\nabc\r\n") as client:
+        client.sendall(b"2\r\nde\r\n0\r\n\r\n")
+        assert read_to_end(client).endswith(b"\r\n\r\nabcde")
+
+
+def test_the_caller_cannot_change_path_or_scheme_by_header(shared):
+    with shared.connect(b"GET /about HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /x\r\nPATH_INFO: /boom\r\n"
+                        b"X-Forwarded-Proto: https\r\nConnection: close\r\n\r\n") as client:
+        assert b'"scheme": "http"' in read_to_end(client)
+
+
+@pytest.mark.parametrize("sent, status", [
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
+    (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+    (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
+    (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 101 + b"\r\n", b"431"),
+    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+], ids=["TLS", "version", "long line", "many fields", "length", "h2"])
+def test_garbage_is_answered_and_closed(shared, sent, status):
+    assert read_to_end(shared.connect(sent)).split(b" ")[1] == status
+
+
+def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
+    assert shared.get("/boom")[0] == 500
+    assert "KeyError: 'bug'" in json.loads(shared.wait_for("Error handling request GET /boom"))["exception"]
+    assert shared.get()[0] == 200
+
+
+# slow and broken clients
+
+
+@pytest.mark.parametrize("sent, answer", [
+    (b"", b""),
+    (b"GET /hello HT", b""),
+    (b"GET /hello HTTP/1.1\r\nHost:", b""),
+    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 400 Bad Request"),
+    (b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"HTTP/1.1 400 Bad Request"),
+    (b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK"),
+    (b"GET /hello HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200 OK"),
+], ids=["nothing", "line", "head", "body", "chunk", "body that nobody reads", "idle"])
+def test_a_client_that_stops_is_closed_in_time(shared, sent, answer):
+    started = time.monotonic()
+    assert read_to_end(shared.connect(sent)).partition(b"\r\n")[0] == answer
+    assert time.monotonic() - started < 5  # a hang is a failure; the limits are below one second
+
+
+def test_a_head_that_trickles_in_is_closed_in_time(shared):
+    with shared.connect(b"GET /hello HTTP/1.1\r\n") as client:
+        client.settimeout(0.05)
+        for _ in range(100):
+            with contextlib.suppress(TimeoutError):
+                assert client.recv(1) == b""
+                break
+            client.sendall(b"X: y\r\n")
+        else:
+            pytest.fail("never closed")
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"GET /hello HT", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+    b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"garbage\r\n\r\n",
+], ids=["nothing", "line", "body", "answered and not closed", "garbage"])
+def test_many_such_clients_do_not_keep_another_waiting(start, sent):
+    server = start(threads=8, timeouts={"patience": 0.1})
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(server.connect(sent))
+        assert server.get("/hello", timeout=5) == (200, "/hello")
+
+
+def test_when_connections_run_out_idle_ones_make_room(start):
+    server = start(threads=2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(server.connect())
+        assert server.get("/hello", timeout=5) == (200, "/hello")
+
+
+def test_waiting_requests_are_not_cut_for_others(start):
+    server = start(threads=4, timeouts={"patience": 0.05})
+    waiting = [in_background(server.get, "/wait") for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(server.connect(b"GET /hello HT"))
+        assert server.get("/hello", timeout=5) == (200, "/hello")
+    server.signal()
+    assert [answer() for answer in waiting] == [(200, "released")] * 3
+
+
+# stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_with_0_after_requests_have_finished(start, number):
+    server = start()
+    waiting = [in_background(server.get, "/wait") for _ in range(3)]
+    busy(server, 3)
+    server.signal(number)
+    assert [answer() for answer in waiting] == [(200, "released")] * 3
+    assert server.end()[0] == 0
+    messages = [json.loads(line)["message"] for line in server.lines("message")]
+    assert messages == ["serving", "stopping", "stopped"]
+    assert server.log[-1] == "END"
+
+
+def busy(server, count):
+    """Wait until *count* threads serve requests."""
+    for _ in range(200):
+        if json.loads(server.get("/about")[1])["threads"] >= count + 2:  # main and the one that answers
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("requests never arrived")
+
+
+def test_ctrl_c_in_a_terminal_lets_requests_finish_too(start):
+    server = start()
+    waiting = in_background(server.get, "/wait")
+    busy(server, 1)
+    os.killpg(server.process.pid, signal.SIGINT)  # a terminal tells parent and worker alike
+    assert waiting() == (200, "released")
+    assert server.end()[0] == 0
+
+
+def test_no_listening_socket_is_left_while_requests_finish(start):
+    server = start(stop_takes=0.5)
+    port = server.port
+    server.signal()
+    server.wait_for("stopping")
+    for _ in range(100):
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            threading.Event().wait(0.01)
+            continue
+        break
+    else:
+        pytest.fail("still listening")
+    assert server.process.poll() is None
+    assert server.end()[0] == 0
+    assert server.lines("stop hook done")
+
+
+def test_a_request_that_will_not_end_is_cut_after_the_grace(start):
+    server = start(grace=1)
+    stubborn = in_background(lambda: pytest.raises((OSError, http.client.HTTPException), server.get, "/stubborn"))
+    busy(server, 1)
+    server.signal()
+    status, seconds = server.end()
+    assert status == 0
+    assert seconds < 5
+    stubborn()
+
+
+def test_a_second_signal_does_not_wait(start):
+    server = start(grace=30, stop_takes=30)
+    server.wait_for("serving")
+    server.signal()
+    server.wait_for("stopping")
+    server.signal()
+    assert server.end()[0] == 0
+
+
+def test_half_sent_requests_do_not_delay_the_stop(start):
+    server = start(grace=30, timeouts={"patience": 0.1})
+    with server.connect(b"GET /hello HT"), server.connect(b"POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\na"):
+        server.get()
+        server.signal()
+        assert server.end()[0] == 0
+
+
+def test_a_signal_before_the_worker_is_ready_is_not_lost(start):
+    server = start(grace=5, fail=None)
+    for _ in range(500):
+        if worker_of(server.process.pid):
+            break
+        threading.Event().wait(0.005)
+    server.signal()
+    status, seconds = server.end()
+    assert status == 0
+    assert seconds < 4
+
+
+def worker_of(pid):
+    """The process ids of the children of *pid*."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# starting
+
+
+@pytest.mark.parametrize("fail, problem", [
+    ("cluster", {"error": "ClusterError: no such thing"}), ("bug", {"exception": "KeyError: 'bug'"}),
+])
+def test_an_app_that_cannot_be_made_ends_it_with_one_line(start, fail, problem):
+    server = start(fail=fail)
+    assert server.end()[0] == 1
+    line, end = server.log
+    assert json.loads(line)["message"] == "cannot start"
+    (field, text), = problem.items()
+    assert json.loads(line)[field].strip().endswith(text)
+
+
+def test_a_worker_that_is_killed_is_started_anew(start):
+    server = start()
+    first = json.loads(server.get("/about")[1])["pid"]
+    os.kill(first, signal.SIGKILL)
+    server.wait_for("serving", count=2)
+    assert json.loads(server.get("/about")[1])["pid"] != first
+    server.signal()
+    assert server.end()[0] == 0
+
+
+def test_a_worker_without_parent_ends(start):
+    server = start()
+    worker = json.loads(server.get("/about")[1])["pid"]
+    server.signal(signal.SIGKILL)
+    server.wait_for("stopped")
+    assert server.end()[0] == -signal.SIGKILL
+    for _ in range(200):
+        if not Path(f"/proc/{worker}").exists():
+            break
+        threading.Event().wait(0.02)
+    else:
+        pytest.fail("still there")
+
+
+def test_gunicorn_s_other_signals_change_nothing(start):
+    server = start()
+    server.wait_for("serving")
+    for number in (signal.SIGTTIN, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTTOU):
+        server.signal(number)
+    assert server.get()[0] == 200
+    server.signal()
+    assert server.end()[0] == 0
+    assert len(server.lines("message")) == 3
+
+
+@pytest.mark.parametrize("bind", [("192.0.2.1", 0), ("127.0.0.1", 70_000), ("no.such.host.invalid", 80)])
+def test_an_address_that_cannot_be_had_is_named(bind):
+    with pytest.raises(HamiError, match=rf"cannot listen on {bind[0]}:{bind[1]}: \S"):
+        serve(lambda: None, bind=bind)
+
+
+def test_an_address_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(HamiError, match="Address already in use"):
+            serve(lambda: None, bind=taken.getsockname())
+
+
+# TLS
+
+
+def self_signed(folder):
+    """Files with a certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hami")])
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - datetime.timedelta(days=3650)).not_valid_after(start + datetime.timedelta(days=36500))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256()))
+    cert_file, key_file = folder / "tls.crt", folder / "tls.key"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return str(cert_file), str(key_file)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return self_signed(tmp_path)
+
+
+@pytest.fixture
+def secured(start, files):
+    """A server with TLS, and the context of a client that trusts it."""
+    server = start(tls=files, timeouts={"head": 0.3, "request": 0.5, "patience": 0.1})
+    context = ssl.create_default_context(cafile=files[0])
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return server, context
+
+
+def test_tls_serves_http_1_1_to_those_who_offer_h2(secured):
+    server, context = secured
+    assert json.loads(server.get("/about", context=context)[1])["scheme"] == "https"
+    assert server.get("/echo", "x" * 300_000, context=context) == (200, "x" * 300_000)
+    with context.wrap_socket(server.connect(), server_hostname="127.0.0.1") as client:
+        assert client.selected_alpn_protocol() == "http/1.1"
+
+
+def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, files, tmp_path):
+    server, context = secured
+    conn = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+    with contextlib.closing(conn):
+        conn.request("GET", "/before")
+        assert conn.getresponse().read() == b"/before"
+        (tmp_path / "next").mkdir()
+        fresh = self_signed(tmp_path / "next")
+        for new, old in zip(fresh, files, strict=True):
+            os.replace(new, old)
+        assert server.get(context=ssl.create_default_context(cafile=files[0])) == (200, "/hello")
+        conn.request("GET", "/after")
+        assert conn.getresponse().read() == b"/after"
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05abcde",
+], ids=["nothing", "half a hello", "plain HTTP", "garbage"])
+def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(secured, sent):
+    server, context = secured
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.connect(sent)) for _ in range(12)]
+        assert server.get(context=context, timeout=5) == (200, "/hello")
+        for client in clients:
+            with contextlib.suppress(ConnectionResetError):
+                read_to_end(client)
+    assert not server.lines("Traceback|\"level\":\"error\"")
+
+
+def test_a_client_that_refuses_our_certificate_is_one_line(secured):
+    server, context = secured
+    with pytest.raises(ssl.SSLCertVerificationError):
+        server.get(context=ssl.create_default_context())
+    assert json.loads(server.wait_for("TLS failed"))["client"] == "127.0.0.1"
+    assert server.get(context=context)[0] == 200
+
+
+def test_requests_over_tls_finish_before_the_stop(secured):
+    server, context = secured
+    waiting = in_background(lambda: server.get("/wait", context=context))
+    for _ in range(200):
+        if json.loads(server.get("/about", context=context)[1])["threads"] >= 3:
+            break
+        threading.Event().wait(0.02)
+    server.signal()
+    assert waiting() == (200, "released")
+    assert server.end()[0] == 0
