@@ -21,14 +21,15 @@ from hami.codec.objects import parse_pod
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.decide import Choice, Refusal
-from hami.scheduling.explain import describe, summarize
+from hami.scheduling.explain import describe, reason_counts, summarize
 from hami.vendors.request import request_of
 from hami.vendors.spec import Vendor
 
-__all__ = ["Admitted", "Binder", "Denied", "Filtered", "Leadership", "Verbs"]
+__all__ = ["Admitted", "Binder", "Denied", "Filtered", "Meter", "Turn", "Verbs"]
 
 log = logging.getLogger(__name__)
 
+TURN_PATIENCE = 5.0  # seconds that a filter waits for this replica to lead
 BIND_DEADLINE = 25.0  # seconds; below the 30 s that kube-scheduler waits
 UNREGISTERED = "node unregistered"
 
@@ -70,10 +71,18 @@ class Binder(Protocol):
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None: ...
 
 
-class Leadership(Protocol):
-    """Who acts. *leads_until* is a time on the steady clock."""
+class Turn(Protocol):
+    """Whether this replica acts, and until when (a time on the steady clock)."""
 
     def leads_until(self) -> float: ...
+    def await_turn(self, patience: float) -> bool: ...
+
+
+class Meter(Protocol):
+    """Who counts refusals and waits."""
+
+    def refused(self, reason: str) -> None: ...
+    def lock_wait(self, seconds: float) -> None: ...
 
 
 class Recorder(Protocol):
@@ -85,13 +94,14 @@ class Recorder(Protocol):
 class Verbs:
     """What kube-scheduler and the API server ask of us."""
 
-    def __init__(self, ledger: Ledger, locks: NodeLocks, cluster: Binder, events: Recorder, leadership: Leadership, *,
+    def __init__(self, ledger: Ledger, locks: NodeLocks, cluster: Binder, events: Recorder, turn: Turn, meter: Meter, *,
                  scheduler_name: str, force_overwrite: bool, clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self._locks = locks
         self._cluster = cluster
         self._events = events
-        self._leadership = leadership
+        self._acting = turn
+        self._meter = meter
         self._scheduler_name = scheduler_name
         self._force_overwrite = force_overwrite
         self._clock = clock
@@ -139,7 +149,8 @@ class Verbs:
         """
         if not pod.ref.uid:
             raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
-        self._must_lead()
+        if not self._acting.await_turn(TURN_PATIENCE):
+            raise NodeLocked("this replica of the scheduler does not lead yet")
         try:
             answer = self._ledger.choose(pod, names or ())
         except MalformedInput as error:
@@ -202,7 +213,9 @@ class Verbs:
             yield
             return
         node, ref = reservation.node, reservation.ref
+        begun = self._clock()
         self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
+        self._meter.lock_wait(self._clock() - begun)
         try:
             yield
         except _InDoubt:
@@ -219,7 +232,8 @@ class Verbs:
         if reservation.locks_node and self._ledger.nodes.mark_foreign(node, False):
             for pod in self._cluster.pods_on(node):
                 self._ledger.pods.upsert(pod)
-        self._must_lead()
+        if self._acting.leads_until() <= self._clock():
+            raise NodeLocked("this replica of the scheduler leads no more")
         self._ledger.confirm(reservation)
         try:
             self._cluster.bind(ref, node, reservation.annotations, reservation.labels)
@@ -263,12 +277,10 @@ class Verbs:
             return False
         return scheduler != "default-scheduler" or not self._force_overwrite
 
-    def _must_lead(self) -> None:
-        if self._leadership.leads_until() <= self._clock():
-            raise NodeLocked("this replica of the scheduler is not the leader")
-
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         failed = _failed(refusal)
+        for reason in reason_counts(refusal):
+            self._meter.refused(reason)
         for text in summarize(refusal):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         self._events.record(pod.ref, "Warning", "FilteringFailed",

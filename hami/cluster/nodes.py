@@ -98,10 +98,9 @@ class NodeBook:
     def sweep(self) -> None:
         """Look at the time: plugins that have not answered are given up."""
         with self._guard:
-            for record in self._records.values():
-                for vendor in self._vendors:
-                    if (inventory := record.inventories.get(vendor.key)) is not None:
-                        self._offer(record.name, vendor, inventory)
+            for record, vendor, inventory in self._inventories():
+                if inventory.vitals.signs.allocatable == 0:
+                    self._offer(record.name, vendor, inventory)
 
     def lock_of(self, node: str) -> tuple[str | None, int] | None:
         """The lock text of *node* and the node's version; ``None`` when the node is unknown."""

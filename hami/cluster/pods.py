@@ -10,7 +10,7 @@ from datetime import datetime
 
 from hami.cluster.nodes import version_of
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME
-from hami.model import Pod, PodRef
+from hami.model import BindPhase, Pod, PodRef
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
 from hami.vendors.request import request_of
@@ -45,6 +45,12 @@ class PodRecord:
     seen: float
     problems: tuple[str, ...] = ()
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is to be done about the pod: it is over, or runs with what it was given."""
+        bound = bool(self.node) and self.bind_phase != BindPhase.ALLOCATING and (self.labelled or not self.assigned)
+        return self.terminated or (bound and not self.problems)
+
 
 class PodBook:
     """Pods by uid. What bound pods hold is booked in *index*, under *guard*.
@@ -64,6 +70,7 @@ class PodBook:
         self._unreadable: dict[str, Pod] = {}
         self._graves: OrderedDict[str, None] = OrderedDict()
         self._handled: set[str] = set()
+        self._unsettled: set[str] = set()
         self.is_ours: Callable[[str], bool] = lambda uid: False
         self.on_bound: Callable[[str], None] = lambda uid: None
         self.on_gone: Callable[[str], None] = lambda uid: None
@@ -104,7 +111,7 @@ class PodBook:
         """Another scheduler's reservations that were never bound lapse."""
         with self._guard:
             now = self._now().timestamp()
-            for record in self._records.values():
+            for record in self.unsettled():
                 if not record.node and record.assigned and not self.is_ours(record.ref.uid):
                     if not self._fresh(record.wall_assigned, now):
                         self._index.unbook(record.ref.uid)
@@ -137,16 +144,25 @@ class PodBook:
         with self._guard:
             return list(self._records.values())
 
+    def unsettled(self) -> list[PodRecord]:
+        """The pods that wait for something: to be bound, to get their devices, a label, or somebody's attention."""
+        with self._guard:
+            return [self._records[uid] for uid in self._unsettled]
+
     def _remember(self, pod: Pod, version: int, asks: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         problems = self._book(pod)
-        self._records[uid] = PodRecord(
+        record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler=pod.scheduler_name,
             assigned=annotations.get(ASSIGNED_NODE, ""), labelled=ASSIGNED_NODE in pod.labels, phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
             wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,
             seen=self._clock(), problems=problems)
         self._names[pod.ref.namespace, pod.ref.name] = uid
+        if record.is_settled:
+            self._unsettled.discard(uid)
+        else:
+            self._unsettled.add(uid)
         if pod.node_name:
             self.on_bound(uid)
 
@@ -188,6 +204,7 @@ class PodBook:
     def _forget(self, uid: str) -> None:
         self._unreadable.pop(uid, None)
         self._handled.discard(uid)
+        self._unsettled.discard(uid)
         record = self._records.pop(uid, None)
         if record is None:
             return

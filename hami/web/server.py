@@ -64,7 +64,9 @@ class Timeouts:
 
     *head*: for a first byte, a TLS handshake, the head of a request. *request*: from the first byte to the end of the
     body. *write*: to take the answer. *keep_alive*: between requests; longer than the 60 s or so for which proxies and
-    Go clients keep theirs. *patience*: to hold a thread without sending while others wait for one, or for the stop.
+    Go clients keep theirs. *patience*: to hold a thread without sending while others wait for one; short, as what
+    was sent in one piece is there at once. *linger*: to send the rest of a request once the stop has begun, and to close
+    after the last answer.
     Source: HAMi v2.10 has 15 and 60 seconds for head and request.
     """
 
@@ -72,7 +74,8 @@ class Timeouts:
     request: float = 60.0
     write: float = 60.0
     keep_alive: float = 75.0
-    patience: float = 1.0
+    patience: float = 0.1
+    linger: float = 1.0
 
 
 def serve(
@@ -366,7 +369,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
 
     def _cut_slow_clients(self, wanted: int) -> None:
         """Take threads back from up to *wanted* clients that have kept one waiting for longest."""
-        limit = time.monotonic() - self._plan.timeouts.patience
+        timeouts = self._plan.timeouts
+        limit = time.monotonic() - (timeouts.patience if self._stop_began is None else timeouts.linger)
         waiting = [(since, conn) for conn in self._busy if (since := conn.reading_since) is not None and since <= limit]
         for _, conn in sorted(waiting, key=lambda entry: entry[0])[:wanted]:
             conn.cut()
@@ -440,7 +444,7 @@ class _Connection(TConn):  # type: ignore[misc]
 
     def linger(self) -> None:
         """Say that nothing more will come, and wait for the client to have read: unread bytes would reset it."""
-        deadline = time.monotonic() + self.timeouts.patience
+        deadline = time.monotonic() + self.timeouts.linger
         self.reading_since = time.monotonic()
         unread = LINGER_BYTES
         try:

@@ -1,0 +1,90 @@
+"""Who acts: the leader, once it has read the cluster afresh in its own term.
+
+Nothing is decided on what a standby happened to know: its watches may have been late while another replica wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from hami.cluster.lease import Leadership
+from hami.errors import ClusterError
+
+__all__ = ["Acting"]
+
+log = logging.getLogger(__name__)
+
+RETRY = 0.5  # seconds between attempts to catch up
+POLL = 0.05  # seconds between looks of those who wait to act
+IDLE = 3.0  # seconds without a verb after which the leadership may go where it is asked for
+
+
+class Acting:
+    """Leadership that counts from when *catch_up* has succeeded. *clock* is that of the election."""
+
+    def __init__(self, catch_up: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._catch_up = catch_up
+        self._clock = clock
+        self._election: Leadership | None = None
+        self._term = 0
+        self._caught_up = 0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._used = -IDLE
+
+    def follow(self, election: Leadership) -> None:
+        """Go by *election*, whose callbacks are :meth:`started` and :meth:`stopped`."""
+        self._election = election
+
+    def started(self) -> None:
+        """A term begins."""
+        self._term += 1
+        self._wake.set()
+
+    def stopped(self) -> None:
+        """The term is over."""
+        self._term += 1
+
+    def run(self) -> None:
+        """Catch up at the beginning of each term, until stopped."""
+        while not self._stopping:
+            self._wake.wait()
+            self._wake.clear()
+            term = self._term
+            while not self._stopping and self._leads() and self._caught_up != term == self._term:
+                try:
+                    self._catch_up()
+                    self._caught_up = term
+                    log.info("acting: leading, and caught up with the cluster")
+                except ClusterError as error:
+                    log.warning("cannot catch up yet", extra={"error": error})
+                    self._wake.wait(RETRY)
+
+    def stop(self) -> None:
+        """End :meth:`run`."""
+        self._stopping = True
+        self._wake.set()
+
+    def leads_until(self) -> float:
+        """The time on the clock until which this replica certainly acts; in the past when it does not."""
+        return self._election.leads_until() if self._election and self._caught_up == self._term else 0.0
+
+    def await_turn(self, patience: float) -> bool:
+        """Whether this replica acts; asks for the leadership and waits at most *patience* seconds if it does not."""
+        self._used = begun = self._clock()
+        while self.leads_until() <= self._clock():
+            if self._stopping or self._clock() - begun >= patience:
+                return False
+            if self._election is not None:
+                self._election.request_handover()
+            threading.Event().wait(POLL)
+        return True
+
+    def is_idle(self) -> bool:
+        """No verb has come lately: another replica may have the leadership if it wants it."""
+        return self._clock() - self._used > IDLE
+
+    def _leads(self) -> bool:
+        return self._election is not None and self._election.leads_until() > self._clock()

@@ -1,0 +1,176 @@
+"""Carries out what ``reconcile`` decides, and the duties that come with time. Never decides about placing a pod."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Protocol
+
+from hami.cluster.ledger import Ledger
+from hami.cluster.node_lock import NodeLocks
+from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.states import render_request
+from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
+from hami.errors import ClusterError, Conflict, NotFound
+from hami.model import Node, Pod, PodRef
+
+__all__ = ["Controller", "Role"]
+
+log = logging.getLogger(__name__)
+
+TICK = 1.0  # seconds between rounds
+LABEL_EVERY = 15  # rounds between looks at the scheduler's own pods
+REQUESTS_A_ROUND = 100  # handshakes written in one round, so that a fresh cluster does not stall placing
+REMEMBERED = 10_000  # things that have been told
+SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
+ROLE = "hami.io/scheduler-role"
+
+
+class Writes(Protocol):
+    """What the controller needs of the cluster."""
+
+    def pod(self, namespace: str, name: str) -> Pod | None: ...
+    def pods_labelled(self, namespace: str, selector: str) -> list[Pod]: ...
+    def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
+                     labels: Mapping[str, str | None] = ...) -> Pod: ...
+    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node: ...
+
+
+class Recorder(Protocol):
+    """Where events go."""
+
+    def record(self, about: PodRef | str, type: str, reason: str, message: str) -> None: ...
+
+
+class Role(Protocol):
+    """Whether this replica leads."""
+
+    def leads_until(self) -> float: ...
+
+
+class Controller:
+    """One loop for all duties. *pod* is the scheduler pod that this process runs in, if that is known."""
+
+    def __init__(self, cluster: Writes, ledger: Ledger, locks: NodeLocks, events: Recorder, role: Role, rules: Rules, *,
+                 pod: tuple[str, str] | None, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._locks = locks
+        self._events = events
+        self._role = role
+        self._rules = rules
+        self._pod = pod
+        self._clock = clock
+        self._now = now
+        self._stop = threading.Event()
+        self._told: OrderedDict[tuple[object, str], None] = OrderedDict()
+        self._round = 0
+        self.requests_written = 0
+
+    def run(self) -> None:
+        """Go round until stopped."""
+        while not self._stop.wait(TICK):
+            self.tick()
+
+    def stop(self) -> None:
+        """End :meth:`run` after the present round."""
+        self._stop.set()
+
+    def tick(self) -> None:
+        """One round. What fails is logged and tried again in the next one; no duty holds up another."""
+        for duty in self._duties():
+            try:
+                duty()
+            except ClusterError as error:
+                log.warning("duty failed", extra={"duty": duty.__name__.strip("_"), "error": error})
+            except Exception:
+                log.exception("duty failed", extra={"duty": duty.__name__.strip("_")})
+        self._round += 1
+
+    def _duties(self) -> Iterator[Callable[[], None]]:
+        """Those of every replica, then those of the leader; asked anew before each, as leadership may end."""
+        yield from (self._sweep, self._resolve_doubts, self._locks.tidy)
+        for duty in (self._request_reports, self._look_after_pods, self._reap_locks, self._report_problems,
+                     self._label_replicas):
+            if self._role.leads_until() > self._clock():
+                yield duty
+
+    def _sweep(self) -> None:
+        for reservation in self._ledger.sweep():
+            log.warning("reservation lapsed", extra={"pod": reservation.ref, "node": reservation.node})
+
+    def _resolve_doubts(self) -> None:
+        """See what became of Bindings that nobody answered."""
+        for reservation in self._ledger.doubted():
+            pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
+            if pod is not None and pod.ref.uid == reservation.ref.uid:
+                self._ledger.pods.upsert(pod)
+            if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
+                self._ledger.cancel(reservation)
+
+    def _request_reports(self) -> None:
+        """Ask device plugins to report, where nobody does."""
+        for node, vendor in self._ledger.nodes.unasked()[:REQUESTS_A_ROUND]:
+            try:
+                answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())})
+            except NotFound:
+                continue
+            self.requests_written += 1
+            self._ledger.nodes.upsert(answer)
+
+    def _look_after_pods(self) -> None:
+        now = self._now().timestamp()
+        for record in self._ledger.pods.unsettled():
+            for move in pod_moves(record, self._rules, now):
+                try:
+                    self._carry_out(move)
+                except (NotFound, Conflict):
+                    continue  # the pod is gone, or another one has its name
+
+    def _carry_out(self, move: Annotate | Label | Warn) -> None:
+        match move:
+            case Annotate(ref, annotations, reason, message):
+                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, dict(annotations)))
+                log.warning("pod mended", extra={"pod": ref, "reason": reason})
+                self._events.record(ref, "Warning", reason, message)
+            case Label(ref, node):
+                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, {}, {ASSIGNED_NODE: node}))
+            case Warn(ref, reason, message):
+                self._tell(ref, reason, message)
+
+    def _reap_locks(self) -> None:
+        """Release locks whose holders have no use for them any more."""
+        for node, text in self._ledger.nodes.locks():
+            try:
+                if self._locks.reap(node):
+                    log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
+            except (NotFound, Conflict):
+                continue  # somebody was faster
+
+    def _report_problems(self) -> None:
+        for (node, vendor), problem in self._ledger.nodes.problems().items():
+            self._tell(node, "InventoryUnreadable", f"the devices of {vendor} on this node cannot be read: {problem}")
+
+    def _label_replicas(self) -> None:
+        """Mark this replica's pod as the leader, for Services that select by it."""
+        if self._pod is None or self._round % LABEL_EVERY:
+            return
+        namespace, name = self._pod
+        for pod in self._cluster.pods_labelled(namespace, SCHEDULER_PODS):
+            role = "leader" if pod.ref.name == name else "follower"
+            if pod.labels.get(ROLE) != role:
+                self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
+
+    def _tell(self, about: PodRef | str, reason: str, message: str) -> None:
+        """Record an event and a log line, once for each thing there is to say."""
+        key = (about, message)
+        if key in self._told:
+            return
+        self._told[key] = None
+        if len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
+        log.warning(reason, extra={"about": about, "detail": message})
+        self._events.record(about, "Warning", reason, message)

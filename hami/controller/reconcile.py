@@ -1,0 +1,100 @@
+"""What has to be done about a pod, judged by what is known of it. Decides only; ``loop`` carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hami.cluster.pods import FOREIGN_FRESH, PodRecord
+from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, is_label_value
+from hami.model import BindPhase, PodRef
+from hami.vendors.spec import Vendor
+
+__all__ = ["Annotate", "Label", "Rules", "Warn", "pod_moves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotate:
+    """Write *annotations* on the pod (``None`` removes one), and tell its owner why."""
+
+    ref: PodRef
+    annotations: tuple[tuple[str, str | None], ...]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Give the pod the label that the API server did not copy from its Binding."""
+
+    ref: PodRef
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the pod's owner, once."""
+
+    ref: PodRef
+    reason: str
+    message: str
+
+
+Move = Annotate | Label | Warn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """*scheduler*: our scheduler's name. *overwrites*: pods of the default scheduler should have become ours.
+    *expire*: seconds that an allocation may take."""
+
+    vendors: Sequence[Vendor]
+    scheduler: str
+    overwrites: bool
+    expire: float
+
+
+def pod_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
+    """What to do about the pod at *now* (Unix seconds)."""
+    if record.terminated:
+        return []
+    moves = [_warn_unreadable(record)] if record.problems else []
+    if not record.node:
+        return moves + _unbound_moves(record, rules, now)
+    if record.bind_phase == BindPhase.ALLOCATING and record.phase == "Pending" and now - record.wall_bound > rules.expire:
+        moves.append(_fail(record, rules))
+    if record.assigned and not record.labelled and is_label_value(record.assigned):
+        moves.append(Label(record.ref, record.assigned))
+    return moves
+
+
+def _unbound_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
+    ours = record.scheduler == rules.scheduler
+    if ours and record.assigned and now - record.wall_assigned > 2 * FOREIGN_FRESH:
+        return [_clear(record, rules)]
+    if record.asks and rules.overwrites and not ours and record.scheduler in ("", "default-scheduler"):
+        return [Warn(record.ref, "NotAdmitted", (
+            f"the pod asks for devices, but HAMi's webhook has not seen it, so its schedulerName is "
+            f"{record.scheduler or 'empty'} and not {rules.scheduler}: it will not get any. Create it again; if that "
+            "does not help, look at the webhook's configuration and at the label hami.io/webhook"))]
+    return []
+
+
+def _fail(record: PodRecord, rules: Rules) -> Annotate:
+    cleared: tuple[tuple[str, str | None], ...] = tuple(
+        (vendor.to_allocate, "") for vendor in rules.vendors if vendor.to_allocate)
+    return Annotate(record.ref, (*cleared, (BIND_PHASE, BindPhase.FAILED.value)), "AllocationExpired",
+                    f"the device plugin of node {record.node} has not handed out the devices in {rules.expire:.0f} s")
+
+
+def _clear(record: PodRecord, rules: Rules) -> Annotate:
+    keys = {ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS,
+            *(key for vendor in rules.vendors for key in (vendor.to_allocate, vendor.allocated) if key)}
+    return Annotate(record.ref, tuple((key, None) for key in sorted(keys)), "AssignmentCleared",
+                    f"an earlier assignment to node {record.assigned} was never bound and has been removed")
+
+
+def _warn_unreadable(record: PodRecord) -> Move:
+    return Warn(record.ref, "AllocationUnreadable",
+                "the pod's device allocation cannot be read, so every device that it names counts as taken whole: "
+                + "; ".join(record.problems))
