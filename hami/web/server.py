@@ -55,6 +55,7 @@ WORKER_SILENCE_SECONDS = 60
 # a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
 SWITCH_INTERVAL_SECONDS = 0.0005
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_BAD_REQUEST = "Invalid request from ip="
 _OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -65,8 +66,8 @@ class Timeouts:
     *head*: for a first byte, a TLS handshake, the head of a request. *request*: from the first byte to the end of the
     body. *write*: to take the answer. *keep_alive*: between requests; longer than the 60 s or so for which proxies and
     Go clients keep theirs. *patience*: to hold a thread without sending while others wait for one; short, as what
-    was sent in one piece is there at once. *linger*: to send the rest of a request once the stop has begun, and to close
-    after the last answer.
+    was sent in one piece is there at once. *linger*: to send the rest of a request once the stop has begun, and to
+    close after the last answer.
     Source: HAMi v2.10 has 15 and 60 seconds for head and request.
     """
 
@@ -387,7 +388,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
         """Answer what cannot be read as HTTP, unless there is no TLS to answer over."""
         if isinstance(exc, ssl.SSLError):
-            log.info("TLS failed", extra={"client": addr[0], "problem": exc.reason or str(exc)})
+            self.log.complain("TLS failed", addr[0], exc.reason or str(exc))
         else:
             super().handle_error(req, client, addr, exc)
 
@@ -510,6 +511,12 @@ class _Unreader(SocketUnreader):  # type: ignore[misc]
 class _Logger(Logger):  # type: ignore[misc]
     """gunicorn's lines in our log; no access log."""
 
+    def __init__(self, cfg: Any) -> None:
+        self._complaints_lock = threading.Lock()
+        self._next_complaint = -math.inf
+        self._kept_back = 0
+        super().__init__(cfg)
+
     def setup(self, cfg: Any) -> None:
         self.cfg = cfg
         self._access_log_enabled = False
@@ -519,3 +526,20 @@ class _Logger(Logger):  # type: ignore[misc]
         """Log it, unless it repeats that the application could not be made."""
         if not (msg.startswith("Worker (pid:%s) exited") and args[-1] == Arbiter.WORKER_BOOT_ERROR):
             super().error(msg, *args, **kwargs)
+
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log it, in our words when it is about a request that is no HTTP."""
+        if msg.startswith(_BAD_REQUEST):
+            client, _, problem = msg.removeprefix(_BAD_REQUEST).partition(": ")
+            self.complain("bad request", client, problem)
+        else:
+            super().warning(msg, *args, **kwargs)
+
+    def complain(self, message: str, client: str, problem: str) -> None:
+        """Say what a client did wrong, once a second at most: whoever sends garbage must not fill the log with it."""
+        with self._complaints_lock:
+            if (now := time.monotonic()) < self._next_complaint:
+                self._kept_back += 1
+                return
+            kept_back, self._kept_back, self._next_complaint = self._kept_back, 0, now + 1.0
+        log.info(message, extra={"client": client, "problem": problem, "kept_back": kept_back})

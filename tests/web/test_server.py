@@ -160,7 +160,7 @@ def start():
 @pytest.fixture(scope="module")
 def shared():
     """A server for tests that leave it as it was."""
-    server = Server(threads=8, timeouts={"head": 0.3, "request": 0.5, "patience": 0.2, "keep_alive": 0.5})
+    server = Server(threads=8, timeouts={"head": 0.3, "request": 0.5, "linger": 0.2, "keep_alive": 0.5})
     yield server
     server.close()
 
@@ -233,6 +233,16 @@ def test_garbage_is_answered_and_closed(shared, sent, status):
     assert read_to_end(shared.connect(sent)).split(b" ")[1] == status
 
 
+def test_garbage_does_not_fill_the_log(start):
+    server = start()
+    for _ in range(5):
+        read_to_end(server.connect(b"garbage\r\n\r\n"))
+    line = json.loads(server.wait_for("bad request"))
+    assert (line["level"], line["client"]) == ("info", "127.0.0.1")
+    assert line["problem"] == "Invalid HTTP request line: 'garbage'"
+    assert len(server.lines("bad request")) < 5
+
+
 def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
     assert shared.get("/boom")[0] == 500
     assert "KeyError: 'bug'" in json.loads(shared.wait_for("Error handling request GET /boom"))["exception"]
@@ -274,7 +284,7 @@ def test_a_head_that_trickles_in_is_closed_in_time(shared):
     b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"garbage\r\n\r\n",
 ], ids=["nothing", "line", "body", "answered and not closed", "garbage"])
 def test_many_such_clients_do_not_keep_another_waiting(start, sent):
-    server = start(threads=8, timeouts={"patience": 0.1})
+    server = start(threads=8, timeouts={"patience": 0.05})
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(server.connect(sent))
@@ -373,7 +383,7 @@ def test_a_second_signal_does_not_wait(start):
 
 
 def test_half_sent_requests_do_not_delay_the_stop(start):
-    server = start(grace=30, timeouts={"patience": 0.1})
+    server = start(grace=30, timeouts={"linger": 0.1})
     with server.connect(b"GET /hello HT"), server.connect(b"POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\na"):
         server.get()
         server.signal()
@@ -488,7 +498,7 @@ def files(tmp_path):
 @pytest.fixture
 def secured(start, files):
     """A server with TLS, and the context of a client that trusts it."""
-    server = start(tls=files, timeouts={"head": 0.3, "request": 0.5, "patience": 0.1})
+    server = start(tls=files, timeouts={"head": 0.3, "request": 0.5, "linger": 0.1})
     context = ssl.create_default_context(cafile=files[0])
     context.set_alpn_protocols(["h2", "http/1.1"])
     return server, context
