@@ -1,10 +1,11 @@
 """Plays NVIDIA's device plugin on all fake nodes, from one process.
 
-It registers devices, answers handshakes as old plugins do (or keeps quiet as new ones do), and when the kubelet would call
-Allocate – a pod is bound and ``bind-phase`` says ``allocating`` – it empties the pod's to-allocate annotation after a delay, sets
-``bind-phase=success`` and releases the node's lock. Two calls a pod, three when the node has changed meanwhile. Like the real
-plugin it serves whichever pod *the lock* names; that this is the pod the kubelet started is the scheduler's promise, and
-``surprises`` lists where it was broken. ``python -m e2e.agent --kubeconfig FILE`` runs it alone.
+It registers devices, answers handshakes as old plugins do (or keeps quiet as new ones do), and when the kubelet would
+call Allocate – a pod is bound and ``bind-phase`` says ``allocating`` – it empties the pod's to-allocate annotation
+after a delay, sets ``bind-phase=success`` and releases the node's lock. Two calls a pod, three when the node has
+changed meanwhile. Like the real plugin it serves whichever pod *the lock* names; that this is the pod the kubelet
+started is the scheduler's promise, and ``surprises`` lists where it was broken. ``python -m e2e.agent --kubeconfig
+FILE`` runs it alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PHASE = "hami.io/bind-phase"
 HANDSHAKE = "hami.io/node-handshake"
 TO_ALLOCATE = "-devices-to-allocate"
 FAKE = "kwok.x-k8s.io/node"
+BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
 class Mishap(enum.Enum):
@@ -52,8 +54,9 @@ class Mishap(enum.Enum):
 class NodeAgent:
     """Device plugin of every fake node. ``start`` and ``stop``, or use it as a context.
 
-    *delay*: seconds from the bind to Allocate. *answers_handshake*: old plugins write ``Reported …``, new ones never do.
-    *register_every*: seconds between looks at the register annotation. *mishap*: asked for each pod, by namespace and name.
+    *delay*: seconds from the bind to Allocate. *answers_handshake*: old plugins write ``Reported …``, new ones never
+    do. *register_every*: seconds between looks at the register annotation. *mishap*: asked for each pod, by namespace
+    and name.
     """
 
     def __init__(self, kube: Kube, *, delay: float = 0.02, workers: int = 8, answers_handshake: bool = False,
@@ -82,7 +85,7 @@ class NodeAgent:
 
     def start(self) -> NodeAgent:
         loops = [("nodes", lambda: self._follow("Node", {}, self._see_nodes, self._see_node)),
-                 ("pods", lambda: self._follow("Pod", {"fieldSelector": "spec.nodeName!="}, self._see_pods, self._see_pod)),
+                 ("pods", lambda: self._follow("Pod", BOUND, self._see_pods, self._see_pod)),
                  ("register", self._register),
                  *((f"allocate-{number}", self._allocate) for number in range(self._workers))]
         self._ended.clear()
@@ -187,8 +190,11 @@ class NodeAgent:
         while (uid := self._next()) is not None:
             with self._changed:
                 pod = self._pods.pop(uid, None)
-            if pod is None or pod["spec"]["nodeName"] not in self._nodes and self._lock_of(pod["spec"]["nodeName"]) is None:
-                continue  # deleted meanwhile, or a node that is not ours
+            if pod is None:
+                continue  # deleted meanwhile
+            node = pod["spec"]["nodeName"]
+            if node not in self._nodes and self._lock_of(node) is None:
+                continue  # not ours
             try:
                 self._serve(pod)
             except (ApiError, urllib3.exceptions.HTTPError) as error:
@@ -220,7 +226,7 @@ class NodeAgent:
         if holder(lock) != (namespace, name):
             lock = self._lock_of(node) or ""  # the pod's event may be ahead of the node's
         if holder(lock) != (namespace, name):
-            self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock or 'nothing'!r}")
+            self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock!r}")
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:
             return
@@ -238,8 +244,9 @@ class NodeAgent:
         for _ in range(10):
             if holder(annotations(known).get(LOCK, "")) == (namespace, name):
                 version = known["metadata"]["resourceVersion"]
+                patch = {"metadata": {"resourceVersion": version, "annotations": {LOCK: None}}}
                 try:
-                    self.kube.merge_patch("Node", node, {"metadata": {"resourceVersion": version, "annotations": {LOCK: None}}})
+                    self.kube.merge_patch("Node", node, patch)
                     return
                 except ApiError as error:
                     if error.status == 404:

@@ -1,10 +1,10 @@
 """The auditor: what the API server alone says about who holds which card, checked against what the cards have.
 
-It shares no code with ``hami/``: annotations are read and summed here once more, from the specification. It looks at bound pods
-that have not ended, at the registers of the nodes that exist, and at locks.
+It shares no code with ``hami/``: annotations are read and summed here once more, from the specification. It looks at
+bound pods that have not ended, at the registers of the nodes that exist, and at locks.
 
-A pod holds on each card: the sum of its sidecars, plus the larger of (the peak of its init containers, the sum of its app
-containers); once the init containers have ended well only sidecars and apps count.
+A pod holds on each card: the sum of its sidecars, plus the larger of (the peak of its init containers, the sum of its
+app containers); once the init containers have ended well only sidecars and apps count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from e2e.kube import ApiError, Kube
+from e2e.kube import Kube
 
 __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "violations"]
 
@@ -56,7 +56,7 @@ class Hold(NamedTuple):
 
 @dataclass
 class Inventory:
-    """Cards by node and UUID, and for each of them who holds how much. *wrong*: what could not be read or does not add up."""
+    """Cards by node and UUID, and for each of them who holds how much. *wrong*: what cannot be or cannot be read."""
 
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     holds: dict[tuple[str, str], dict[str, Hold]] = field(default_factory=lambda: defaultdict(dict))
@@ -207,7 +207,8 @@ def overbooked(found: Inventory) -> list[str]:
         for what, taken, there in (("MiB", used.memory, card.memory), ("cores", used.cores, card.cores),
                                    ("slots", used.slots, card.slots)):
             if taken > there:
-                problems.append(f"{card.uuid} on {card.node} has {there} {what}, {taken} are given out: {describe(holds)}")
+                problems.append(
+                    f"{card.uuid} on {card.node} has {there} {what}, {taken} are given out: {describe(holds)}")
         if card.cores == 100 and len(holds) > 1 and any(hold.exclusive for hold in holds.values()):
             problems.append(f"{card.uuid} on {card.node} is shared although someone has it whole: {describe(holds)}")
     return problems
@@ -303,13 +304,5 @@ def name_of(pod: Object) -> str:
 
 
 def describe(holds: Mapping[str, Hold]) -> str:
-    return ", ".join(f"{who} {hold.memory} MiB {hold.cores} cores {hold.slots} slots" for who, hold in sorted(holds.items()))
-
-
-def refused(kube: Kube, namespace: str, name: str) -> list[str]:
-    """What events say about why a pod waits."""
-    try:
-        events = kube.list("Event", namespace, fieldSelector=f"involvedObject.name={name}")
-    except ApiError:
-        return []
-    return [event["message"] for event in events if event["reason"] in ("FilteringFailed", "BindingFailed", "FailedScheduling")]
+    return ", ".join(
+        f"{who} {hold.memory} MiB {hold.cores} cores {hold.slots} slots" for who, hold in sorted(holds.items()))

@@ -1,8 +1,9 @@
 """Finds the control plane's programs, or builds them once into the user's cache.
 
-Order: the folder that ``HAMI_E2E_BIN`` names → PATH → ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``, built from
-the pinned Go modules of ``e2e/controlplane`` when it is not there. Progress goes to standard error. This module starts nothing
-but ``go``. ``python -m e2e.binaries`` builds and prints the folder; ``--kubelet`` builds the kubelet too.
+Order: the folder that ``HAMI_E2E_BIN`` names → PATH → ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``,
+built from the pinned Go modules of ``e2e/controlplane`` when it is not there. Progress goes to standard error. This
+module starts nothing but ``go``. ``python -m e2e.binaries`` builds and prints the folder; ``--kubelet`` builds the
+kubelet too.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ def build(wanted: tuple[str, ...], version: str, say: Callable[[str], None]) -> 
         return paths
     if (go := shutil.which("go")) is None:
         raise BinariesMissing(
-            "the local control plane (etcd, kube-apiserver, kube-scheduler, kwok) is built from Go modules, and there is no "
-            f"'go' on PATH. Install Go {go_version()} or newer, or set HAMI_E2E_BIN to a folder with {', '.join(wanted)}.")
+            "the local control plane (etcd, kube-apiserver, kube-scheduler, kwok) is built from Go modules, and there "
+            f"is no 'go' on PATH. Install Go {go_version()} or newer, or set HAMI_E2E_BIN to a folder with "
+            f"{', '.join(wanted)}.")
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.parent / "lock", lambda: say("another process builds the control plane; waiting for it")):
         missing = [name for name in wanted if not paths[name].exists()]
@@ -131,7 +133,8 @@ def build_one(go: str, package: str, target: Path, version: str) -> None:
     stamp = " ".join(f"-X {name}.gitVersion={version}" for name in VERSION_PACKAGES)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as scratch:
         fresh = Path(scratch) / target.name
-        command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-ldflags=-s -w {stamp}", "-o", str(fresh), package]
+        command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-ldflags=-s -w {stamp}", "-o", str(fresh),
+                   package]
         done = subprocess.run(command, cwd=MODULE, env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:

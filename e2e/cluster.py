@@ -1,8 +1,9 @@
 """A Kubernetes control plane to test against.
 
-``LocalCluster``: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, started by kwokctl, gone
-when the context ends, however it ends. ``ExternalCluster``: what the user's KUBECONFIG names. ``KindCluster``: kind, where Docker
-answers. kube-scheduler's configuration is that of ``manifests/`` with the address filled in.
+``LocalCluster``: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, started by
+kwokctl, gone when the context ends, however it ends. ``ExternalCluster``: what the user's KUBECONFIG names.
+``KindCluster``: kind, where Docker answers. kube-scheduler's configuration is that of ``manifests/`` with the address
+filled in.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class LocalCluster:
                 say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
         """A ready cluster for as long as the context lasts.
 
-        *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it. *say* gets
-        progress lines of a first build. The extender is expected at ``cluster.extender_port``; it need not run yet.
+        *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it.
+        *say* gets progress lines of a first build. The extender is expected at ``cluster.extender_port``; it need not
+        run yet.
         """
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
@@ -132,7 +134,8 @@ class LocalCluster:
         }
 
     def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(self.binaries["kwokctl"]), "--config", str(self.folder / "kwok.yaml"), "--name", self.name, *words]
+        config = self.folder / "kwok.yaml"
+        command = [str(self.binaries["kwokctl"]), "--config", str(config), "--name", self.name, *words]
         env = {key: value for key, value in os.environ.items() if not key.startswith("KWOK_") and key != "KUBECONFIG"}
         return subprocess.run(command, env=env | {"KWOK_WORKDIR": str(self.folder / "kwok")}, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -160,7 +163,7 @@ class LocalCluster:
             time.sleep(0.05)
 
     def restart_api_server(self) -> None:
-        """Kill kube-apiserver (asked politely it waits for its watchers), start it again, and wait until it is ready."""
+        """Kill kube-apiserver (asked politely it waits for its watchers), start it, and wait until it is ready."""
         self.components["kube-apiserver"].kill()
         self.components["kube-apiserver"].start()
         self.wait_ready()
@@ -176,7 +179,7 @@ class LocalCluster:
         self.revive()
 
     def revive(self) -> list[str]:
-        """Start components that ended by themselves (a lost Lease ends them); a cluster's supervisor would. Returns names."""
+        """Start components that ended by themselves, as a cluster's supervisor would; returns their names."""
         dead = [name for name, program in self.components.items() if not program.running()]
         for name in dead:
             self.components[name].start()
@@ -188,16 +191,16 @@ class LocalCluster:
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         program = Program(name, [
-            str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
-            "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+            str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
+            "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
         ], self.folder / f"{name}.log")
         self.components[name] = program.start()
         return program
 
     def logs(self, size: int = 1500) -> str:
         """The end of every component's log."""
-        folder = self._home() / "logs"
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in sorted(folder.glob("*.log")))
+        logs = sorted((self._home() / "logs").glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
 
 
 class ExternalCluster:

@@ -1,7 +1,8 @@
 """Fixtures: one control plane and one scheduler for all tests, a sandbox and an audit for each of them.
 
-``HAMI_E2E_KUBECONFIG=1`` runs against the cluster of KUBECONFIG instead (HAMi installed from manifests/, kwok running);
-``HAMI_E2E_KIND=1`` against kind. What needs a process of ours to be stopped, or started with other flags, is then skipped.
+``HAMI_E2E_KUBECONFIG=1`` runs against the cluster of KUBECONFIG instead (HAMi installed from manifests/, kwok
+running); ``HAMI_E2E_KIND=1`` against kind. What needs a process of ours to be stopped, or started with other flags,
+is then skipped.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
 
 @pytest.fixture(autouse=True)
 def audited(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test no card is over its limits, no lock is without a living holder, and plugins served who they should."""
+    """After each test no card is over its limits, no lock without a holder, and plugins served whom they should."""
     if "sandbox" not in request.fixturenames:
         yield
         return
@@ -134,4 +135,4 @@ def told(sandbox: Sandbox) -> str:
         events = sandbox.kube.list("Event", sandbox.namespace)
     except Exception as error:  # a report must not fail; the API server may be what broke
         return repr(error)
-    return "\n".join(f"{event['involvedObject']['name']}: {event['reason']}: {event['message']}" for event in events[-40:])
+    return "\n".join(f"{item['involvedObject']['name']}: {item['reason']}: {item['message']}" for item in events[-40:])

@@ -1,7 +1,7 @@
 """A small client for the API server: JSON in, JSON out, and waiting by watch.
 
-Objects are the dicts that the API server sends. It keeps no cache and retries nothing: what fails is raised, and the test says
-what it makes of it.
+Objects are the dicts that the API server sends. It keeps no cache and retries nothing: what fails is raised, and the
+test says what it makes of it.
 """
 
 from __future__ import annotations
@@ -76,10 +76,12 @@ class Kube:
         self.server: str = configuration.host
         self.kubeconfig = kubeconfig
         self._headers = {"Accept": "application/json"}
-        if token := configuration.get_api_key_with_prefix("BearerToken") or configuration.get_api_key_with_prefix("authorization"):
-            self._headers["Authorization"] = token
+        for key in ("BearerToken", "authorization"):  # its name differs between versions of the client
+            if token := configuration.get_api_key_with_prefix(key):
+                self._headers["Authorization"] = token
         self._pool = urllib3.PoolManager(
-            num_pools=2, maxsize=32, retries=False, cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+            num_pools=2, maxsize=32, retries=False,
+            cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
             ca_certs=configuration.ssl_ca_cert, cert_file=configuration.cert_file, key_file=configuration.key_file)
 
     def close(self) -> None:
@@ -91,8 +93,9 @@ class Kube:
 
     # -- single calls
 
-    def call(self, method: str, path: str, body: Object | bytes | None = None, *, query: Mapping[str, object] | None = None,
-             content_type: str = "application/json", timeout: float = 30) -> Object:
+    def call(self, method: str, path: str, body: Object | bytes | None = None, *,
+             query: Mapping[str, object] | None = None, content_type: str = "application/json",
+             timeout: float = 30) -> Object:
         """One request. Raises ApiError for a refusal, urllib3's HTTPError when there is no answer."""
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
         data = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -138,7 +141,8 @@ class Kube:
 
     def merge_patch(self, kind: str, name: str, patch: Object, namespace: str | None = None, *,
                     subresource: str | None = None) -> Object:
-        return self.call("PATCH", path_of(kind, namespace, name, subresource), patch, content_type="application/merge-patch+json")
+        return self.call("PATCH", path_of(kind, namespace, name, subresource), patch,
+                         content_type="application/merge-patch+json")
 
     def delete(self, kind: str, name: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> None:
         """Delete the object; one that is not there is fine."""
@@ -182,8 +186,8 @@ class Kube:
         finally:
             answer.close()
 
-    def wait(self, kind: str, done: Callable[[dict[str, Object]], Any], namespace: str | None = None, *, timeout: float = 30,
-             what: str = "", **query: object) -> Any:
+    def wait(self, kind: str, done: Callable[[dict[str, Object]], Any], namespace: str | None = None, *,
+             timeout: float = 30, what: str = "", **query: object) -> Any:
         """Wait until *done*, given all objects by name, returns something true, and return that.
 
         Raises: WaitTimeout, naming *what* was waited for and the objects as they stood.
@@ -197,8 +201,8 @@ class Kube:
                 items = {item["metadata"]["name"]: item for item in page["items"] or []}
                 if answer := done(items):
                     return answer
-                for change, item in self.watch(path, page["metadata"]["resourceVersion"], max(0.05, deadline - time.monotonic()),
-                                               query):
+                left = max(0.05, deadline - time.monotonic())
+                for change, item in self.watch(path, page["metadata"]["resourceVersion"], left, query):
                     if change == "BOOKMARK":
                         continue
                     if change == "DELETED":

@@ -42,7 +42,8 @@ def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
 
 def registered(node: str, cards: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """*cards* with their indexes, and with UUIDs made of the node's name where they have none."""
-    return tuple(replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}") for index, card in enumerate(cards))
+    return tuple(
+        replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}") for index, card in enumerate(cards))
 
 
 def register_text(cards: Iterable[Gpu]) -> str:
@@ -51,7 +52,8 @@ def register_text(cards: Iterable[Gpu]) -> str:
         "id": card.uuid, "index": card.index, "count": card.slots, "devmem": card.memory_mib, "devcore": card.cores,
         "type": card.model, "numa": card.numa, "mode": card.mode, "health": card.healthy,
     } for card in cards]
-    return json.dumps([{key: value for key, value in entry.items() if value} for entry in fields], separators=(",", ":"))
+    kept = [{key: value for key, value in entry.items() if value} for entry in fields]
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def fake_node(name: str, cards: Iterable[Gpu], *, labels: Mapping[str, str] | None = None,

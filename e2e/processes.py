@@ -1,7 +1,7 @@
 """Programs that run beside a test: start, stop, freeze, restart, and what they wrote.
 
-A ``Program`` is one command line with a log file. It may have been started by someone else (kwokctl); then only its process id
-is known, and it is adopted.
+A ``Program`` is one command line with a log file. It may have been started by someone else (kwokctl); then only its
+process id is known, and it is adopted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Nothing of a run outlives it: finds and ends the processes that a run's folder names, and removes the folder.
 
-Every program of a run has the run's folder in its command line (its certificate, its data, its configuration lie there), so the
-folder is the one thing to look for. Run as a program it waits until its standard input ends, which is when the process
-that holds the other end has gone, however that came about, and then tidies up. Standard library only.
+Every program of a run has the run's folder in its command line (its certificate, its data, its configuration lie
+there), so the folder is the one thing to look for. Run as a program it waits until its standard input ends, which is
+when the process that holds the other end has gone, however that came about, and then tidies up. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def claim() -> Path:
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:
     """A process that tidies *folder* up as soon as this one has gone. End it by ``kill`` once the folder is removed."""
-    return subprocess.Popen([sys.executable, "-I", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+    command = [sys.executable, "-I", __file__, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def started(pid: int) -> str:
-    """When *pid* started, in clock ticks since boot: a later process of the same number differs. Empty when there is none."""
+    """When *pid* started, in clock ticks since boot: a later process of that number differs. Empty without one."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

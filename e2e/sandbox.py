@@ -1,7 +1,7 @@
 """One test's corner of the cluster: a namespace, and nodes that only its pods may use.
 
-Names of nodes and cards are given and returned as the test wrote them; on the cluster they carry the sandbox's own prefix, so
-that tests leave each other alone.
+Names of nodes and cards are given and returned as the test wrote them; on the cluster they carry the sandbox's own
+prefix, so that tests leave each other alone.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from e2e import audit
-from e2e.kube import ApiError, Kube
+from e2e.kube import ApiError, Kube, WaitTimeout
 from e2e.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
 
 __all__ = ["Sandbox", "Share"]
@@ -54,16 +54,15 @@ class Sandbox:
             sandbox.close()
 
     def _open(self, labels: Mapping[str, str]) -> None:
-        self.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": dict(labels)}})
-        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": self.namespace}}
+        self.kube.create(named("Namespace", self.namespace, labels=dict(labels)))
         with contextlib.suppress(ApiError):  # the controller manager was faster
-            self.kube.create(account)
+            self.kube.create(named("ServiceAccount", "default"), self.namespace)
 
     def close(self) -> None:
         """Pods at once, then nodes; the namespace goes by itself."""
         self.kube.delete_all("Job", self.namespace)
         self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
-        self.kube.wait("Pod", lambda pods: not pods, self.namespace, timeout=30, what="the sandbox's pods are gone", **{})
+        self.kube.wait("Pod", lambda pods: not pods, self.namespace, what="the sandbox's pods are gone")
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
         self.kube.delete("Namespace", self.namespace)
@@ -71,11 +70,11 @@ class Sandbox:
     # -- nodes
 
     def add_gpu_node(self, name: str, *cards: Gpu, ready: bool = True, **extra: Any) -> None:
-        """A node with *cards* (default: one), Ready and schedulable when this returns. *extra*: ``labels``, ``annotations``."""
+        """A node with *cards* (default: one), schedulable when this returns. *extra*: ``labels``, ``annotations``."""
         self.add_gpu_nodes({name: cards or (gpu(),)}, ready=ready, **extra)
 
-    def add_gpu_nodes(self, nodes: Mapping[str, Iterable[Gpu]], *, ready: bool = True, labels: Mapping[str, str] | None = None,
-                      annotations: Mapping[str, str] | None = None) -> None:
+    def add_gpu_nodes(self, nodes: Mapping[str, Iterable[Gpu]], *, ready: bool = True,
+                      labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> None:
         """Several nodes at once."""
         for name, cards in nodes.items():
             self._nodes[name] = tuple(
@@ -89,8 +88,9 @@ class Sandbox:
 
     def wait_schedulable(self, names: Iterable[str], timeout: float = 30) -> None:
         wanted = {self._prefix + name for name in names}
-        self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted), timeout=timeout,
-                       what=f"nodes {sorted(wanted)} are Ready and without taints", labelSelector=f"{LABEL}={self.namespace}")
+        self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted),
+                       timeout=timeout, what=f"nodes {sorted(wanted)} are Ready and without taints",
+                       labelSelector=f"{LABEL}={self.namespace}")
 
     def remove_node(self, name: str) -> None:
         self.kube.delete("Node", self._prefix + name)
@@ -113,8 +113,11 @@ class Sandbox:
     def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
         """Wait until *done*, given the node's annotations, returns something true."""
         full = self._prefix + name
-        return self.kube.wait("Node", lambda nodes: full in nodes and done(nodes[full]["metadata"].get("annotations") or {}),
-                              timeout=timeout, what=what, fieldSelector=f"metadata.name={full}")
+
+        def judged(nodes: dict[str, Object]) -> Any:
+            return full in nodes and done(nodes[full]["metadata"].get("annotations") or {})
+
+        return self.kube.wait("Node", judged, timeout=timeout, what=what, fieldSelector=f"metadata.name={full}")
 
     def uuid(self, name: str, index: int = 0) -> str:
         """The card's UUID on the cluster, for annotations that name cards."""
@@ -153,20 +156,19 @@ class Sandbox:
 
     def bound(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
         """Node of each bound pod by name, once *wait_for* of them (default: all there are) are bound."""
-        def enough(pods: dict[str, Object]) -> dict[str, str] | None:
-            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if pod["spec"].get("nodeName")}
-            return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
-
-        what = "all pods are bound" if wait_for is None else f"{wait_for} pods are bound"
-        return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
+        return self._wait_pods(lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout)
 
     def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
         """As ``bound``, and the device plugin has handed the devices over."""
+        return self._wait_pods(lambda pod: phase(pod) == "success", "bound, bind-phase success", wait_for, timeout)
+
+    def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
+                   ) -> dict[str, str]:
         def enough(pods: dict[str, Object]) -> dict[str, str] | None:
-            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if phase(pod) == "success"}
+            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if holds(pod)}
             return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
 
-        what = f"{'all' if wait_for is None else wait_for} pods are bound and bind-phase is success"
+        what = f"{'all' if wait_for is None else wait_for} pods are {what}"
         return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
 
     def shares(self, name: str) -> list[list[Share]]:
@@ -193,9 +195,12 @@ class Sandbox:
             return next((event["message"] for event in events.values()
                          if event["reason"] == reason and containing in event["message"]), None)
 
-        return self.kube.wait("Event", told, self.namespace, timeout=timeout, fieldSelector=f"involvedObject.name={pod}",
-                              what=f"an event {reason} of {pod} with {containing!r}; "
-                                   f"there are {self.events(pod)}")
+        try:
+            return self.kube.wait("Event", told, self.namespace, timeout=timeout,
+                                  fieldSelector=f"involvedObject.name={pod}")
+        except WaitTimeout:
+            raise WaitTimeout(f"no event {reason} of {pod} with {containing!r} within {timeout:g} s; "
+                              f"there are {self.events(pod)}") from None
 
     def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
         """Wait until the scheduler has said why *pod* waits; the pod must then be unbound."""
@@ -205,6 +210,10 @@ class Sandbox:
 
     def _short(self, node: str) -> str:
         return node.removeprefix(self._prefix)
+
+
+def named(kind: str, name: str, **metadata: Any) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def phase(pod: Object) -> str | None:

@@ -1,7 +1,7 @@
 """``hami scheduler`` as a process beside the local control plane, run as the Deployment of ``manifests/`` would run it.
 
-Same flags, same rights (a token of the shipped ServiceAccount), same webhook configuration; only addresses, certificate and
-files are filled in.
+Same flags, same rights (a token of the shipped ServiceAccount), same webhook configuration; only addresses,
+certificate and files are filled in.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Certificates:
             x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key()), critical=False)
         replace_file(self.key_file, key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-        replace_file(self.cert_file, certificate.sign(self._ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        signed = certificate.sign(self._ca_key, hashes.SHA256())
+        replace_file(self.cert_file, signed.public_bytes(serialization.Encoding.PEM))
 
 
 def builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -121,15 +122,17 @@ def shipped_flags() -> dict[str, str]:
     """Flags of the extender's container in the Deployment."""
     deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
     containers = {item["name"]: item for item in deployment["spec"]["template"]["spec"]["containers"]}
-    words = (word.removeprefix("--").split("=", 1) for word in containers["extender"]["command"] if word.startswith("--"))
+    command = containers["extender"]["command"]
+    words = (word.removeprefix("--").split("=", 1) for word in command if word.startswith("--"))
     return {name.replace("-", "_"): value for name, value in words}
 
 
 class Scheduler:
     """One replica of ``hami scheduler``. Flags are given as keywords, dashes as underscores."""
 
-    def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *, name: str = "hami-scheduler-0",
-                 port: int | None = None, environment: Mapping[str, str] | None = None, **flags: str) -> None:
+    def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *,
+                 name: str = "hami-scheduler-0", port: int | None = None,
+                 environment: Mapping[str, str] | None = None, **flags: str) -> None:
         self.cluster = cluster
         self.certificates = certificates
         self.name = name
@@ -172,7 +175,8 @@ class Scheduler:
         started = time.monotonic()
         while self.status(path) != 200:
             assert self.program.running(), f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
-            assert time.monotonic() - started < timeout, f"{path} is not 200 after {timeout:g} s:\n{self.program.tail()}"
+            late = time.monotonic() - started > timeout
+            assert not late, f"{path} is not 200 after {timeout:g} s:\n{self.program.tail()}"
             time.sleep(0.05)
         return time.monotonic() - started
 

@@ -44,9 +44,10 @@ def test_nothing_else_changes(sandbox):
 
 
 @pytest.mark.parametrize(("item", "message"), [
-    pytest.param(pod("p", containers=[container("c", privileged=True, gpu=1)]), "container c is privileged", id="privileged"),
-    pytest.param(pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]), "container c is privileged",
-                 id="privileged-beside-gpu"),
+    pytest.param(pod("p", containers=[container("c", privileged=True, gpu=1)]),
+                 "container c is privileged", id="privileged"),
+    pytest.param(pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]),
+                 "container c is privileged", id="privileged-beside-gpu"),
     pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
     pytest.param(pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"),
 ])
@@ -66,7 +67,8 @@ def test_a_forged_label_is_refused(sandbox):
 
 def test_users_own_annotations_are_fine(sandbox):
     sandbox.add_gpu_node("n0")
-    sandbox.create(pod("p", gpu=1, annotations={"hami.io/gpu-scheduler-policy": "binpack", "nvidia.com/use-gputype": "A100"}))
+    wishes = {"hami.io/gpu-scheduler-policy": "binpack", "nvidia.com/use-gputype": "A100"}
+    sandbox.create(pod("p", gpu=1, annotations=wishes))
     assert sandbox.started() == {"p": "n0"}
 
 

@@ -8,14 +8,15 @@ import pytest
 from e2e.nodes import gpus
 from e2e.pods import pod
 from e2e.processes import free_port
-from e2e.scheduler import Scheduler, lease_holder, webhook_configuration
+from e2e.scheduler import Scheduler, account_kubeconfig, lease_holder, webhook_configuration
 
 PODS = 200
 
 
 def crowd(count=PODS):
-    """Pods that name their scheduler themselves: they are scheduled even when the webhook was down at their creation."""
-    return [pod(f"p{number:03}", gpu=1, gpumem=8000, gpucores=10, scheduler="hami-scheduler") for number in range(count)]
+    """Pods that name their scheduler themselves: they are scheduled even when the webhook is down as they come."""
+    asks = {"gpu": 1, "gpumem": 8000, "gpucores": 10}
+    return [pod(f"p{number:03}", scheduler="hami-scheduler", **asks) for number in range(count)]
 
 
 def ten_nodes(sandbox):
@@ -104,9 +105,9 @@ def test_the_plugins_pause_and_go_on(sandbox, agent):
 
 
 @pytest.fixture
-def standby(sandbox, scheduler, local, certificates, tmp_path):
+def standby(sandbox, scheduler, local, certificates):
     """A second replica, kube-scheduler and extender; the first is brought back in the end."""
-    second = Scheduler(local, certificates, local.folder / "hami-scheduler.kubeconfig", name="hami-scheduler-1", port=free_port())
+    second = Scheduler(local, certificates, account_kubeconfig(local), name="hami-scheduler-1", port=free_port())
     second.start(wait=False)
     program = local.start_kube_scheduler("kube-scheduler-1", second.port)
     yield second

@@ -86,7 +86,8 @@ def test_the_scheduler_asks_a_new_node(sandbox):
 def test_an_old_plugin_that_reports_is_understood(sandbox, agent):
     agent.answers_handshake = True
     sandbox.add_gpu_node("n0")
-    sandbox.wait_node("n0", lambda annotations: annotations.get(HANDSHAKE, "").startswith("Reported"), what="the plugin answers")
+    sandbox.wait_node("n0", lambda annotations: annotations.get(HANDSHAKE, "").startswith("Reported"),
+                      what="the plugin answers")
     sandbox.create(pod("a", gpu=1, gpumem=1000))
     assert sandbox.started() == {"a": "n0"}
 
@@ -147,16 +148,17 @@ def test_a_failed_allocation_frees_the_node(sandbox, agent):
     assert sandbox.pod("broken")["metadata"]["annotations"][PHASE] == "failed"
 
 
-@pytest.mark.parametrize("mishap", [Mishap.DIES_BEFORE, Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mishap", [Mishap.DIES_BEFORE, Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED], ids=lambda mishap: mishap.name)
 def test_a_plugin_that_dies_loses_its_turn(sandbox, agent, scheduler, mishap):
-    """The lock is revoked when its time is over: first the holder's allocation is taken back, then the next one goes."""
+    """The lock is revoked when its time is over: the holder's allocation is taken back, then the next one goes."""
     scheduler.run_with(node_lock_timeout="3s")
     sandbox.add_gpu_node("n0")
     agent.mishap = lambda namespace, name: mishap if name == "stuck" else None
     sandbox.create(pod("stuck", gpu=1, gpumem=1000))
     sandbox.bound()
     sandbox.create(pod("next", gpu=1, gpumem=1000))
-    assert sandbox.kube.wait("Pod", lambda pods: pods["next"]["metadata"].get("annotations", {}).get(PHASE) == "success",
-                             sandbox.namespace, timeout=60, what="the next pod has its devices")
+    sandbox.kube.wait("Pod", lambda pods: pods["next"]["metadata"].get("annotations", {}).get(PHASE) == "success",
+                      sandbox.namespace, timeout=60, what="the next pod has its devices")
     expected = "success" if mishap is Mishap.DIES_UNLOCKED else "failed"
     assert sandbox.pod("stuck")["metadata"]["annotations"][PHASE] == expected

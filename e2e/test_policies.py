@@ -101,8 +101,10 @@ def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
 def test_weights_decide_between_cards(sandbox):
     """More memory is used on card 0, more cores on card 1; binpack follows what weighs more."""
     sandbox.add_gpu_node("n0", *gpus(2))
-    for name, card, asks in (("m", 0, {"gpumem": 60_000, "gpucores": 10}), ("c", 1, {"gpumem": 10_000, "gpucores": 60})):
-        sandbox.create(pod(name, gpu=1, annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("n0", card)}, **asks))
+    here = {"gpumem": 60_000, "gpucores": 10}, {"gpumem": 10_000, "gpucores": 60}
+    for card, asks in enumerate(here):
+        wish = {"nvidia.com/use-gpuuuid": sandbox.uuid("n0", card)}
+        sandbox.create(pod(f"there-{card}", gpu=1, annotations=wish, **asks))
     sandbox.started()
     for weights, card in (("slot=0,core=0,memory=1", "n0/0"), ("slot=0,core=1,memory=0", "n0/1")):
         name = f"p-{card[-1]}"

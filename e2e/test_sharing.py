@@ -47,9 +47,9 @@ def test_a_pod_holds_what_it_asked_for(sandbox, asks, holds):
 @pytest.mark.parametrize(("first", "second", "reason"), [
     pytest.param({"gpumem": 60_000}, {"gpumem": 30_000}, "CardInsufficientMemory", id="memory"),
     pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
-    pytest.param({"gpumem": 1000, "gpucores": 60}, {"gpumem": 1000, "gpucores": 41}, "CardInsufficientCore", id="cores"),
-    pytest.param({"gpumem": 1000}, {"gpumem": 1000, "gpucores": 100}, "ExclusiveDeviceAllocateConflict", id="wants-it-alone"),
-    pytest.param({"gpumem": 1000, "gpucores": 100}, {"gpumem": 1000}, "CardComputeUnitsExhausted", id="taken-whole"),
+    pytest.param({"gpumem": 9, "gpucores": 60}, {"gpumem": 9, "gpucores": 41}, "CardInsufficientCore", id="cores"),
+    pytest.param({"gpumem": 9}, {"gpumem": 9, "gpucores": 100}, "ExclusiveDeviceAllocateConflict", id="wants-it-alone"),
+    pytest.param({"gpumem": 9, "gpucores": 100}, {"gpumem": 9}, "CardComputeUnitsExhausted", id="taken-whole"),
 ])
 def test_what_does_not_fit_waits_and_says_why(sandbox, first, second, reason):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
@@ -127,7 +127,8 @@ def test_a_sidecar_counts_beside_the_app(sandbox):
 
 
 def test_the_refusal_names_every_node_with_its_reason(sandbox):
-    sandbox.add_gpu_nodes({"small-0": [gpu(memory_mib=8000)], "small-1": [gpu(memory_mib=8000)], "sick": [gpu(healthy=False)]})
+    small = [gpu(memory_mib=8000)]
+    sandbox.add_gpu_nodes({"small-0": small, "small-1": small, "sick": [gpu(healthy=False)]})
     sandbox.create(pod("a", gpu=1, gpumem=10_000))
     assert sandbox.refusal("a", "CardInsufficientMemory").startswith("2 nodes CardInsufficientMemory(")
     assert sandbox.refusal("a", "CardNotHealth").startswith("1 nodes CardNotHealth(")
