@@ -165,7 +165,7 @@ class Sandbox:
     def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
                    ) -> dict[str, str]:
         def enough(pods: dict[str, Object]) -> dict[str, str] | None:
-            nodes = {name: self._short(pod["spec"]["nodeName"]) for name, pod in pods.items() if holds(pod)}
+            nodes = {name: self.short(pod["spec"]["nodeName"]) for name, pod in pods.items() if holds(pod)}
             return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
 
         what = f"{'all' if wait_for is None else wait_for} pods are {what}"
@@ -208,7 +208,8 @@ class Sandbox:
         assert not self.pod(pod)["spec"].get("nodeName"), f"{pod} was refused and is bound nevertheless"
         return message
 
-    def _short(self, node: str) -> str:
+    def short(self, node: str) -> str:
+        """The node's name as the test wrote it."""
         return node.removeprefix(self._prefix)
 
 

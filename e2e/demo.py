@@ -1,0 +1,247 @@
+"""A cluster with GPUs to look at: forty pods on four nodes, who shares which card, and why some wait.
+
+``python -m e2e.demo`` brings up the local control plane, ``hami scheduler``, four fake nodes with eight cards each, and a
+mix of pods. With ``--keep`` it stays up until Ctrl-C. Whatever happens, nothing is left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from e2e import audit
+from e2e.agent import NodeAgent
+from e2e.binaries import BinariesMissing
+from e2e.cluster import LocalCluster
+from e2e.nodes import gpus
+from e2e.pods import container, init, pod, sidecar
+from e2e.sandbox import Sandbox, phase
+from e2e.scheduler import Certificates, Scheduler, install
+
+__all__ = ["main"]
+
+Object = dict[str, Any]
+A100 = {"memory_mib": 81_920, "model": "NVIDIA A100-SXM4-80GB"}
+T4 = {"memory_mib": 15_360, "model": "NVIDIA T4"}
+PODS = 40
+SETTLED_SECONDS = 2
+TIMEOUT_SECONDS = 60
+
+
+class Outcome(NamedTuple):
+    """The cluster at one moment."""
+
+    pods: dict[str, Object]
+    reasons: dict[str, list[str]]
+
+    @property
+    def started(self) -> int:
+        return sum(phase(item) == "success" for item in self.pods.values())
+
+    @property
+    def waiting(self) -> list[str]:
+        return [name for name, item in self.pods.items() if not item["spec"].get("nodeName")]
+
+    @property
+    def settled(self) -> bool:
+        """Every pod has its devices, or was told why not."""
+        return len(self.pods) >= PODS and self.started + len(self.waiting) == len(self.pods) and all(
+            self.reasons.get(name) for name in self.waiting)
+
+
+def mixture() -> list[Object]:
+    """Forty pods as teams might submit them; five of them can never fit."""
+    pods = [
+        *(pod(f"notebook-{n}", gpu=1, gpumem=4000, gpucores=10) for n in range(14)),
+        *(pod(f"inference-{n}", gpu=1, percent=25, gpucores=20, annotations={"nvidia.com/use-gputype": "T4"})
+          for n in range(8)),
+        *(pod(f"train-{n}", gpu=2, gpumem=40_000, gpucores=50) for n in range(6)),
+        *(pod(f"whole-card-{n}", gpu=1, annotations={"nvidia.com/use-gputype": "A100"}) for n in range(3)),
+        *(pod(f"service-{n}", inits=[init("load", gpu=1, gpumem=12_000), sidecar("metrics", gpu=1, gpumem=1000)],
+              containers=[container("serve", gpu=1, gpumem=8000, gpucores=25)]) for n in range(4)),
+        pod("too-much-memory-0", gpu=1, gpumem=100_000),
+        pod("too-much-memory-1", gpu=1, gpumem=20_000, annotations={"nvidia.com/use-gputype": "T4"}),
+        pod("no-such-card-0", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gputype": "H100"}),
+        pod("nine-on-one-node-0", gpu=9, gpumem=1000),
+        pod("one-numa-node-0", gpu=6, gpumem=1000, annotations={"nvidia.com/numa-bind": "true"}),
+    ]
+    random.Random(7).shuffle(pods)
+    return pods
+
+
+def look(sandbox: Sandbox) -> Outcome:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for event in sandbox.kube.list("Event", sandbox.namespace):
+        if event["reason"] in ("FilteringFailed", "FailedScheduling"):
+            reasons[event["involvedObject"]["name"]].append(event["message"])
+    pods = {item["metadata"]["name"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
+    return Outcome(pods, dict(reasons))
+
+
+def bar(used: int, there: int, width: int = 16) -> Text:
+    """How full something is, as a coloured bar."""
+    share = used / there if there else 0
+    filled = round(share * width)
+    colour = "green" if share < 0.6 else "yellow" if share < 0.95 else "red"
+    return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="grey37") + Text(f" {share:4.0%}")
+
+
+def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Table]:
+    """A table for each node: its cards, how full each is, and (with *names*) who is on it."""
+    nodes = sandbox.kube.list("Node", labelSelector=f"hami-e2e/sandbox={sandbox.namespace}")
+    found = audit.inventory(nodes, outcome.pods.values())
+    by_node: dict[str, list[audit.Card]] = defaultdict(list)
+    for card in found.cards.values():
+        by_node[card.node].append(card)
+    tables = []
+    for node, cards in sorted(by_node.items()):
+        table = Table(title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)", title_justify="left",
+                      expand=names)
+        for heading in ("card", "memory", "cores", "pods"):
+            table.add_column(heading, no_wrap=heading != "pods")
+        for card in sorted(cards, key=lambda card: card.index):
+            used, holds = found.used((node, card.uuid)), found.holds.get((node, card.uuid), {})
+            who = ", ".join(sorted(name.partition("/")[2] for name in holds)) if names else str(len(holds))
+            table.add_row(str(card.index), bar(used.memory, card.memory), bar(used.cores, card.cores), who)
+        tables.append(table)
+    return tables
+
+
+def waiting_table(outcome: Outcome) -> Table:
+    """Those that wait, each with the reason that the scheduler gave."""
+    table = Table(title="waiting", title_justify="left", expand=True)
+    table.add_column("pod", no_wrap=True)
+    table.add_column("asks for")
+    table.add_column("why")
+    for name in sorted(outcome.waiting):
+        table.add_row(name, asks(outcome.pods[name]), "; ".join(why(outcome.reasons.get(name, ["?"]))))
+    return table
+
+
+def why(messages: Iterable[str]) -> list[str]:
+    """The telling ones among *messages*: a reason for each kind of card, not that there was none."""
+    texts = list(dict.fromkeys(messages))
+    telling = [text for text in texts if not text.startswith(("no available node", "0/"))]
+    return telling or [text for text in texts if text.startswith("0/")][:1] or texts[:1]
+
+
+def asks(item: Object) -> str:
+    parts = []
+    for one in [*(item["spec"].get("initContainers") or []), *item["spec"]["containers"]]:
+        limits = one.get("resources", {}).get("limits", {})
+        words = [f"{key.removeprefix('nvidia.com/')} {value}" for key, value in sorted(limits.items())]
+        parts.append(", ".join(words))
+    wanted = sorted(item["metadata"].get("annotations", {}).items())
+    wishes = [f"{key.partition('/')[2]}: {value}" for key, value in wanted]
+    return " + ".join(filter(None, parts)) + (f" ({', '.join(wishes)})" if wishes else "")
+
+
+def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
+    """Create the pods in the background, and draw what becomes of them until all is settled."""
+    failed: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            sandbox.create_all(mixture())
+        except BaseException as error:  # shown by the thread that draws
+            failed.append(error)
+
+    creation = threading.Thread(target=create)
+    creation.start()
+    outcome, deadline, quiet_since = look(sandbox), time.monotonic() + TIMEOUT_SECONDS, None
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        while time.monotonic() < deadline and not failed:
+            outcome = look(sandbox)
+            head = Text(f"{len(outcome.pods)} of {PODS} pods created, {outcome.started} have their devices, "
+                        f"{len(outcome.waiting)} wait", style="bold")
+            live.update(Group(head, Columns(node_tables(sandbox, outcome, names=False))))
+            if outcome.settled:
+                quiet_since = quiet_since or time.monotonic()
+                if time.monotonic() - quiet_since > SETTLED_SECONDS:
+                    break
+            else:
+                quiet_since = None
+            time.sleep(0.15)
+    creation.join()
+    if failed:
+        raise failed[0]
+    return outcome
+
+
+def show(console: Console, sandbox: Sandbox, outcome: Outcome) -> None:
+    console.print(Group(*node_tables(sandbox, outcome, names=True)))
+    if outcome.waiting:
+        console.print(waiting_table(outcome))
+    console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait.")
+
+
+def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
+    """How to go on by hand."""
+    kubectl = f"{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}"
+    console.print(Panel.fit(Text("\n".join((
+        "The cluster stays up until Ctrl-C. In another terminal:", "",
+        f"  alias k='{kubectl}'",
+        "  k get pods -o wide",
+        "  k get events --field-selector reason=FilteringFailed",
+        "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
+        "  k delete pod whole-card-0            # and see who moves up", "",
+        f"Logs: {cluster.folder}/hami-scheduler-0.log"))), title="kept"))
+
+
+def run(console: Console, *, keep: bool) -> int:
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
+                  transient=True) as progress:
+        task = progress.add_task("control plane (built once, on the first run)")
+        with LocalCluster.started(say=lambda line: progress.update(task, description=line)) as cluster:
+            progress.update(task, description="hami scheduler")
+            certificates = Certificates(cluster.folder / "tls")
+            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+            with NodeAgent(cluster.kube), Sandbox.opened(cluster.kube, name="demo") as sandbox:
+                progress.update(task, description="nodes")
+                sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
+                progress.stop()
+                outcome = submit_and_watch(console, sandbox)
+                show(console, sandbox, outcome)
+                violations = audit.audit(cluster.kube)
+                for violation in violations:
+                    console.print(f"[red]the auditor found: {violation}")
+                if not outcome.settled:
+                    console.print(f"[red]not settled after {TIMEOUT_SECONDS} s; the scheduler's log ends:")
+                    console.print(scheduler.program.tail(), markup=False)
+                if keep:
+                    farewell(console, cluster, sandbox)
+                    threading.Event().wait()
+                return int(bool(violations) or not outcome.settled)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C, and say how to talk to it")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        return run(console, keep=arguments.keep)
+    except BinariesMissing as error:
+        console.print(f"[red]{error}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; nothing is left running")
+        return 0 if arguments.keep else 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
