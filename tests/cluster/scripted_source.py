@@ -17,7 +17,8 @@ def event(kind, thing):
 
 
 def bookmark(version):
-    return event("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(version)}, "spec": {"containers": None}})
+    thing = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}, "spec": {"containers": None}}
+    return event("BOOKMARK", thing)
 
 
 def error(code, message="expired"):

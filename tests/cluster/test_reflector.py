@@ -139,7 +139,8 @@ def test_an_expired_continue_token_starts_the_list_again():
 def test_attempts_draw_apart_up_to_a_limit_and_recover():
     random.seed(1)
     source, _ = reflect([BROKEN] * 12 + [page()], [[bookmark(101), BROKEN]])
-    assert all(0.5 * full <= wait <= full for wait, full in zip(source.waits, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4], strict=False))
+    fulls = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
+    assert all(0.5 * full <= wait <= full for wait, full in zip(source.waits, fulls, strict=False))
     assert max(source.waits) <= module.BACKOFF_LIMIT_S
     assert source.waits[-1] <= module.BACKOFF_S
 

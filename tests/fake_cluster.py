@@ -1,0 +1,217 @@
+"""The cluster seam in memory: the same methods as `hami.cluster.cluster.Cluster`, with faults on demand.
+
+It holds what a test puts in, checks uids and resource versions as the API server does, and remembers every call.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hami.cluster.cluster import LeaseRecord
+from hami.errors import ClusterError, Conflict, NotFound
+from hami.model import Node, Pod, PodRef
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that was made: the method's name, and its arguments by name."""
+
+    method: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name):
+        try:
+            return self.arguments[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True)
+class Fault:
+    error: Exception
+    after: bool
+
+
+class FakeCluster:
+    """Pods, nodes, leases and events of one cluster.
+
+    ``on_call(call)`` runs before each call, outside the lock: a test may change the cluster there, advance its clock,
+    block, or raise. ``copies_labels``: whether bind takes labels over (Kubernetes 1.35 and later).
+    """
+
+    def __init__(self, *, pods=(), nodes=(), copies_labels=True):
+        self.pods: dict[tuple[str, str], Pod] = {}
+        self.nodes: dict[str, Node] = {}
+        self.leases: dict[tuple[str, str], LeaseRecord] = {}
+        self.events: dict[tuple[str, str], dict[str, Any]] = {}
+        self.calls: list[Call] = []
+        self.copies_labels = copies_labels
+        self.on_call = lambda call: None
+        self._version = 100
+        self._faults: dict[str, list[Fault]] = defaultdict(list)
+        self._lock = threading.RLock()
+        for pod in pods:
+            self.put_pod(pod)
+        for node in nodes:
+            self.put_node(node)
+
+    # ---- what tests do to it
+
+    def put_pod(self, pod: Pod) -> Pod:
+        """Create or replace a pod; it gets a new resource version."""
+        with self._lock:
+            stored = self.pods[pod.ref.namespace, pod.ref.name] = replace(pod, resource_version=self._next_version())
+            return stored
+
+    def put_node(self, node: Node) -> Node:
+        """Create or replace a node; it gets a new resource version."""
+        with self._lock:
+            stored = self.nodes[node.name] = replace(node, resource_version=self._next_version())
+            return stored
+
+    def put_lease(self, lease: LeaseRecord) -> LeaseRecord:
+        """Create or replace a lease; it gets a new resource version."""
+        with self._lock:
+            stored = replace(lease, resource_version=self._next_version())
+            self.leases[lease.namespace, lease.name] = stored
+            return stored
+
+    def delete_pod(self, namespace: str, name: str) -> None:
+        del self.pods[namespace, name]
+
+    def fail(self, method: str, error: Exception, *, after: bool = False, times: int = 1) -> None:
+        """Let the next *times* calls of *method* raise *error*: before they take effect, or *after*."""
+        self._faults[method] += [Fault(error, after)] * times
+
+    def heal(self) -> None:
+        """Forget all faults that have not happened yet."""
+        self._faults.clear()
+
+    def calls_of(self, *methods: str) -> list[Call]:
+        """The calls of these methods, in order."""
+        return [call for call in self.calls if call.method in methods]
+
+    # ---- the methods of Cluster
+
+    def pod(self, namespace: str, name: str, *, timeout: float | None = None) -> Pod | None:
+        return self._do("pod", lambda: self.pods.get((namespace, name)), namespace=namespace, name=name,
+                        timeout=timeout)
+
+    def node(self, name: str, *, timeout: float | None = None) -> Node | None:
+        return self._do("node", lambda: self.nodes.get(name), name=name, timeout=timeout)
+
+    def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
+                     labels: Mapping[str, str | None] = {}, *, timeout: float | None = None) -> Pod:
+        def effect():
+            pod = self._same(ref)
+            return self.put_pod(replace(pod, annotations=_merged(pod.annotations, annotations),
+                                        labels=_merged(pod.labels, labels)))
+
+        return self._do("annotate_pod", effect, ref=ref, annotations=dict(annotations), labels=dict(labels),
+                        timeout=timeout)
+
+    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "", *,
+                      timeout: float | None = None) -> Node:
+        def effect():
+            node = _present(self.nodes.get(name), f"node {name}")
+            _check_version(f"node {name}", node.resource_version, resource_version)
+            return self.put_node(replace(node, annotations=_merged(node.annotations, annotations)))
+
+        return self._do("annotate_node", effect, name=name, annotations=dict(annotations),
+                        resource_version=resource_version, timeout=timeout)
+
+    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
+             timeout: float | None = None) -> None:
+        def effect():
+            pod = self._same(ref)
+            if pod.node_name:
+                raise Conflict(f"pod {ref} is already assigned to node {pod.node_name}", 409)
+            self.put_pod(replace(pod, node_name=node, annotations=_merged(pod.annotations, annotations),
+                                 labels=_merged(pod.labels, labels if self.copies_labels else {})))
+
+        self._do("bind", effect, ref=ref, node=node, annotations=dict(annotations), labels=dict(labels),
+                 timeout=timeout)
+
+    def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        def effect():
+            key = namespace, event["metadata"]["name"]
+            if key in self.events:
+                raise Conflict(f"event {key} exists", 409)
+            self.events[key] = dict(event)
+
+        self._do("create_event", effect, namespace=namespace, event=event, timeout=timeout)
+
+    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
+                    timeout: float | None = None) -> None:
+        def effect():
+            _present(self.events.get((namespace, name)), f"event {name}").update(patch)
+
+        self._do("patch_event", effect, namespace=namespace, name=name, patch=patch, timeout=timeout)
+
+    def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
+        return self._do("lease", lambda: self.leases.get((namespace, name)), namespace=namespace, name=name,
+                        timeout=timeout)
+
+    def create_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
+        def effect():
+            if (lease.namespace, lease.name) in self.leases:
+                raise Conflict(f"lease {lease.name} exists", 409)
+            return self.put_lease(lease)
+
+        return self._do("create_lease", effect, lease=lease, timeout=timeout)
+
+    def update_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
+        def effect():
+            stored = _present(self.leases.get((lease.namespace, lease.name)), f"lease {lease.name}")
+            _check_version(f"lease {lease.name}", stored.resource_version, lease.resource_version)
+            return self.put_lease(lease)
+
+        return self._do("update_lease", effect, lease=lease, timeout=timeout)
+
+    # ---- how they work
+
+    def _do(self, method, effect, **arguments):
+        call = Call(method, arguments)
+        with self._lock:
+            self.calls.append(call)
+        self.on_call(call)
+        with self._lock:
+            fault = self._faults[method].pop(0) if self._faults[method] else None
+            if fault and not fault.after:
+                raise fault.error
+            result = effect()
+            if fault:
+                raise fault.error
+            return result
+
+    def _next_version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+    def _same(self, ref: PodRef) -> Pod:
+        pod = _present(self.pods.get((ref.namespace, ref.name)), f"pod {ref}")
+        if pod.ref.uid != ref.uid:
+            raise Conflict(f"pod {ref} is another one now", 409)
+        return pod
+
+
+def no_answer(message: str = "read timed out") -> ClusterError:
+    """The error of a call that got no answer."""
+    return ClusterError(message)
+
+
+def _present(thing, what):
+    if thing is None:
+        raise NotFound(f"{what} not found", 404)
+    return thing
+
+
+def _check_version(what, stored, given):
+    if given and given != stored:
+        raise Conflict(f"{what} has been modified", 409)
+
+
+def _merged(old, edits):
+    return {key: value for key, value in {**old, **edits}.items() if value is not None}
