@@ -161,7 +161,6 @@ class Verbs:
             return Filtered(list(names) if names is not None else None, {})
         if isinstance(answer, Refusal):
             return self._refused(pod, answer)
-        self._locks.wake_pod(pod.ref)
         self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
         log.info("filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
         return Filtered([answer.node], {}, answer.node)

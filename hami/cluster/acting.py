@@ -29,7 +29,7 @@ class Acting:
         self._clock = clock
         self._election: Leadership | None = None
         self._term = 0
-        self._caught_up = 0
+        self._caught_up = -1
         self._wake = threading.Event()
         self._stopping = False
         self._used = -IDLE

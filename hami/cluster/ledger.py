@@ -94,7 +94,7 @@ class Ledger:
         self.pods.on_bound = self._seen_bound
         self.pods.on_gone = self._drop
         self.pods.on_prune = self._prune
-        self.on_change: Callable[[str], None] = lambda node: None
+        self.on_dropped: Callable[[str], None] = lambda uid: None
 
     # Filter
 
@@ -319,16 +319,14 @@ class Ledger:
         return None
 
     def _drop(self, uid: str) -> None:
-        held = self._held.pop(uid, None)
-        if held is not None:
+        if self._held.pop(uid, None) is not None:
             self._index.unbook(uid)
-            self.on_change(held.reservation.node)
+            self.on_dropped(uid)
 
     def _seen_bound(self, uid: str) -> None:
         """The watch shows the pod bound: from here on its annotations are what counts."""
-        held = self._held.pop(uid, None)
-        if held is not None:
-            self.on_change(held.reservation.node)
+        if self._held.pop(uid, None) is not None:
+            self.on_dropped(uid)
 
     def _prune(self, seen: set[str], started: float) -> None:
         with self._guard:

@@ -129,12 +129,12 @@ class NodeLocks:
             if line := self._lines.get(node):
                 line[0].turn.set()
 
-    def wake_pod(self, ref: PodRef) -> None:
-        """There is news of a pod that may stand in line."""
+    def wake_pod(self, uid: str) -> None:
+        """There is news of a pod that may stand in line. Called under the ledger's lock, so it asks nobody."""
         with self._guard:
             for line in self._lines.values():
                 for ticket in line:
-                    if ticket.ref.uid == ref.uid:
+                    if ticket.ref.uid == uid:
                         ticket.turn.set()
 
     def close(self) -> None:

@@ -1,0 +1,167 @@
+"""The scheduler process: its parts, wired together, started and stopped in order."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import flask
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from hami.cluster.acting import Acting
+from hami.cluster.api import Api
+from hami.cluster.cluster import Cluster
+from hami.cluster.events import EventRecorder
+from hami.cluster.lease import AlwaysLeader, Election, Leadership
+from hami.cluster.ledger import Ledger, Policies
+from hami.cluster.node_lock import LockTimes, NodeLocks
+from hami.cluster.reflector import Reflector
+from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.controller.loop import Controller
+from hami.controller.reconcile import Rules
+from hami.errors import ClusterError
+from hami.metrics.exporter import Exporter
+from hami.metrics.instruments import Instruments
+from hami.model import Node, Pod, PodRef, QuotaLimits
+from hami.settings import Settings
+from hami.vendors.catalog import vendors
+from hami.verbs import Verbs
+from hami.web.app import Health, create_app
+
+__all__ = ["Service"]
+
+log = logging.getLogger(__name__)
+
+FRESH = 120.0  # seconds of silence from the API server after which what is known counts as stale
+CATCH_UP = 30.0  # seconds that a consistent list may take
+JOIN = 1.5  # seconds to wait for each thread at the end
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Service:
+    """All parts of `hami scheduler` in one process. Made in the worker, after the fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        clock = time.monotonic
+        api = Api.connect(timeout=settings.kube_timeout or 10.0)
+        cluster = Cluster(api)
+        known = vendors(settings.devices)
+        self._ledger = Ledger(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
+                              clock=clock, now=_now, matches=settings.node_selector.matches)
+        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler")
+        self._locks = NodeLocks(
+            cluster, self._ledger.nodes, self._ledger.pods, known, LockTimes(expire=settings.node_lock_timeout),
+            clock=clock, now=_now, revoked=self._tell_revoked)
+        self._ledger.nodes.on_lock = self._locks.wake
+        self._ledger.on_dropped = self._locks.wake_pod
+        self._nodes: Reflector[Node] = Reflector(
+            api, "/api/v1/nodes", parse_node, lambda node: node.name, self._ledger.nodes, name="nodes")
+        self._pods: Reflector[Pod] = Reflector(
+            api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, self._ledger.pods, name="pods")
+        self._quotas: Reflector[QuotaLimits] = Reflector(
+            api, "/api/v1/resourcequotas", parse_quota, lambda quota: quota.uid, self._ledger.quotas, name="quotas")
+        self._acting = Acting(self._catch_up, clock)
+        self._election = self._elect(cluster)
+        self._acting.follow(self._election)
+        self._controller = Controller(
+            cluster, self._ledger, self._locks, self._events, self._acting,
+            Rules(vendors=known, scheduler=settings.scheduler_name, overwrites=settings.force_overwrite_default_scheduler,
+                  expire=settings.node_lock_timeout),
+            pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
+        registry = CollectorRegistry()
+        self._meter = Instruments(registry)
+        self._exporter = Exporter(registry, settings.metrics_bind_address)
+        self._verbs = Verbs(
+            self._ledger, self._locks, cluster, self._events, self._acting, self._meter,
+            scheduler_name=settings.scheduler_name, force_overwrite=settings.force_overwrite_default_scheduler, clock=clock)
+        self._threads: list[threading.Thread] = []
+
+    def app(self) -> flask.Flask:
+        """The WSGI application over these parts."""
+        health = Health(started=self._is_synced, unready=self._unready, await_start=self._await_sync)
+        return create_app(self._verbs, self._reservation, health, self._meter.observe)
+
+    def start(self) -> None:
+        """Start what runs beside the requests. Nodes are read before pods, whose shares are of their devices."""
+        self._exporter.start()
+        for name, run in (("nodes", self._nodes.run), ("quotas", self._quotas.run), ("pods", self._read_pods),
+                          ("events", self._events.run), ("election", self._election.run), ("acting", self._acting.run),
+                          ("controller", self._controller_run)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop: binds that wait give up, those that are being written finish; then the leadership is released."""
+        self._locks.close()
+        self._controller.stop()
+        self._acting.stop()
+        for reflector in (self._nodes, self._pods, self._quotas):
+            reflector.stop()
+        self._election.stop()
+        self._events.drain(JOIN)
+        self._events.stop()
+        self._exporter.stop()
+        for thread in self._threads:
+            thread.join(JOIN)
+
+    def _elect(self, cluster: Cluster) -> Leadership:
+        settings = self._settings
+        if not settings.leader_elect:
+            return AlwaysLeader(on_started=self._acting.started)
+        return Election(
+            cluster, namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
+            name=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
+            identity=f"{settings.pod_name or socket.gethostname()}_{uuid4()}",
+            on_started=self._acting.started, on_stopped=self._acting.stopped, may_hand_over=self._acting.is_idle)
+
+    def _read_pods(self) -> None:
+        self._nodes.synced.wait()
+        self._pods.run()
+
+    def _controller_run(self) -> None:
+        self._await_sync(None)
+        self._controller.run()
+
+    def _catch_up(self) -> None:
+        """Read nodes and pods once more, with consistent lists."""
+        if not self._await_sync(CATCH_UP):
+            raise ClusterError("the caches have not been filled yet")
+        if self._settings.leader_elect:
+            self._nodes.relist(CATCH_UP)
+            self._pods.relist(CATCH_UP)
+
+    def _is_synced(self) -> bool:
+        return all(reflector.synced.is_set() for reflector in (self._nodes, self._pods, self._quotas))
+
+    def _await_sync(self, patience: float | None) -> bool:
+        return all(reflector.synced.wait(patience) for reflector in (self._nodes, self._pods, self._quotas))
+
+    def _unready(self) -> str | None:
+        for reflector, name in ((self._nodes, "nodes"), (self._pods, "pods"), (self._quotas, "resourcequotas")):
+            if not reflector.synced.is_set():
+                return f"{name} have not been read yet"
+            if reflector.age() > FRESH:
+                return f"the API server has said nothing about {name} for {reflector.age():.0f} s"
+        return None
+
+    def _reservation(self, uid: str) -> bytes | None:
+        reservation = self._ledger.reservation(uid)
+        if reservation is None:
+            return None
+        return msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
+                                    "labels": reservation.labels})
+
+    def _tell_revoked(self, ref: PodRef, node: str) -> None:
+        self._events.record(ref, "Warning", "AllocationRevoked",
+                            f"the device plugin of node {node} did not hand out the devices in time")
