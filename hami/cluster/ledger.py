@@ -18,7 +18,7 @@ from hami.cluster.quotas import QuotaBook
 from hami.codec.allocation import render_shares
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
 from hami.errors import HamiError
-from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, Share
+from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
 from hami.scheduling.decide import Choice, Refusal, Verdicts, decide
 from hami.scheduling.index import Booking, Index
@@ -28,7 +28,7 @@ from hami.scheduling.usage import View, collapse, total
 from hami.vendors.request import request_of
 from hami.vendors.spec import Vendor
 
-__all__ = ["Ledger", "Policies", "Rejected", "Reservation"]
+__all__ = ["Ledger", "Policies", "Rejected", "Reservation", "Snapshot"]
 
 RESERVED_FOR = 60.0  # seconds until a reservation that is not bound is dropped
 
@@ -56,6 +56,21 @@ class Reservation:
     labels: Mapping[str, str]
     locks_node: bool
     made: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the ledger knew at one moment; nothing in it changes any more.
+
+    *nodes*: devices with what is taken of them, by node and vendor. *pods*: who holds the bookings, by uid.
+    *used*: MiB and percent taken, by namespace and vendor.
+    """
+
+    nodes: Mapping[str, Mapping[str, Sequence[View]]]
+    bookings: Sequence[Booking]
+    pods: Mapping[str, PodRef]
+    used: Mapping[tuple[str, str], tuple[int, int]]
+    quotas: Sequence[QuotaLimits]
 
 
 class _Stage(enum.Enum):
@@ -257,6 +272,17 @@ class Ledger:
         """What every pod takes."""
         with self._guard:
             return list(self._index.bookings.values())
+
+    def snapshot(self) -> Snapshot:
+        """All of it at one moment. The lock is held to copy references only, not to work on them."""
+        with self._guard:
+            self._index.settle()
+            nodes = {name: entry.views for name, entry in self._index.nodes.items()}
+            bookings, used, quotas = self.bookings(), self.namespace_usage(), self.quotas.all()
+            records, held = self.pods.all(), list(self._held.values())
+        pods = {record.ref.uid: record.ref for record in records}
+        pods.update((ref.uid, ref) for ref in (one.reservation.ref for one in held))
+        return Snapshot(nodes, bookings, pods, used, quotas)
 
     def namespace_usage(self) -> dict[tuple[str, str], tuple[int, int]]:
         """MiB and percent taken, by namespace and vendor."""

@@ -149,6 +149,11 @@ class PodBook:
         with self._guard:
             return [self._records[uid] for uid in self._unsettled]
 
+    def unreadable(self) -> list[PodRef]:
+        """Pods that hold devices whose annotations cannot be read."""
+        with self._guard:
+            return [pod.ref for pod in self._unreadable.values()]
+
     def _remember(self, pod: Pod, version: int, asks: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         problems = self._book(pod)
