@@ -1,0 +1,227 @@
+"""What the scheduler process was told: flags, environment and device configuration, as one frozen record.
+
+The defaults of all flags are here. Wire forms of single values are parsed here as well; which flags exist is the
+business of the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from hami.codec.device_config import DeviceConfig, parse_device_config
+from hami.codec.durations import parse_duration
+from hami.errors import HamiError, MalformedInput
+from hami.model import Node
+
+__all__ = [
+    "DEVICE_POLICIES", "NODE_POLICIES", "Address", "NodeSelector", "Settings", "parse_address", "parse_boolean",
+    "parse_device_policy_flag", "parse_node_selector", "parse_seconds", "read_settings",
+]
+
+NODE_POLICIES = ("binpack", "spread")
+DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
+
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+_KEY = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+_TERM = re.compile(
+    rf"\s*(?:(?P<absent>!\s*)?(?P<bare>{_KEY})"
+    rf"|(?P<key>{_KEY})\s*(?P<operator>==|=|!=)\s*(?P<value>{_VALUE})"
+    rf"|(?P<member>{_KEY})\s+(?P<set>in|notin)\s*\((?P<values>\s*{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)\))\s*(?=,|\Z)")
+
+
+class Address(NamedTuple):
+    """Where to listen; an empty host is all addresses of the machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """One requirement: the label's value is, or is not, among *values* (``None``: the label is there at all)."""
+
+    key: str
+    values: frozenset[str] | None
+    negated: bool = False
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        present = self.key in labels and (self.values is None or labels[self.key] in self.values)
+        return present is not self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelector:
+    """Which nodes are looked at; without terms all of them. *text*: as it was written."""
+
+    text: str = ""
+    terms: tuple[_Term, ...] = ()
+
+    def matches(self, node: Node) -> bool:
+        """Whether *node* has the labels asked for."""
+        return all(term.holds(node.labels) for term in self.terms)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that can be set from outside. Times in seconds.
+
+    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two the listener speaks TLS.
+    *metrics_bind_address*: ``None`` for no metrics listener. *kube_qps*, *kube_burst*: 0 for no limit of our own.
+    *kube_timeout*: 0 for none. *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said.
+    """
+
+    http_bind: Address = Address("127.0.0.1", 8080)
+    metrics_bind_address: Address | None = Address("", 9395)
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    threads: int = 320
+
+    scheduler_name: str = "hami-scheduler"
+    node_scheduler_policy: str = "binpack"
+    gpu_scheduler_policy: str = "spread"
+    force_overwrite_default_scheduler: bool = True
+    node_selector: NodeSelector = NodeSelector()
+    node_lock_timeout: float = 300.0
+    node_lock_retry_timeout: float = 28.0
+
+    leader_elect: bool = False
+    leader_elect_resource_name: str = ""
+    leader_elect_resource_namespace: str = ""
+    kube_qps: float = 0.0
+    kube_burst: int = 0
+    kube_timeout: int = 0
+
+    device_config_file: str = ""
+    devices: DeviceConfig = field(default_factory=DeviceConfig)
+    enable_ascend: bool = False
+    enable_iluvatar: bool = False
+
+    log_format: str = "text"
+    verbosity: int = 0
+    debug: bool = False
+    profiling: bool = False
+    legacy_metrics: bool = False
+
+    pod_name: str = ""
+    pod_namespace: str = "kube-system"
+
+
+def read_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Settings of the flags that were *given*, by field name, and the environment; the device configuration is read.
+
+    Raises: HamiError when a file cannot be read or settings do not go together.
+    """
+    values: dict[str, object] = {"pod_name": environ.get("POD_NAME", ""), **given}
+    if namespace := environ.get("POD_NAMESPACE"):
+        values["pod_namespace"] = namespace
+    if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
+        values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
+    if path := values.get("device_config_file"):
+        values["devices"] = _read_device_config(str(path))
+    if unknown := values.keys() - {entry.name for entry in fields(Settings)}:
+        raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
+    settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    if bool(settings.cert_file) != bool(settings.key_file):
+        given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")
+        raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
+    if settings.client_ca_file and not settings.cert_file:
+        raise HamiError("--client-ca-file without --cert_file and --key_file: only over HTTPS do clients show theirs")
+    if settings.node_lock_timeout <= 0:
+        raise HamiError("--node-lock-timeout: expected more than 0s")
+
+
+def _read_device_config(path: str) -> DeviceConfig:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise HamiError(f"--device-config-file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise HamiError(f"--device-config-file {path}: not UTF-8 text: {error.reason}") from error
+    return parse_device_config(text, path)
+
+
+def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        value = parse(text)
+    except MalformedInput as error:
+        raise MalformedInput(f"environment variable {name}", text, error.problem) from error
+    if value <= 0:
+        raise MalformedInput(f"environment variable {name}", text, "expected more than 0s")
+    return value
+
+
+def parse_address(text: str) -> Address:
+    """Host and port in ``127.0.0.1:8080``, ``[::1]:8080`` or ``:8080``. Raises: MalformedInput."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    legal = colon and port.isascii() and port.isdigit() and int(port) <= 65_535 and (bracketed or ":" not in host)
+    if not legal:
+        raise MalformedInput("address", text, "expected host:port, [IPv6]:port or :port, with a port from 0 to 65535")
+    return Address(host[1:-1] if bracketed else host, int(port))
+
+
+def parse_boolean(text: str) -> bool:
+    """What Go's ParseBool makes of *text*. Raises: MalformedInput."""
+    if text not in _TRUE | _FALSE:
+        raise MalformedInput("boolean", text, "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)")
+    return text in _TRUE
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of a Go duration that is not negative. Raises: MalformedInput."""
+    seconds = parse_duration(text).total_seconds()
+    if seconds < 0:
+        raise MalformedInput("duration", text, "expected no negative duration")
+    return seconds
+
+
+def parse_device_policy_flag(text: str) -> str:
+    """*text* when it is one device policy or a chain of them with commas. Raises: MalformedInput."""
+    if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
+        raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several of them with commas")
+    return text
+
+
+def parse_node_selector(text: str) -> NodeSelector:
+    """A label selector as kubectl takes it: ``k=v``, ``k!=v``, ``k in (a,b)``, ``k notin (a,b)``, ``k``, ``!k``, with
+    commas for «and». A label that is missing is not equal to any value.
+
+    Raises: MalformedInput. Source: k8s.io/apimachinery, pkg/labels, Parse.
+    """
+    terms: list[_Term] = []
+    place = -1
+    while text.strip() and place < len(text):
+        found = _TERM.match(text, place + 1)
+        if found is None:
+            raise MalformedInput("label selector", text, "expected key=value, key!=value, key in (a,b), "
+                                                         "key notin (a,b), key or !key, with commas between them")
+        terms.append(_term(found))
+        place = found.end()
+    return NodeSelector(text, tuple(terms))
+
+
+def _term(found: re.Match[str]) -> _Term:
+    if found["bare"] is not None:
+        return _Term(found["bare"], None, found["absent"] is not None)
+    if found["key"] is not None:
+        return _Term(found["key"], frozenset({found["value"]}), found["operator"] == "!=")
+    values = frozenset(value.strip() for value in found["values"].split(","))
+    return _Term(found["member"], values, found["set"] == "notin")
