@@ -29,9 +29,11 @@ MESSAGE_LIMIT = 1024
 MERGE_S = 600.0
 """Seconds for which an event that is repeated raises the count of the one written before."""
 ATTEMPTS = 5
+"""Times that an event is offered to a server which answers, but not well; one that does not answer is waited for."""
 BACKOFF_S = 1.0
 BACKOFF_LIMIT_S = 30.0
 _NAME_LIMIT = 253
+_ROUNDING = 1e-6  # of a token: what floats lose must not make us wait for a moment too short to measure
 _NODE_NAMESPACE = "default"  # where the API server wants events of objects that have no namespace
 
 
@@ -93,7 +95,8 @@ class EventRecorder:
         self._burst = float(burst)
         self._capacity = capacity
         self._turn = threading.Condition()  # guards the next four
-        self._waiting: dict[EventType, OrderedDict[_Key, _Waiting]] = {"Warning": OrderedDict(), "Normal": OrderedDict()}
+        self._waiting: dict[EventType, OrderedDict[_Key, _Waiting]] = {
+            "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._under_way = 0
         self._dropped = 0
         self._stopping = False
@@ -127,15 +130,9 @@ class EventRecorder:
 
     def run(self) -> None:
         """Write what is recorded, until `stop`; never raises."""
-        while not self._stopping:
+        delay = 0.0
+        while not self._rest(delay):
             delay = self.write_next()
-            with self._turn:
-                if self._stopping:
-                    return
-                if not math.isinf(delay):
-                    self._turn.wait_for(lambda: self._stopping, delay)
-                elif not self._is_anything_waiting():
-                    self._turn.wait()
 
     def stop(self) -> None:
         """End `run`; what still waits is lost (see `drain`)."""
@@ -170,12 +167,22 @@ class EventRecorder:
                 self._turn.notify_all()
         return self._delay() if self._is_anything_waiting() else math.inf
 
+    def _rest(self, seconds: float) -> bool:
+        """Wait so long, or for something to write if for ever; whether it is time to end."""
+        with self._turn:
+            if math.isinf(seconds):
+                self._turn.wait_for(lambda: self._stopping or self._is_anything_waiting())
+            else:
+                self._turn.wait_for(lambda: self._stopping, seconds)
+            return self._stopping
+
     def _delay(self) -> float:
         """Seconds until one more event may be written: a token bucket, and a pause after failures."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._rate)
         self._counted_at = now
-        return max(0.0, (1 - self._tokens) / self._rate, self._resume_at - now)
+        missing = 1 - self._tokens if self._tokens < 1 - _ROUNDING else 0.0
+        return max(0.0, missing / self._rate, self._resume_at - now)
 
     def _take(self) -> tuple[_Key, _Waiting] | None:
         """The oldest event, Warnings first; it counts as under way."""
@@ -222,9 +229,9 @@ class EventRecorder:
             self._failures += 1
         if error.status not in self._complained:
             self._complained.add(error.status)
-            log.warning("events are not written", extra={"subject": str(key.subject), "reason": key.reason,
-                                                        "error": str(error), "retried": passing})
-        if passing and event.attempts + 1 < ATTEMPTS:
+            log.warning("events are not written", extra={
+                "subject": str(key.subject), "reason": key.reason, "error": str(error), "retried": passing})
+        if passing and (error.status is None or event.attempts + 1 < ATTEMPTS):
             self._put_back(key, event)
         else:
             self._drop(event.count)
