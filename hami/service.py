@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 FRESH = 120.0  # seconds of silence from the API server after which what is known counts as stale
 CATCH_UP = 30.0  # seconds that a consistent list may take
+EVENTS_A_SECOND = 50.0  # where --kube-qps says nothing; they never compete with placing pods
 JOIN = 1.5  # seconds to wait for each thread at the end
 
 
@@ -58,7 +59,8 @@ class Service:
         known = vendors(settings.devices)
         self._ledger = Ledger(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
                               clock=clock, now=_now, matches=settings.node_selector.matches)
-        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler")
+        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler",
+                                     rate=settings.kube_qps or EVENTS_A_SECOND)
         self._locks = NodeLocks(
             cluster, self._ledger.nodes, self._ledger.pods, known, LockTimes(expire=settings.node_lock_timeout),
             clock=clock, now=_now, revoked=self._tell_revoked)

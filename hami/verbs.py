@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hami.cluster.events import Recorder
 from hami.cluster.ledger import Ledger, Reservation
 from hami.cluster.node_lock import NodeLocks
 from hami.codec.admission import Review
@@ -83,12 +84,6 @@ class Meter(Protocol):
 
     def refused(self, reason: str) -> None: ...
     def lock_wait(self, seconds: float) -> None: ...
-
-
-class Recorder(Protocol):
-    """Where events go; it never waits and never fails."""
-
-    def record(self, ref: PodRef, type: str, reason: str, message: str) -> None: ...
 
 
 class Verbs:

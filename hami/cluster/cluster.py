@@ -68,6 +68,10 @@ class _Lease(msgspec.Struct):
     spec: _LeaseSpec | None = None
 
 
+class _Items(msgspec.Struct):
+    items: list[msgspec.Raw]
+
+
 class Cluster:
     """Calls to the API server; threads may share it.
 
@@ -92,6 +96,14 @@ class Cluster:
         """The node as it is now; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_node_path(name), timeout)
         return None if data is None else parse_node(data)
+
+    def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
+        """All pods bound to *node*, as they are now. Raises also: MalformedInput."""
+        return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, timeout)
+
+    def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
+        """The pods of *namespace* whose labels match *selector*, as they are now. Raises also: MalformedInput."""
+        return self._pods(f"/api/v1/namespaces/{_segment(namespace)}/pods", {"labelSelector": selector}, timeout)
 
     def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *,
                      timeout: float | None = None) -> Pod:
@@ -158,6 +170,10 @@ class Cluster:
         """
         return _parse_lease(self._api.request("PUT", _lease_path(lease.namespace, lease.name),
                                               body=_render_lease(lease), timeout=timeout))
+
+    def _pods(self, path: str, query: Mapping[str, str], timeout: float | None) -> list[Pod]:
+        data = self._read("GET", path, query=query, timeout=timeout)
+        return [parse_pod(item) for item in msgspec.json.decode(data, type=_Items).items]
 
     def _get(self, path: str, timeout: float | None) -> bytes | None:
         try:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import PodRef
 
-__all__ = ["EventCalls", "EventRecorder", "EventType"]
+__all__ = ["EventCalls", "EventRecorder", "EventType", "Recorder"]
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,12 @@ class _Written:
     first: str
     count: int
     at: float
+
+
+class Recorder(Protocol):
+    """Where events go. It never blocks and never raises."""
+
+    def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None: ...
 
 
 class EventRecorder:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Protocol
 
+from hami.cluster.events import Recorder
 from hami.cluster.ledger import Ledger
 from hami.cluster.node_lock import NodeLocks
 from hami.codec.keys import ASSIGNED_NODE
@@ -37,12 +38,6 @@ class Writes(Protocol):
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
                      labels: Mapping[str, str | None] = ...) -> Pod: ...
     def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node: ...
-
-
-class Recorder(Protocol):
-    """Where events go."""
-
-    def record(self, about: PodRef | str, type: str, reason: str, message: str) -> None: ...
 
 
 class Role(Protocol):
