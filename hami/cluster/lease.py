@@ -308,7 +308,8 @@ class Election:
 
     def _complain(self, error: Exception) -> None:
         """One line for each kind of trouble, not one for each attempt."""
-        if (complaint := type(error).__name__ + str(error)) != self._complaint:
+        kind = type(error).__name__, getattr(error, "status", None), type(error.__cause__).__name__
+        if (complaint := str(kind)) != self._complaint:  # the text tells of each attempt's own timeout
             self._complaint = complaint
             level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
             log.log(level, "election cannot go on yet", extra={"lease": self._name, "error": str(error)})
