@@ -1,7 +1,7 @@
 """A cluster with GPUs to look at: forty pods on four nodes, who shares which card, and why some wait.
 
-``python -m e2e.demo`` brings up the local control plane, ``hami scheduler``, four fake nodes with eight cards each, and a
-mix of pods. With ``--keep`` it stays up until Ctrl-C. Whatever happens, nothing is left running.
+``python -m e2e.demo`` brings up the local control plane, ``hami scheduler``, four fake nodes with eight cards each, and
+a mix of pods. With ``--keep`` it stays up until Ctrl-C. Whatever happens, nothing is left running.
 """
 
 from __future__ import annotations
