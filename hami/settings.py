@@ -78,12 +78,12 @@ class Settings:
     """All that can be set from outside. Times in seconds.
 
     *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two the listener speaks TLS.
-    *metrics_bind_address*: ``None`` for no metrics listener. *kube_qps*, *kube_burst*: 0 for no limit of our own.
-    *kube_timeout*: 0 for none. *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said.
+    *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
+    *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
-    metrics_bind_address: Address | None = Address("", 9395)
+    metrics_bind_address: Address = Address("", 9395)
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""

@@ -1,0 +1,296 @@
+"""The command line: ``hami scheduler`` and ``hami version``.
+
+Flags are upstream's, so that its manifests work with the image changed; ``-`` and ``_`` in a name are the same,
+booleans are Go's. What a command needs is imported when it runs: the parent process of the server stays small.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from hami import __version__, logs
+from hami.codec.durations import render_duration
+from hami.errors import HamiError, MalformedInput
+from hami.settings import (
+    DEVICE_POLICIES, NODE_POLICIES, Settings, parse_address, parse_boolean, parse_device_policy_flag,
+    parse_node_selector, parse_seconds, read_settings,
+)
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from hami.service import Service
+
+__all__ = ["main", "run_scheduler"]
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """A flag's value, read by one of our parsers: what it refuses becomes an error that names the flag."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """The value of *value*, which click hands over as text."""
+        try:
+            return self._parse(str(value))
+        except MalformedInput as error:
+            self.fail(f"{error.text!r}: {error.problem}", param, ctx)
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        digits = text.removeprefix("=")  # -v=4, which only click's short flags leave in
+        if not (digits.removeprefix("-").isascii() and digits.removeprefix("-").isdigit()) or int(digits) < least:
+            raise MalformedInput("integer", text, f"expected a whole number, {least} or more")
+        return int(digits)
+    return parse
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise MalformedInput("number", text, "expected a number, 0 or more")
+    return value
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise MalformedInput("word", text, f"expected {' or '.join(words)}")
+        return text
+    return parse
+
+
+STRING = Text("text", str)
+FILE = Text("file", str)
+BOOLEAN = Text("bool", parse_boolean)
+COUNT = Text("int", _whole(0))
+THREADS = Text("int", _whole(1))
+RATE = Text("number", _rate)
+DURATION = Text("duration", parse_seconds)
+ADDRESS = Text("host:port", parse_address)
+SELECTOR = Text("selector", parse_node_selector)
+NODE_POLICY = Text("policy", _one_of(*NODE_POLICIES))
+DEVICE_POLICY = Text("policy", parse_device_policy_flag)
+LOG_FORMAT = Text("format", _one_of(*logs.FORMATS))
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: its name (upstream's way), other names of it, its type, its help, and the field of Settings it sets.
+
+    The default is that of the field. Without a *field* the flag is taken and has no effect.
+    """
+
+    name: str
+    type: Text
+    help: str = ""
+    field: str = ""
+    also: tuple[str, ...] = ()
+
+    def option(self) -> click.Option:
+        """The flag as click wants it; a boolean may stand alone."""
+        kept = self.field or self.name.lstrip("-").replace("-", "_")
+        names = [self.name, *self.also, kept]
+        if self.type is BOOLEAN:
+            return click.Option(names, type=self.type, help=self._help(), metavar="[BOOL]", is_flag=False,
+                                flag_value="true")
+        return click.Option(names, type=self.type, help=self._help(), metavar=self.type.name.upper())
+
+    def _help(self) -> str:
+        default = _render(getattr(DEFAULTS, self.field), self.type) if self.field else ""
+        return f"{self.help}  [default: {default}]" if default else self.help
+
+
+def _render(value: object, type: Text) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return render_duration(timedelta(seconds=value)) if type is DURATION else f"{value:g}"
+    return "" if value is None else str(value)
+
+
+DEFAULTS = Settings()
+
+LISTENING = (
+    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /bind and health; :PORT is all addresses.",
+         "http_bind"),
+    Flag("--cert_file", FILE, "Certificate (PEM); with --key_file the address speaks HTTPS. Read again when it "
+         "changes.", "cert_file"),
+    Flag("--key_file", FILE, "Private key of the certificate (PEM).", "key_file"),
+    Flag("--client-ca-file", FILE, "CA (PEM) whose clients may call /filter and /bind from other machines; others only "
+         "from this one.", "client_ca_file"),
+    Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
+    Flag("--threads", THREADS, "Requests served at once; each /bind that waits for its node is one.", "threads"),
+    Flag("--profiling", BOOLEAN, "Taken for upstream's sake: there are no Go profiles to serve.", "profiling"),
+)
+SCHEDULING = (
+    Flag("--scheduler-name", STRING, "Name that pods are given as spec.schedulerName, and source of events.",
+         "scheduler_name"),
+    Flag("--node-scheduler-policy", NODE_POLICY, "How nodes are chosen where a pod does not say: binpack (the fullest "
+         "that fits) or spread.", "node_scheduler_policy"),
+    Flag("--gpu-scheduler-policy", DEVICE_POLICY, f"How devices are chosen where a pod does not say: "
+         f"{', '.join(DEVICE_POLICIES)}, or several with commas.", "gpu_scheduler_policy"),
+    Flag("--force-overwrite-default-scheduler", BOOLEAN, "Take over pods that name the default-scheduler.",
+         "force_overwrite_default_scheduler"),
+    Flag("--node-label-selector", SELECTOR, "Labels of the nodes to look at, such as gpu=on,zone!=b; empty for all.",
+         "node_selector"),
+    Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s; without the flag the "
+         "environment's HAMI_NODELOCK_EXPIRE counts.", "node_lock_timeout"),
+    Flag("--node-lock-retry-timeout", DURATION, "Taken for upstream's sake: every bind waits in line for its node.",
+         "node_lock_retry_timeout"),
+)
+CLUSTER = (
+    Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without, act always.", "leader_elect"),
+    Flag("--leader-elect-resource-name", STRING, "Name of the lease.", "leader_elect_resource_name"),
+    Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease.", "leader_elect_resource_namespace"),
+    Flag("--kube-qps", RATE, "Requests a second to the API server; 0 for no limit of our own.", "kube_qps"),
+    Flag("--kube-burst", COUNT, "Requests at once above that; 0 for no limit of our own.", "kube_burst"),
+    Flag("--kube-timeout", COUNT, "Seconds that a request to the API server may take; 0 for the built-in limit.",
+         "kube_timeout"),
+)
+DEVICES = (
+    Flag("--device-config-file", FILE, "YAML with resource names and defaults by vendor; without, those of the chart.",
+         "device_config_file"),
+    Flag("--enable-ascend", BOOLEAN, "Manage Ascend devices.", "enable_ascend"),
+    Flag("--enable-iluvatar", BOOLEAN, "Manage Iluvatar devices.", "enable_iluvatar"),
+)
+OUTPUT = (
+    Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity", also=("-v",)),
+    Flag("--debug", BOOLEAN, "The same as -v 4.", "debug"),
+    Flag("--log-format", LOG_FORMAT, "text (key=value) or json, one line an outcome, on standard error.", "log_format"),
+    Flag("--legacy-metrics", BOOLEAN, "Serve the metric names of HAMi before v2.9 as well.", "legacy_metrics"),
+)
+NO_EFFECT = (
+    Flag("--vmodule", STRING),
+    Flag("--logtostderr", BOOLEAN),
+    Flag("--alsologtostderr", BOOLEAN),
+    Flag("--alsologtostderrthreshold", STRING),
+    Flag("--log_dir", STRING),
+    Flag("--log_file", STRING),
+    Flag("--log_file_max_size", COUNT),
+    Flag("--stderrthreshold", STRING),
+    Flag("--skip_headers", BOOLEAN),
+    Flag("--add_dir_header", BOOLEAN),
+    Flag("--one_output", BOOLEAN),
+    Flag("--skip_log_headers", BOOLEAN),
+    Flag("--log_backtrace_at", STRING),
+    Flag("--legacy_stderr_threshold_behavior", BOOLEAN),
+)
+SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
+    ("Listening", LISTENING),
+    ("Scheduling", SCHEDULING),
+    ("Cluster", CLUSTER),
+    ("Devices", DEVICES),
+    ("Output", OUTPUT),
+    ("Taken without effect (klog's)", NO_EFFECT),
+)
+
+
+class _GroupedCommand(click.Command):
+    """A command whose help shows its flags in groups."""
+
+    def __init__(self, *, groups: tuple[tuple[str, tuple[Flag, ...]], ...], **kwargs: Any) -> None:
+        self._groups = [(title, [flag.option() for flag in flags]) for title, flags in groups]
+        kwargs["params"] = [option for _, options in self._groups for option in options]
+        super().__init__(**kwargs)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups, then --help."""
+        others = [option for option in (self.get_help_option(ctx),) if option is not None]
+        for title, options in [*self._groups, ("Other", others)]:
+            with formatter.section(title):
+                formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
+
+
+class _Failure(click.ClickException):
+    """An error of ours: one line, no usage."""
+
+    exit_code = EXIT_FAILED
+
+    def show(self, file: Any = None) -> None:
+        """Write the line to standard error."""
+        click.echo(f"error: {' '.join(self.message.splitlines())}", err=True)
+
+
+class _Commands(click.Group):
+    """The commands; what goes wrong in one ends in one line, not in a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except HamiError as error:
+            raise _Failure(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hami", message="%(prog)s %(version)s")
+def main() -> None:
+    """Share accelerators between the pods of a Kubernetes cluster."""
+
+
+@main.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"hami {__version__}")
+
+
+@main.command(cls=_GroupedCommand, groups=SCHEDULER_FLAGS, context_settings={
+    "token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120})
+@click.pass_context
+def scheduler(ctx: click.Context, /, **values: object) -> None:
+    """Serve the admission webhook and the scheduler extender, and keep the cluster's device accounts.
+
+    The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are the same; a BOOL may
+    be left out (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE say which pod this is.
+    """
+    known = {flag.field for _, flags in SCHEDULER_FLAGS for flag in flags if flag.field}
+    given = {name: value for name, value in values.items()
+             if name in known and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    settings = read_settings(given, os.environ)
+    logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
+    for note in settings.devices.notes:
+        log.warning("device configuration", extra={"note": note})
+    serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # a test hands in its own
+    ctx.exit(serve(settings))
+
+
+def run_scheduler(settings: Settings) -> int:
+    """Serve as *settings* say until told to stop; returns the exit status."""
+    from hami.web.server import serve
+    from hami.web.tls import TlsContext
+
+    tls = None
+    if settings.cert_file:
+        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None)
+    parts: list[Service] = []
+
+    def make_app() -> Flask:
+        from hami.service import Service  # in the worker: the process that only watches over it stays small
+        parts.append(Service(settings))
+        return parts[-1].app()
+
+    return serve(make_app, bind=settings.http_bind, tls=tls, threads=settings.threads,
+                 on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
+
+
+if __name__ == "__main__":
+    main(prog_name="hami")

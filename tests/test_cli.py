@@ -1,0 +1,222 @@
+"""The command line."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from hami import __version__
+from hami.cli import DEFAULTS, SCHEDULER_FLAGS, main
+from hami.errors import ClusterError
+from hami.settings import Address, parse_node_selector
+
+ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
+
+
+@pytest.fixture(autouse=True)
+def restore_logging():
+    """Leave the root logger as it was."""
+    root, ours = logging.getLogger(), logging.getLogger("hami")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def words(value):
+    """The id of a row: its command line."""
+    return " ".join(value) if isinstance(value, list) else ""
+
+
+def scheduler(*args, run=None, **environ):
+    """Result of ``hami scheduler`` with *args*, and the settings that would have been served."""
+    served = []
+    result = CliRunner().invoke(main, ["scheduler", *args], env=ENVIRONMENT | environ,
+                                obj=run or (lambda settings: served.append(settings) or 0))
+    return result, served[0] if served else None
+
+
+def settings_of(*args, **environ):
+    result, settings = scheduler(*args, **environ)
+    assert result.exit_code == 0, result.output
+    return settings
+
+
+def test_without_flags_the_defaults_hold():
+    assert settings_of() == DEFAULTS
+
+
+@pytest.mark.parametrize("args, field, value", [
+    (["--http_bind=0.0.0.0:443"], "http_bind", Address("0.0.0.0", 443)),
+    (["--http-bind", ":80"], "http_bind", Address("", 80)),
+    (["--metrics-bind-address=127.0.0.1:1"], "metrics_bind_address", Address("127.0.0.1", 1)),
+    (["--metrics_bind_address=:1"], "metrics_bind_address", Address("", 1)),
+    (["--threads=64"], "threads", 64),
+    (["--profiling"], "profiling", True),
+    (["--scheduler-name=mine"], "scheduler_name", "mine"),
+    (["--scheduler-name", "--http_bind"], "scheduler_name", "--http_bind"),
+    (["--scheduler-name="], "scheduler_name", ""),
+    (["--node-scheduler-policy=spread"], "node_scheduler_policy", "spread"),
+    (["--gpu-scheduler-policy=topology-aware,mutex"], "gpu_scheduler_policy", "topology-aware,mutex"),
+    (["--force-overwrite-default-scheduler=false"], "force_overwrite_default_scheduler", False),
+    (["--node-label-selector=gpu=on,zone!=b"], "node_selector", parse_node_selector("gpu=on,zone!=b")),
+    (["--node-lock-timeout=90s"], "node_lock_timeout", 90.0),
+    (["--node_lock_retry_timeout=0"], "node_lock_retry_timeout", 0.0),
+    (["--leader-elect"], "leader_elect", True),
+    (["--leader-elect=T"], "leader_elect", True),
+    (["--leader-elect", "--debug"], "leader_elect", True),
+    (["--leader_elect=0"], "leader_elect", False),
+    (["--leader-elect=true", "--leader-elect=false"], "leader_elect", False),
+    (["--leader-elect-resource-name=l"], "leader_elect_resource_name", "l"),
+    (["--leader-elect-resource-namespace=n"], "leader_elect_resource_namespace", "n"),
+    (["--kube-qps=1000"], "kube_qps", 1000.0),
+    (["--kube-qps=2.5"], "kube_qps", 2.5),
+    (["--kube-burst=2000"], "kube_burst", 2000),
+    (["--kube-timeout=5"], "kube_timeout", 5),
+    (["--enable-ascend=true"], "enable_ascend", True),
+    (["--enable-iluvatar"], "enable_iluvatar", True),
+    (["-v", "4"], "verbosity", 4),
+    (["-v=4"], "verbosity", 4),
+    (["-v4"], "verbosity", 4),
+    (["--v=4"], "verbosity", 4),
+    (["--v", "4"], "verbosity", 4),
+    (["--debug"], "debug", True),
+    (["--debug=false"], "debug", False),
+    (["--log-format=json"], "log_format", "json"),
+    (["--legacy-metrics"], "legacy_metrics", True),
+], ids=words)
+def test_each_flag_sets_its_field(args, field, value):
+    settings = settings_of(*args)
+    assert getattr(settings, field) == value
+    assert [name for name in DEFAULTS.__slots__ if getattr(settings, name) != getattr(DEFAULTS, name)
+            and name not in (field, "debug")] == []
+
+
+def test_the_contract_s_command_line_is_understood(tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("nvidia: {resourceCountName: nvidia.com/gpu}")
+    settings = settings_of(
+        "--http_bind=127.0.0.1:8001", "--scheduler-name=hami-scheduler", "--metrics-bind-address=127.0.0.1:8002",
+        "--node-scheduler-policy=binpack", "--gpu-scheduler-policy=spread", "--force-overwrite-default-scheduler=true",
+        f"--device-config-file={config}", "--leader-elect=false", "--leader-elect-resource-name=hami-scheduler",
+        "--leader-elect-resource-namespace=kube-system", "--enable-ascend=true", "--enable-iluvatar=true",
+        "--kube-qps=1000", "--kube-burst=1000", "--debug", "-v=4",
+        POD_NAME="hami-0", POD_NAMESPACE="gpu", HAMI_NODELOCK_EXPIRE="30s")
+    assert (settings.http_bind.port, settings.metrics_bind_address.port) == (8001, 8002)
+    assert (settings.pod_name, settings.pod_namespace, settings.node_lock_timeout) == ("hami-0", "gpu", 30.0)
+    assert settings.devices.nvidia.resource_memory_name == ""
+
+
+@pytest.mark.parametrize("args", [
+    ["--vmodule=a=1"], ["--logtostderr"], ["--logtostderr=true"], ["--alsologtostderr=false"], ["--log_dir=/tmp"],
+    ["--alsologtostderrthreshold=2"], ["--log-file=x"], ["--log_file_max_size=1800"], ["--stderrthreshold=2"],
+    ["--skip_headers"], ["--add_dir_header"], ["--one_output=true"], ["--skip_log_headers"],
+    ["--log_backtrace_at=a.go:1"], ["--legacy_stderr_threshold_behavior"],
+], ids=words)
+def test_klog_s_flags_are_taken_without_effect(args):
+    assert settings_of(*args) == DEFAULTS
+
+
+@pytest.mark.parametrize("args, named", [
+    (["--http_bnd=:80"], "--http-bnd"), (["--default-mem=1"], "--default-mem"), (["-x"], "-x"), (["more"], "more"),
+    (["--scheduler-name"], "--scheduler-name"),
+], ids=words)
+def test_what_is_not_known_is_named(args, named):
+    result, settings = scheduler(*args)
+    assert (result.exit_code, settings) == (2, None)
+    assert named in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("args, right", [
+    (["--http_bind", "8080"], "expected host:port"),
+    (["--metrics-bind-address", "x:y"], "expected host:port"),
+    (["--threads", "0"], "expected a whole number, 1 or more"),
+    (["--kube-burst", "-1"], "expected a whole number, 0 or more"),
+    (["--kube-burst", "1.5"], "expected a whole number, 0 or more"),
+    (["--kube-qps", "nan"], "expected a number, 0 or more"),
+    (["--kube-qps", "fast"], "expected a number, 0 or more"),
+    (["--node-scheduler-policy", "random"], "expected binpack or spread"),
+    (["--gpu-scheduler-policy", "random"], "expected binpack, spread, numa, mutex, topology-aware"),
+    (["--node-label-selector", "gpu>1"], "expected key=value"),
+    (["--node-lock-timeout", "5"], "expected numbers with units, such as 28s"),
+    (["--node-lock-timeout", "-5m"], "expected no negative duration"),
+    (["--leader-elect", "yes"], "expected true or false"),
+    (["--v", "four"], "expected a whole number"),
+    (["--log-format", "xml"], "expected text or json"),
+], ids=words)
+def test_a_bad_value_is_named_with_what_would_be_right(args, right):
+    result, settings = scheduler(*args)
+    assert (result.exit_code, settings) == (2, None)
+    flag, value = args
+    line = result.stderr.splitlines()[-1]
+    assert flag in line and repr(value) in line and right in line
+
+
+@pytest.mark.parametrize("args, environ, problem", [
+    (["--device-config-file=/nowhere.yaml"], {}, "--device-config-file /nowhere.yaml: No such file or directory"),
+    (["--cert_file=a"], {}, "--cert_file without --key_file: give both for HTTPS, or none for plain HTTP"),
+    ([], {"HAMI_NODELOCK_EXPIRE": "soon"}, "environment variable HAMI_NODELOCK_EXPIRE: expected numbers with units, "
+                                           "such as 28s, 5m0s or 1h30m: 'soon'"),
+])
+def test_settings_that_cannot_be_used_end_in_one_line(args, environ, problem):
+    result, _ = scheduler(*args, **environ)
+    assert (result.exit_code, result.stderr) == (1, f"error: {problem}\n")
+
+
+def test_an_error_of_ours_ends_in_one_line():
+    def run(settings):
+        raise ClusterError("cannot\nreach it")
+    result, _ = scheduler(run=run)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: cannot reach it\n")
+
+
+def test_the_exit_status_is_the_server_s():
+    assert scheduler(run=lambda settings: 3)[0].exit_code == 3
+
+
+def test_what_the_device_configuration_says_in_vain_is_logged(tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("nvidia: {resourceCountName: a.b/c, memoryfactor: 2}")
+    result, _ = scheduler(f"--device-config-file={config}", "--log-format=json")
+    assert json.loads(result.stderr)["note"] == f"{config}: nvidia.memoryfactor: unknown key, skipped"
+
+
+@pytest.mark.parametrize("args, level", [
+    ([], logging.INFO), (["-v=3"], logging.INFO), (["-v=4"], logging.DEBUG), (["--debug"], logging.DEBUG),
+])
+def test_verbosity_and_debug_set_the_log_level(args, level):
+    settings_of(*args)
+    assert logging.getLogger("hami").level == level
+
+
+def test_help_names_every_flag_with_its_default_and_unit():
+    result = CliRunner().invoke(main, ["scheduler", "--help"], terminal_width=120)
+    assert result.exit_code == 0
+    for title, flags in SCHEDULER_FLAGS:
+        assert f"{title}:" in result.output
+        assert [flag.name for flag in flags if flag.name not in result.output] == []
+    output = " ".join(result.output.split())
+    for text in ("[default: 127.0.0.1:8080]", "[default: 5m0s]", "[default: true]", "--threads INT", "BOOL", "Seconds"):
+        assert text in output
+
+
+def test_no_two_flags_set_the_same_field():
+    names = [flag.field or flag.name for _, flags in SCHEDULER_FLAGS for flag in flags]
+    assert len(names) == len(set(names))
+    assert {flag.field for _, flags in SCHEDULER_FLAGS for flag in flags} - {""} <= set(DEFAULTS.__slots__)
+
+
+@pytest.mark.parametrize("args", [["version"], ["--version"]])
+def test_version(args):
+    result = CliRunner().invoke(main, args)
+    assert (result.exit_code, result.output) == (0, f"hami {__version__}\n")
+
+
+def test_importing_the_command_line_is_light():
+    heavy = ("kubernetes", "flask", "numpy", "gunicorn", "prometheus_client", "urllib3")
+    program = f"import sys, hami.cli; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
