@@ -102,6 +102,16 @@ class FakeCluster:
     def node(self, name: str, *, timeout: float | None = None) -> Node | None:
         return self._do("node", lambda: self.nodes.get(name), name=name, timeout=timeout)
 
+    def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
+        return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node,
+                        timeout=timeout)
+
+    def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
+        """*selector*: ``key=value`` or ``key``, several joined by commas."""
+        return self._do("pods_labelled", lambda: [
+            pod for (space, _), pod in self.pods.items() if space == namespace and _matches(pod.labels, selector)],
+            namespace=namespace, selector=selector, timeout=timeout)
+
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
                      labels: Mapping[str, str | None] = {}, *, timeout: float | None = None) -> Pod:
         def effect():
@@ -211,6 +221,11 @@ def _present(thing, what):
 def _check_version(what, stored, given):
     if given and given != stored:
         raise Conflict(f"{what} has been modified", 409)
+
+
+def _matches(labels, selector):
+    terms = [term.partition("=") for term in selector.split(",") if term]
+    return all(key in labels and (not equals or labels[key] == value.removeprefix("=")) for key, equals, value in terms)
 
 
 def _merged(old, edits):

@@ -173,7 +173,11 @@ class Cluster:
 
     def _pods(self, path: str, query: Mapping[str, str], timeout: float | None) -> list[Pod]:
         data = self._read("GET", path, query=query, timeout=timeout)
-        return [parse_pod(item) for item in msgspec.json.decode(data, type=_Items).items]
+        try:
+            items = msgspec.json.decode(data, type=_Items).items
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedInput("pod list", data[:200].decode(errors="replace"), str(error)) from error
+        return [parse_pod(item) for item in items]
 
     def _get(self, path: str, timeout: float | None) -> bytes | None:
         try:

@@ -26,10 +26,11 @@ class ScriptedApi:
     """Answers or raises what it is given, in order, and remembers what was asked."""
 
     def __init__(self, *answers):
-        self.answers, self.calls = list(answers), []
+        self.answers, self.calls, self.queries = list(answers), [], []
 
     def request(self, method, path, *, query=None, body=None, content_type="application/json", timeout=None):
         self.calls.append((method, path, content_type, None if body is None else json.loads(body), timeout))
+        self.queries.append(query)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -206,6 +207,20 @@ def test_a_name_stays_one_segment():
     api, cluster = talk(POD)
     cluster.pod("team", "a/../b?x=y")
     assert api.calls[0][1] == "/api/v1/namespaces/team/pods/a%2F..%2Fb%3Fx%3Dy"
+
+
+@pytest.mark.parametrize(("read", "path", "query"), [
+    (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
+    (lambda c: c.pods_labelled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
+def test_pods_are_selected_by_the_server(read, path, query):
+    api, cluster = talk({"items": [POD]})
+    assert [pod.ref for pod in read(cluster)] == [REF]
+    assert api.calls[0][1] == path and api.queries == [query]
+
+
+def test_a_malformed_list_is_named():
+    with pytest.raises(MalformedInput, match="pod list"):
+        talk(b"<html>")[1].pods_on("gpu-0")
 
 
 def calls(of):
