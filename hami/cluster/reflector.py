@@ -50,6 +50,11 @@ class ObjectMeta(msgspec.Struct, rename="camel", frozen=True):
         """``namespace/name``, or the bare name of an object without namespace."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
+    @property
+    def key(self) -> str:
+        """The uid, or the name of an object without namespace: as HAMi keeps pods and quotas, and nodes."""
+        return self.uid if self.namespace else self.name
+
 
 class Sink(Protocol[In]):
     """Takes the objects, in the one thread that runs the reflector. It must bear repetition.
@@ -126,11 +131,11 @@ class Reflector(Generic[T]):
     def __init__(self, api: Source, path: str, parse: Callable[[bytes], T], key: Callable[[T], str], sink: Sink[T], *,
                  name: str, clock: Callable[[], float] = time.monotonic,
                  wait: Callable[[float], object] | None = None, query: Mapping[str, str] | None = None,
-                 page: int = 500, raw_key: Callable[[ObjectMeta], str] = lambda meta: meta.path) -> None:
+                 page: int = 500, raw_key: Callable[[ObjectMeta], str] = lambda meta: meta.key) -> None:
         """*path*: of the collection, such as ``/api/v1/pods``; *query*: selectors for list and watch.
 
         *key* names an item in ``prune``; *raw_key* must give the same key from metadata alone, for objects that *parse*
-        refuses with MalformedInput. *name* stands in log lines. *wait*: sleeps that many seconds before the next
+        refuses with MalformedInput: else a list would prune what exists. *name* stands in log lines. *wait*: sleeps that many seconds before the next
         attempt; the default is woken by `stop` and `relist`. *page*: objects a list answer holds at most.
         """
         self.synced = threading.Event()

@@ -175,6 +175,15 @@ def test_one_bad_object_never_hides_the_others(caplog):
     assert [record.object for record in caplog.records if record.msg == "object cannot be read"] == ["bad"]
 
 
+@pytest.mark.parametrize(("meta", "key"), [
+    pytest.param({"namespace": "n", "name": "a", "uid": "u"}, "u", id="namespaced"),
+    pytest.param({"name": "a", "uid": "u"}, "a", id="cluster-wide"),
+    pytest.param({"name": 7}, "", id="nothing to go by")])
+def test_an_unreadable_object_has_the_key_of_a_readable_one(meta, key):
+    _, sink = reflect([page({"metadata": meta, "bad": True})])
+    assert ("prune", (key,), 0) in sink.calls
+
+
 def test_a_sink_need_not_hear_of_unreadable_objects():
     class Plain:
         upsert = remove = staticmethod(lambda item: None)
