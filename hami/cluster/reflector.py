@@ -135,8 +135,9 @@ class Reflector(Generic[T]):
         """*path*: of the collection, such as ``/api/v1/pods``; *query*: selectors for list and watch.
 
         *key* names an item in ``prune``; *raw_key* must give the same key from metadata alone, for objects that *parse*
-        refuses with MalformedInput: else a list would prune what exists. *name* stands in log lines. *wait*: sleeps that many seconds before the next
-        attempt; the default is woken by `stop` and `relist`. *page*: objects a list answer holds at most.
+        refuses with MalformedInput: else a list would prune what exists. *name* stands in log lines.
+        *wait*: sleeps that many seconds before the next attempt; the default is woken by `stop` and `relist`.
+        *page*: objects a list answer holds at most.
         """
         self.synced = threading.Event()
         """Set once the first complete list has been handed over."""
