@@ -168,6 +168,108 @@ class Verbs:
         answer = self._ledger.simulate(pod, nodes)
         if answer is None:
             return Filtered(None, {})
+        choice, refusal = answer
+        return Filtered([choice.node] if choice else None, _failed(refusal), choice.node if choice else None)
+
+    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None: ...
+
+
+class Turn(Protocol):
+    """Whether this replica acts, and until when (a time on the steady clock)."""
+
+    def leads_until(self) -> float: ...
+    def await_turn(self, patience: float) -> bool: ...
+
+
+class Meter(Protocol):
+    """Who counts refusals and waits."""
+
+    def refused(self, reason: str) -> None: ...
+    def lock_wait(self, seconds: float) -> None: ...
+
+
+class Verbs:
+    """What kube-scheduler and the API server ask of us."""
+
+    def __init__(self, ledger: Ledger, locks: NodeLocks, cluster: Binder, events: Recorder, turn: Turn, meter: Meter, *,
+                 scheduler_name: str, force_overwrite: bool, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._locks = locks
+        self._cluster = cluster
+        self._events = events
+        self._acting = turn
+        self._meter = meter
+        self._scheduler_name = scheduler_name
+        self._force_overwrite = force_overwrite
+        self._clock = clock
+
+    def admit(self, review: Review) -> Admitted | Denied:
+        """What becomes of the pod in *review*.
+
+        Source: HAMi v2.10, pkg/scheduler/webhook.go, Handle; forged annotations are refused beyond that.
+        """
+        pod = review.pod
+        if not pod:
+            return Denied("there is no content to decode", 400)
+        try:
+            known = parse_pod(msgspec.json.encode(pod))
+        except (MalformedInput, TypeError) as error:
+            return Denied(str(error), 400)
+        spec = pod.get("spec") or {}
+        if not spec.get("containers"):
+            return Denied("pod has no containers")
+        if forged := next((key for key in (*known.annotations, *known.labels) if is_scheduler_owned(key)), None):
+            return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
+        if self._belongs_elsewhere(known.scheduler_name):
+            return Admitted(pod, "pod already has different scheduler assigned")
+        try:
+            changed, found = _mutate(self._ledger.vendors, spec)
+        except MalformedInput as error:
+            return Denied(str(error), 500)
+        if found and (name := _privileged(spec)) is not None:
+            return Denied(f"container {name} is privileged")
+        if found and self._scheduler_name:
+            if known.scheduler_name != self._scheduler_name:
+                changed = {**changed, "schedulerName": self._scheduler_name}
+            if known.node_name:
+                return Denied("pod has node assigned")
+        after = pod if changed is spec else {**pod, "spec": changed}
+        namespace = review.namespace or known.ref.namespace
+        if not self._ledger.covers(namespace, known if after is pod else parse_pod(msgspec.json.encode(after))):
+            return Denied("exceeding resource quota")
+        return Admitted(after)
+
+    def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
+        """The one node of *names* that shall run *pod*, its devices reserved; all of them when it asks for none.
+
+        Raises: HamiError; the pod is then tried again.
+        """
+        if not pod.ref.uid:
+            raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
+        if not self._acting.await_turn(TURN_PATIENCE):
+            raise NodeLocked("this replica of the scheduler does not lead yet")
+        try:
+            answer = self._ledger.choose(pod, names or ())
+        except MalformedInput as error:
+            text = f"calcScore failed {error} for pod {pod.ref.name}"
+            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+            raise MalformedInput(error.field, error.text, error.problem, says=text) from error
+        if answer is None:
+            return Filtered(list(names) if names is not None else None, {})
+        if isinstance(answer, Refusal):
+            return self._refused(pod, answer)
+        self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
+        log.info("filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
+        return Filtered([answer.node], {}, answer.node)
+
+    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
+        """What :meth:`filter` would say if the cluster were *nodes* and empty. Nothing is reserved or written.
+
+        Raises: HamiError.
+        """
+        answer = self._ledger.simulate(pod, nodes)
+        if answer is None:
+            return Filtered(None, {})
         if isinstance(answer, Refusal):
             return Filtered(None, _failed(answer))
         return Filtered([answer.node], {}, answer.node)

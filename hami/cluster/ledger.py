@@ -20,7 +20,7 @@ from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME,
 from hami.errors import HamiError
 from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
-from hami.scheduling.decide import Choice, Refusal, Verdicts, decide
+from hami.scheduling.decide import Choice, Refusal, Verdicts, decide, refusals
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.place import Placement
 from hami.scheduling.quota import Budget, budget
@@ -135,21 +135,22 @@ class Ledger:
                 self._reserve(pod, ask, answer)
             return answer
 
-    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Choice | Refusal | None:
-        """The same decision over *nodes* as if nothing were taken on them; nothing is reserved.
+    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> tuple[Choice | None, Refusal] | None:
+        """The same decision over *nodes* as if nothing were taken on them, and why others do not fit.
 
-        Inventories that cannot be read count as none.
+        Nothing is reserved; ``None`` when the pod asks for no device. Inventories that cannot be read count as none.
         """
-        index, guard = Index(), threading.RLock()
-        book = NodeBook(self.vendors, index, guard, clock=self._clock, now=self._now)
+        index = Index()
+        book = NodeBook(self.vendors, index, threading.RLock(), clock=self._clock, now=self._now)
         for node in nodes:
             book.upsert(node)
         with self._guard:
             ask = self._ask(pod, self._budgets(pod.ref.namespace))
         if ask is None:
             return None
-        policy: NodePolicy = node_policy_of(pod, self.policies.node)
-        return decide(index, Verdicts(index), ask, [node.name for node in nodes], policy)
+        names, verdicts = [node.name for node in nodes], Verdicts(index)
+        answer = decide(index, verdicts, ask, names, node_policy_of(pod, self.policies.node))
+        return (answer, refusals(index, verdicts, ask, names)) if isinstance(answer, Choice) else (None, answer)
 
     def covers(self, namespace: str, pod: Pod) -> bool:
         """The quotas of *namespace* have room for *pod*, as far as that can be said before its devices are known."""

@@ -22,7 +22,7 @@ from hami.scheduling.index import Index
 from hami.scheduling.place import Placement, place
 from hami.vendors.spec import Rule
 
-__all__ = ["Choice", "Refusal", "Verdicts", "decide"]
+__all__ = ["Choice", "Refusal", "Verdicts", "decide", "may_fit", "refusals"]
 
 Array = NDArray[Any]
 
@@ -137,10 +137,18 @@ def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], pol
         if not judge_all:
             break
     if chosen is None:
-        return Refusal(ask, {name: _why(table, name) for name in names if name in index.rows},
-                       tuple(name for name in names if name not in index.rows))
+        return refusals(index, verdicts, ask, names)
     unfit = len(names) - (len(fitting) if judge_all else len(candidates))
     return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))
+
+
+def refusals(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str]) -> Refusal:
+    """Why each of the nodes *names* that does not fit *ask* does not; nodes that fit are left out."""
+    index.settle()
+    table = verdicts.table(ask)
+    judged = {name: table.judge(name) for name in names if name in index.rows}
+    return Refusal(ask, {name: verdict for name, verdict in judged.items() if isinstance(verdict, Unfit)},
+                   tuple(name for name in names if name not in index.rows))
 
 
 def _open(table: _Table, rows: Array) -> Array:
@@ -198,10 +206,3 @@ def _best_first(index: Index, rows: Array, policy: NodePolicy) -> Iterator[int]:
     rest = numpy.flatnonzero(left)
     for place in rest[numpy.lexsort((ranks[rest], -scores[rest]))]:
         yield int(rows[place])
-
-
-def _why(table: _Table, name: str) -> Unfit:
-    verdict = table.judge(name)
-    if not isinstance(verdict, Unfit):  # may_fit has dropped a node that fits: a bug that a property test rules out
-        raise AssertionError(f"node {name} was dropped although it fits")
-    return verdict
