@@ -123,7 +123,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise HamiError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise HamiError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def _leave(status: int) -> NoReturn:
