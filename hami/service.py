@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 
 FRESH = 120.0  # seconds of silence from the API server after which what is known counts as stale
 CATCH_UP = 30.0  # seconds that a consistent list may take
-EVENTS_A_SECOND = 50.0  # where --kube-qps says nothing; they never compete with placing pods
-JOIN = 1.5  # seconds to wait for each thread at the end
+EVENTS_A_SECOND = 50.0  # at most, or --kube-qps if that is less: they never compete with placing pods
+DRAIN = 5.0  # seconds that bindings in progress may take to finish at the end
+JOIN = 1.0  # seconds to wait for each thread at the end
 
 
 def _now() -> datetime:
@@ -60,7 +61,7 @@ class Service:
         self._ledger = Ledger(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
                               clock=clock, now=_now, matches=settings.node_selector.matches)
         self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler",
-                                     rate=settings.kube_qps or EVENTS_A_SECOND)
+                                     rate=min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND))
         self._locks = NodeLocks(
             cluster, self._ledger.nodes, self._ledger.pods, known, LockTimes(expire=settings.node_lock_timeout),
             clock=clock, now=_now, revoked=self._tell_revoked)
@@ -104,8 +105,10 @@ class Service:
             thread.start()
 
     def stop(self) -> None:
-        """Stop: binds that wait give up, those that are being written finish; then the leadership is released."""
+        """Stop: binds that wait give up, those that are being written finish; only then is the leadership released."""
         self._locks.close()
+        if not self._verbs.drain(DRAIN):
+            log.warning("a binding is still being written")
         self._controller.stop()
         self._acting.stop()
         for reflector in (self._nodes, self._pods, self._quotas):

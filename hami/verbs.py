@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -100,6 +101,8 @@ class Verbs:
         self._scheduler_name = scheduler_name
         self._force_overwrite = force_overwrite
         self._clock = clock
+        self._idle = threading.Condition()
+        self._binding = 0
 
     def admit(self, review: Review) -> Admitted | Denied:
         """What becomes of the pod in *review*.
@@ -177,13 +180,30 @@ class Verbs:
         Raises: HamiError; nothing is left behind then, and the pod will be tried again.
         """
         try:
-            self._bind(ref, node)
+            with self._counted():
+                self._bind(ref, node)
         except HamiError as error:
             log.warning("bind failed", extra={"pod": ref, "node": node, "error": error})
             self._events.record(ref, "Warning", "BindingFailed", str(error))
             raise
         log.info("bound", extra={"pod": ref, "node": node})
         self._events.record(ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}")
+
+    def drain(self, timeout: float) -> bool:
+        """Wait at most *timeout* seconds until no bind is in progress; whether that came about."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._binding == 0, timeout)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._idle:
+            self._binding += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._binding -= 1
+                self._idle.notify_all()
 
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + BIND_DEADLINE
