@@ -113,14 +113,16 @@ class FakeCluster:
             namespace=namespace, selector=selector, timeout=timeout)
 
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
-                     labels: Mapping[str, str | None] = {}, *, timeout: float | None = None) -> Pod:
+                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "",
+                     timeout: float | None = None) -> Pod:
         def effect():
             pod = self._same(ref)
+            _check_version(f"pod {ref}", pod.resource_version, resource_version)
             return self.put_pod(replace(pod, annotations=_merged(pod.annotations, annotations),
                                         labels=_merged(pod.labels, labels)))
 
         return self._do("annotate_pod", effect, ref=ref, annotations=dict(annotations), labels=dict(labels),
-                        timeout=timeout)
+                        resource_version=resource_version, timeout=timeout)
 
     def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "", *,
                       timeout: float | None = None) -> Node:

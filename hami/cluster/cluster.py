@@ -105,13 +105,16 @@ class Cluster:
         """The pods of *namespace* whose labels match *selector*, as they are now. Raises also: MalformedInput."""
         return self._pods(f"/api/v1/namespaces/{_segment(namespace)}/pods", {"labelSelector": selector}, timeout)
 
-    def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *,
+    def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *, resource_version: str = "",
                      timeout: float | None = None) -> Pod:
-        """Change annotations and labels of exactly this pod; the pod after it.
+        """Change annotations and labels of exactly this pod; the pod after it. With *resource_version* it is a
+        compare-and-swap.
 
-        Raises: NotFound; Conflict when a later pod bears that name, which is left as it is.
+        Raises: NotFound; Conflict when a later pod bears that name, or this one has changed since *resource_version*.
         """
         meta = {"uid": ref.uid, "annotations": annotations} | ({"labels": labels} if labels else {})
+        if resource_version:
+            meta["resourceVersion"] = resource_version
         try:
             return parse_pod(self._patch(_pod_path(ref.namespace, ref.name), {"metadata": meta}, timeout))
         except ClusterError as error:

@@ -73,6 +73,12 @@ def test_annotate_pod_names_the_pod_by_uid():
         "uid": "uid-1", "annotations": {"a": "1", "b": None}, "labels": {"l": "v"}}}, None)]
 
 
+def test_annotate_pod_compares_and_swaps_when_asked():
+    api, cluster = talk(POD)
+    cluster.annotate_pod(REF, {"a": "1"}, resource_version="6")
+    assert api.calls[0][3] == {"metadata": {"uid": "uid-1", "annotations": {"a": "1"}, "resourceVersion": "6"}}
+
+
 @pytest.mark.parametrize(("message", "kind"), [
     ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
     ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError)])
