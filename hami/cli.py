@@ -161,16 +161,18 @@ CLUSTER = (
     Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without, act always.", "leader_elect"),
     Flag("--leader-elect-resource-name", STRING, "Name of the lease.", "leader_elect_resource_name"),
     Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease.", "leader_elect_resource_namespace"),
-    Flag("--kube-qps", RATE, "Requests a second to the API server; 0 for no limit of our own.", "kube_qps"),
-    Flag("--kube-burst", COUNT, "Requests at once above that; 0 for no limit of our own.", "kube_burst"),
+    Flag("--kube-qps", RATE, "Events a second, at most 50; 0 for 50. What places pods is never limited here.",
+         "kube_qps"),
+    Flag("--kube-burst", COUNT, "Taken for upstream's sake: the API server's own limits hold.", "kube_burst"),
     Flag("--kube-timeout", COUNT, "Seconds that a request to the API server may take; 0 for the built-in limit.",
          "kube_timeout"),
 )
 DEVICES = (
     Flag("--device-config-file", FILE, "YAML with resource names and defaults by vendor; without, those of the chart.",
          "device_config_file"),
-    Flag("--enable-ascend", BOOLEAN, "Manage Ascend devices.", "enable_ascend"),
-    Flag("--enable-iluvatar", BOOLEAN, "Manage Iluvatar devices.", "enable_iluvatar"),
+    Flag("--enable-ascend", BOOLEAN, "Taken for upstream's sake: Ascend devices are not scheduled yet.", "enable_ascend"),
+    Flag("--enable-iluvatar", BOOLEAN, "Taken for upstream's sake: Iluvatar devices are not scheduled yet.",
+         "enable_iluvatar"),
 )
 OUTPUT = (
     Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity", also=("-v",)),
@@ -194,6 +196,10 @@ NO_EFFECT = (
     Flag("--log_backtrace_at", STRING),
     Flag("--legacy_stderr_threshold_behavior", BOOLEAN),
 )
+RESOURCE_NAMES = tuple(Flag(f"--{name}", STRING) for name in (
+    "metax-name", "metax-vcount", "metax-vcore", "metax-vmemory", "sgpu-topology-aware", "mthreads-name",
+    "mthreads-memory", "mthreads-cores", "cambricon-mlu-name", "cambricon-mlu-memory", "cambricon-mlu-cores",
+    "dcu-name", "dcu-memory", "dcu-cores", "kunlun-name", "kunlun-vcount", "kunlun-vmemory"))
 SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("Listening", LISTENING),
     ("Scheduling", SCHEDULING),
@@ -201,6 +207,7 @@ SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("Devices", DEVICES),
     ("Output", OUTPUT),
     ("Taken without effect (klog's)", NO_EFFECT),
+    ("Taken without effect (resource names are those of --device-config-file)", RESOURCE_NAMES),
 )
 
 

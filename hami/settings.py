@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hami.codec.device_config import DeviceConfig, parse_device_config
 from hami.codec.durations import parse_duration
+from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node
 
@@ -25,8 +26,6 @@ __all__ = [
 NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
-_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _KEY = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 _TERM = re.compile(
@@ -180,9 +179,10 @@ def parse_address(text: str) -> Address:
 
 def parse_boolean(text: str) -> bool:
     """What Go's ParseBool makes of *text*. Raises: MalformedInput."""
-    if text not in _TRUE | _FALSE:
+    value = parse_bool(text)
+    if value is None:
         raise MalformedInput("boolean", text, "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)")
-    return text in _TRUE
+    return value
 
 
 def parse_seconds(text: str) -> float:
