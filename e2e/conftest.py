@@ -19,6 +19,7 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 
 TIMEOUT_SECONDS = 180
+REPLICA = pytest.StashKey[Scheduler]()
 Cluster = LocalCluster | ExternalCluster
 
 
@@ -69,9 +70,10 @@ def certificates(local: LocalCluster) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def replica(local: LocalCluster, certificates: Certificates) -> Iterator[Scheduler]:
+def replica(local: LocalCluster, certificates: Certificates, pytestconfig: pytest.Config) -> Iterator[Scheduler]:
     """``hami scheduler`` for the whole session."""
     scheduler = Scheduler(local, certificates, install(local, certificates))
+    pytestconfig.stash[REPLICA] = scheduler
     yield scheduler
     scheduler.close()
 
@@ -122,10 +124,9 @@ def audited(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A failure shows what the scheduler logged, and what the events say."""
     report = yield
-    fixtures = getattr(item, "funcargs", {})
-    if report.failed and (scheduler := fixtures.get("scheduler") or fixtures.get("replica")):
+    if report.failed and (scheduler := item.config.stash.get(REPLICA, None)):
         report.sections.append(("hami scheduler", scheduler.program.tail()))
-    if report.failed and (sandbox := fixtures.get("sandbox")):
+    if report.failed and (sandbox := getattr(item, "funcargs", {}).get("sandbox")):
         report.sections.append(("events", told(sandbox)))
     return report
 
