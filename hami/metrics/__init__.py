@@ -1,0 +1,1 @@
+"""Metrics: what the cluster shares out, and how the scheduler itself fares."""

@@ -1,0 +1,306 @@
+"""What is shared out and to whom, as Prometheus gauges with upstream's names, labels and values.
+
+A snapshot of the ledger becomes lines of text. They are made while they are read, one by one, so that a large cluster
+costs neither much memory nor a long hold of anything. This module holds no lock and opens nothing.
+Source: HAMi v2.10, cmd/scheduler/metrics.go.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
+
+from hami import __version__
+from hami.cluster.ledger import Snapshot
+from hami.model import QuotaLimits
+from hami.scheduling.index import Booking
+from hami.scheduling.quota import limit_of
+from hami.scheduling.usage import View
+from hami.vendors.spec import Vendor
+
+__all__ = ["Family", "build_info", "families", "render"]
+
+ZONE = "vGPU"
+MIB = 1 << 20
+SLICE = 200  # samples that are rendered at a time
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # in Go's words, as upstream's platform label has them
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A gauge and its samples: whole lines without their ends, made while they are iterated, once."""
+
+    name: str
+    help: str
+    samples: Iterable[str]
+
+
+def families(snapshot: Snapshot, vendors: Sequence[Vendor], *, legacy: bool = False) -> list[Family]:
+    """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
+
+    Order of samples: devices by node and then as registered, pods by node and then by name, quotas by namespace.
+    """
+    bookings = _by_node(snapshot.bookings)
+    made = [
+        *(gauge.family(_cards(snapshot)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
+        *(gauge.family(_holdings(snapshot, bookings)) for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
+        *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
+        build_info(),
+    ]
+    return sorted(made, key=lambda family: family.name)
+
+
+def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
+    """What runs here; upstream's ``go_version`` stays empty."""
+    labels = {
+        "build_date": build_date, "compiler": f"{platform.python_implementation()} {platform.python_version()}",
+        "go_version": "", "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
+        "revision": revision, "version": version,
+    }
+    text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return Family("hami_build_info", "What is running, always 1", (f"hami_build_info{{{text}}} 1",))
+
+
+def render(made: Iterable[Family]) -> Iterator[str]:
+    """*made* as text, a slice at a time; it reads the same in Prometheus' text format and in OpenMetrics."""
+    for family in made:
+        yield f"# HELP {family.name} {family.help}\n# TYPE {family.name} gauge\n"
+        samples = iter(family.samples)
+        while lines := "\n".join(islice(samples, SLICE)):
+            yield lines + "\n"
+
+
+class _Card(NamedTuple):
+    """A device; texts are escaped."""
+
+    node: str
+    uuid: str
+    type: str
+    place: int
+    cores: int
+    memory_mib: int
+    view: View
+
+
+class _Holding(NamedTuple):
+    """What one pod holds of one device; texts are escaped."""
+
+    namespace: str
+    node: str
+    pod: str
+    uuid: str
+    memory_mib: int
+    cores: int
+    container: str = "0"  # upstream sums a pod's containers up before it counts them
+
+
+class _Quota(NamedTuple):
+    """What a namespace takes of one resource, and its limit as written, ``None`` without; texts are escaped."""
+
+    namespace: str
+    resource: str
+    used: int
+    limit: int | None
+
+    @property
+    def limit_text(self) -> int:
+        """The limit; upstream writes 0 when there is none."""
+        return self.limit or 0
+
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge(Generic[Row]):
+    """How rows become samples. *labels*: the field of the row that each shows. A value of ``None`` is no sample."""
+
+    name: str
+    help: str
+    labels: Mapping[str, str]
+    value: Callable[[Row], int | float | None]
+
+    def family(self, rows: Iterable[Row]) -> Family:
+        """The gauge over *rows*."""
+        return Family(self.name, self.help, self._samples(rows))
+
+    def _samples(self, rows: Iterable[Row]) -> Iterator[str]:
+        names = sorted(self.labels)
+        pairs = [*(f'{name}="%s"' for name in names), f'zone="{ZONE}"']
+        template = f"{self.name}{{{','.join(pairs)}}} %s"
+        texts, value = attrgetter(*(self.labels[name] for name in names)), self.value
+        for row in rows:
+            if (amount := value(row)) is not None:
+                yield template % (*texts(row), amount)
+
+
+def _cards(snapshot: Snapshot) -> Iterator[_Card]:
+    """Devices; those without uuid, and repetitions of one on the same node, are left out."""
+    for name in sorted(snapshot.nodes):
+        node, seen = _escaped(name), {""}
+        for views in snapshot.nodes[name].values():
+            for view in views:
+                device = view.device
+                if device.uuid not in seen:
+                    seen.add(device.uuid)
+                    yield _Card(node, _escaped(device.uuid), _escaped(device.model), device.index, device.cores,
+                                device.memory_mib, view)
+
+
+def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
+    nodes: dict[str, list[Booking]] = {}
+    for booking in bookings:
+        nodes.setdefault(booking.node, []).append(booking)
+    return nodes
+
+
+def _holdings(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]]) -> Iterator[_Holding]:
+    """What pods hold. A pod whose predecessor of the same name is not quite gone is one with it."""
+    for name in sorted(bookings):
+        node = _escaped(name)
+        for (namespace, pod, uuid), (memory, cores) in sorted(_amounts(bookings[name], snapshot).items()):
+            yield _Holding(_escaped(namespace), node, _escaped(pod), _escaped(uuid), memory, cores)
+
+
+def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """MiB and percent by namespace, pod and device."""
+    amounts: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for booking in bookings:
+        ref = snapshot.pods.get(booking.uid)
+        for _, charges in booking.charges:
+            for charge in charges:
+                if charge.uuid:
+                    key = (booking.namespace, ref.name if ref is not None else "", charge.uuid)
+                    memory, cores = amounts.get(key, (0, 0))
+                    amounts[key] = (memory + charge.memory_mib, cores + charge.cores)
+    return amounts
+
+
+def _quotas(snapshot: Snapshot, vendors: Sequence[Vendor]) -> Iterator[_Quota]:
+    """Resources that are limited or taken; namespaces without any ResourceQuota are counted too."""
+    limits: dict[str, list[QuotaLimits]] = {}
+    for quota in snapshot.quotas:
+        limits.setdefault(quota.namespace, []).append(quota)
+    for namespace in sorted(limits.keys() | {namespace for namespace, _ in snapshot.used}):
+        used = _used(snapshot, namespace, vendors)
+        for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
+            limit = limit_of(limits.get(namespace, ()), resource)
+            if limit is not None or resource in used:
+                yield _Quota(_escaped(namespace), _escaped(resource), used.get(resource, 0), limit)
+
+
+def _used(snapshot: Snapshot, namespace: str, vendors: Sequence[Vendor]) -> dict[str, int]:
+    """What *namespace* takes by resource name; vendors may share one."""
+    used: dict[str, int] = {}
+    for vendor in vendors:
+        if (taken := snapshot.used.get((namespace, vendor.key))) is not None:
+            for resource, amount in zip((vendor.memory, vendor.cores), taken):
+                used[resource] = used.get(resource, 0) + amount
+    return used
+
+
+def _escaped(text: str) -> str:
+    """*text* as it may stand between the quotes of a label."""
+    return text.translate(_ESCAPES) if "\\" in text or '"' in text or "\n" in text else text
+
+
+_CARD = {"node": "node", "device_uuid": "uuid", "device_index": "place", "device_type": "type"}
+_OLD_CARD = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "place"}
+_OLD_TYPED_CARD = {**_OLD_CARD, "devicetype": "type"}
+_HOLDING = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
+            "device_uuid": "uuid"}
+_OLD_HOLDING = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
+                "deviceuuid": "uuid"}
+_QUOTA = {"namespace": "namespace", "quota_name": "resource"}
+
+
+def _memory_limit(card: _Card) -> int:
+    return card.memory_mib * MIB
+
+
+def _core_limit(card: _Card) -> int:
+    return card.cores
+
+
+def _memory_taken(card: _Card) -> int:
+    return card.view.memory_used_mib * MIB
+
+
+def _memory_ratio(card: _Card) -> float | None:
+    return card.view.memory_used_mib / card.memory_mib if card.memory_mib > 0 else None
+
+
+def _slots_taken(card: _Card) -> int:
+    return card.view.slots_used
+
+
+def _cores_taken(card: _Card) -> int:
+    return card.view.cores_used
+
+
+def _memory_held(holding: _Holding) -> int:
+    return holding.memory_mib * MIB
+
+
+def _cores_held(holding: _Holding) -> int:
+    return holding.cores
+
+
+def _quota_used(quota: _Quota) -> int:
+    return quota.used
+
+
+def _quota_limit(quota: _Quota) -> int | None:
+    return quota.limit
+
+
+_CARD_GAUGES: tuple[_Gauge[_Card], ...] = (
+    _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _CARD, _memory_limit),
+    _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _CARD, _core_limit),
+    _Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
+           {**_CARD, "device_cores": "cores"}, _memory_taken),
+    _Gauge("hami_gpu_shared_count", "Containers that share a device", _CARD, _slots_taken),
+    _Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _CARD,
+           _cores_taken),
+    _Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
+           {**_CARD, "device_cores": "cores", "device_memory_limit": "memory_mib"}, _memory_taken),
+    _Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
+           _CARD, _memory_ratio),
+)
+_LEGACY_CARD_GAUGES: tuple[_Gauge[_Card], ...] = (
+    _Gauge("GPUDeviceMemoryLimit", "Old name of hami_gpu_memory_limit_bytes", _OLD_TYPED_CARD, _memory_limit),
+    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_TYPED_CARD, _core_limit),
+    _Gauge("GPUDeviceMemoryAllocated", "Old name of hami_gpu_memory_allocated_bytes",
+           {**_OLD_TYPED_CARD, "devicecores": "cores"}, _memory_taken),
+    _Gauge("GPUDeviceSharedNum", "Old name of hami_gpu_shared_count", _OLD_TYPED_CARD, _slots_taken),
+    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_TYPED_CARD, _cores_taken),
+    _Gauge("nodeGPUOverview", "Old name of hami_node_gpu_overview",
+           {**_OLD_TYPED_CARD, "devicecores": "cores", "devicememorylimit": "memory_mib"}, _memory_taken),
+    _Gauge("nodeGPUMemoryPercentage", "Old name of hami_node_gpu_memory_allocated_ratio", _OLD_CARD, _memory_ratio),
+)
+_HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
+    _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _HOLDING, _memory_held),
+    _Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _HOLDING,
+           _cores_held),
+)
+_LEGACY_HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
+    _Gauge("vGPUMemoryAllocated", "Old name of hami_vgpu_memory_allocated_bytes", _OLD_HOLDING, _memory_held),
+    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_HOLDING, _cores_held),
+)
+_QUOTA_GAUGES: tuple[_Gauge[_Quota], ...] = (
+    _Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
+           {**_QUOTA, "limit": "limit_text"}, _quota_used),
+    _Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
+           _quota_limit),
+)
+_LEGACY_QUOTA_GAUGES: tuple[_Gauge[_Quota], ...] = (
+    _Gauge("QuotaUsed", "Old name of hami_resource_quota_used",
+           {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}, _quota_used),
+)
