@@ -8,13 +8,26 @@ from fractions import Fraction
 
 from hami.errors import MalformedInput
 
-__all__ = ["INT32_MAX", "parse_quantity", "rounded_up", "strict_integer"]
+__all__ = ["INT32_MAX", "parse_integer", "parse_quantity", "rounded_up", "strict_integer"]
 
 INT32_MAX = 2**31 - 1
 
-_SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?")
+LONGEST = 1000  # characters of a quantity; beyond some thousand digits Python refuses to make a number of them
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+                    r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+
+
+def parse_integer(text: str, bits: int = 32) -> int | None:
+    """The signed integer of so many *bits* that *text* writes in decimal digits; ``None`` when it is none.
+
+    Source: Go's strconv.ParseInt, which upstream reads the fields of annotations with.
+    """
+    if not _INTEGER.fullmatch(text):
+        return None
+    return value if -(1 << bits - 1) <= (value := int(text)) < 1 << bits - 1 else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -25,10 +38,11 @@ def parse_quantity(text: str) -> Fraction:
     Source: k8s.io/apimachinery, pkg/api/resource, ParseQuantity.
     """
     found = _SHAPE.fullmatch(text)
-    if found is None:
-        raise MalformedInput("quantity", text, "expected a number with an optional suffix such as k, M, Mi, Gi, m or e3")
+    if found is None or len(text) > LONGEST:
+        raise MalformedInput("quantity", text,
+                             "expected a number with an optional suffix such as k, M, Mi, Gi, m or e3")
     suffix = found["suffix"] or ""
-    value = Fraction(found["number"].rstrip(".") if found["number"] != "." else "0")
+    value = Fraction(found["number"].rstrip("."))
     if suffix in _BINARY:
         value *= 1 << _BINARY[suffix]
     elif suffix:
@@ -43,7 +57,7 @@ def strict_integer(text: str) -> int | None:
     Source: Quantity.AsInt64, which upstream reads requests with.
     """
     value = parse_quantity(text)
-    if "." in text or text[-1:] in ("n", "u", "m") or value.denominator != 1:
+    if "." in text or text[-1:] in ("n", "u", "m") or "-" in text[1:] or value.denominator != 1:
         return None
     return value.numerator
 

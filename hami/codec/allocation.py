@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from hami.errors import MalformedInput
 from hami.model import Share
-from hami.quantity import INT32_MAX
+from hami.quantity import parse_integer
 
 __all__ = ["parse_shares", "render_shares"]
-
-_INTEGER = re.compile(r"[+-]?\d+")
 
 
 def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
@@ -18,7 +14,8 @@ def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
 
     Shape: for each container ``uuid,type,memory,cores:`` for each share, then ``;``. Placeholders without a uuid
     (HAMi up to v2.6) are dropped; fields after the fourth are ignored.
-    Raises: MalformedInput: one unreadable share makes the whole text unreadable.
+    Raises: MalformedInput: one unreadable share makes the whole text unreadable, and so does a negative amount,
+    which would make room where there is none.
     Source: HAMi v2.10, pkg/device/devices.go, DecodePodDevices.
     """
     entries = text.split(";")
@@ -43,6 +40,7 @@ def _share(field: str, part: str) -> Share:
 
 
 def _amount(field: str, name: str, text: str) -> int:
-    if not _INTEGER.fullmatch(text) or abs(int(text)) > INT32_MAX:
+    value = parse_integer(text)
+    if value is None or value < 0:
         raise MalformedInput(field, text, f"invalid {name} field")
-    return int(text)
+    return value

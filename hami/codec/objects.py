@@ -133,12 +133,15 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
 
 
 def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
-    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON). Raises: MalformedInput."""
+    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); others are no limits to HAMi.
+
+    Raises: MalformedInput.
+    """
     wire = _decoded("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
     limits = {}
     for name, text in _quantities(spec.hard).items():
-        if name.startswith("limits.") and (value := strict_integer(text)) is not None:
+        if name.startswith("limits.") and (value := _integer(text)) is not None:
             limits[name.removeprefix("limits.")] = value
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits)
@@ -160,6 +163,13 @@ def _container(wire: _Container, kind: ContainerKind) -> Container:
 def _quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
     """Quantities as text; the API also takes bare numbers, and null for «nothing»."""
     return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return strict_integer(text)
+    except MalformedInput:
+        return None
 
 
 def _init_kind(wire: _Container) -> ContainerKind:

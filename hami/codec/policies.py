@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from hami.codec.keys import WEIGHTS
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
+from hami.quantity import parse_integer
 
 __all__ = ["parse_device_policy", "parse_list", "parse_node_policy", "parse_weights"]
 
 _CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa": OrderKey.NUMA}
-_INTEGER = re.compile(r"[+-]?\d+")
 
 
 def parse_node_policy(text: str) -> NodePolicy:
@@ -46,13 +44,13 @@ def parse_weights(text: str) -> Weights:
             raise _bad_weights(text, "expected key=value entries")
         if key in found:
             raise _bad_weights(text, f'duplicate "{key}" weight')
-        if not _INTEGER.fullmatch(value):
+        if (weight := parse_integer(value, bits=64)) is None:
             raise _bad_weights(text, f'"{key}" weight must be an integer')
-        if int(value) < 0:
+        if weight < 0:
             raise _bad_weights(text, f'"{key}" weight must not be negative')
         if key not in Weights.__slots__:
             raise _bad_weights(text, f'unknown weight "{key}"')
-        found[key] = int(value)
+        found[key] = weight
     if not any(found.values()):
         raise _bad_weights(text, "at least one weight must be positive")
     return Weights(**found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from hami.errors import MalformedInput
 from hami.model import Device, MigPlacement, MigProfile
-from hami.quantity import INT32_MAX
+from hami.quantity import INT32_MAX, parse_integer
 
 __all__ = [
     "parse_bool", "parse_devices", "parse_devices_json", "parse_devices_text", "parse_pair_scores",
@@ -18,7 +17,6 @@ __all__ = [
 ]
 
 DEFAULT_MODE = "hami-core"
-_INTEGER = re.compile(r"[+-]?\d+")
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
@@ -30,7 +28,7 @@ def parse_bool(text: str) -> bool | None:
 
 def parse_devices(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     """Devices in either encoding, told apart by the first character. Raises: MalformedInput."""
-    if text.lstrip()[:1] in ("[", "{", "n"):
+    if (start := text.strip())[:1] in ("[", "{") or start == "null":
         return parse_devices_json(field, text, vendor)
     return parse_devices_text(field, text, vendor)
 
@@ -100,8 +98,8 @@ def _device(where: str, entry: object, vendor: str) -> Device:
     fields = {str(key).lower(): value for key, value in entry.items()}
     return Device(
         uuid=_text(where, fields, "id"), vendor=vendor, model=_text(where, fields, "type"),
-        slots=_int(where, fields, "count"), memory_mib=_int(where, fields, "devmem"),
-        cores=_int(where, fields, "devcore"), index=_int(where, fields, "index", minimum=0),
+        slots=_int(where, fields, "count", minimum=0), memory_mib=_int(where, fields, "devmem", minimum=0),
+        cores=_int(where, fields, "devcore", minimum=0), index=_int(where, fields, "index", minimum=0),
         numa=_int(where, fields, "numa"), mode=_text(where, fields, "mode") or DEFAULT_MODE,
         healthy=_bool(where, fields, "health"), mig_profiles=_mig_profiles(where, fields.get("migprofiles")),
     )
@@ -121,10 +119,15 @@ def _mig_profile(where: str, entry: Mapping[str, Any]) -> MigProfile:
     if not isinstance(places, list) or not all(isinstance(place, dict) for place in places):
         raise MalformedInput(f"{where}.placements", places, "expected a list of start and size")
     return MigProfile(
-        name=_text(where, fields, "name"), memory_mib=_int(where, fields, "memorymb"),
-        cores=_int(where, fields, "core"), slices=_int(where, fields, "slicecount"),
-        placements=tuple(MigPlacement(_int(where, place, "start"), _int(where, place, "size")) for place in places),
+        name=_text(where, fields, "name"), memory_mib=_int(where, fields, "memorymb", minimum=0),
+        cores=_int(where, fields, "core", minimum=0), slices=_int(where, fields, "slicecount", minimum=0),
+        placements=tuple(_placement(f"{where}.placements[{i}]", place) for i, place in enumerate(places)),
     )
+
+
+def _placement(where: str, entry: Mapping[str, Any]) -> MigPlacement:
+    fields = {str(key).lower(): value for key, value in entry.items()}
+    return MigPlacement(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
 
 
 def _mig_wire(profile: MigProfile) -> dict[str, Any]:
@@ -166,19 +169,26 @@ def _text_device(field: str, segment: str, vendor: str) -> Device:
     parts = segment.split(",")
     if len(parts) not in (7, 9):
         raise MalformedInput(field, segment, f"unexpected field count {len(parts)} in node annotation")
-    slots, memory, cores = (_text_int(field, name, text) for name, text in zip(("count", "memory", "core"), parts[1:4]))
+    slots, memory, cores = (_text_amount(field, name, text)
+                            for name, text in zip(("count", "memory", "core"), parts[1:4]))
     healthy = parse_bool(parts[6])
     if healthy is None:
         raise MalformedInput(field, parts[6], "invalid health field")
     numa = _text_int(field, "numa", parts[5])
-    index = _text_int(field, "index", parts[7]) if len(parts) == 9 else 0
-    if index < 0:
-        raise MalformedInput(field, index, "index field must not be negative")
+    index = _text_amount(field, "index", parts[7]) if len(parts) == 9 else 0
     return Device(uuid=parts[0], vendor=vendor, model=parts[4], slots=slots, memory_mib=memory, cores=cores,
                   numa=numa, healthy=healthy, index=index, mode=parts[8] if len(parts) == 9 else DEFAULT_MODE)
 
 
 def _text_int(field: str, name: str, text: str) -> int:
-    if not _INTEGER.fullmatch(text) or abs(int(text)) > INT32_MAX:
+    value = parse_integer(text)
+    if value is None:
         raise MalformedInput(field, text, f"invalid {name} field")
-    return int(text)
+    return value
+
+
+def _text_amount(field: str, name: str, text: str) -> int:
+    value = _text_int(field, name, text)
+    if value < 0:
+        raise MalformedInput(field, text, f"{name} field must not be negative")
+    return value

@@ -1,0 +1,104 @@
+"""Records with defaults, so that a test names only what matters. Unless it says otherwise, a device is an idle A40."""
+
+from hami.codec.device_config import DeviceConfig, NvidiaConfig
+from hami.codec.register import render_devices_json
+from hami.model import Container, ContainerKind, Device, Node, Pod, PodRef, QuotaLimits, Request, Share
+from hami.scheduling.ask import Ask, ask_of
+from hami.scheduling.index import Booking, Index
+from hami.scheduling.usage import Charge, View
+from hami.vendors.catalog import vendors
+
+APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
+
+
+def nvidia(**config):
+    """The vendor NVIDIA under the chart's configuration, with *config* (fields of NvidiaConfig) changed."""
+    (vendor,) = vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
+    return vendor
+
+
+NVIDIA = nvidia()
+
+
+def gpu(uuid="GPU-0", **fields):
+    """A device."""
+    return Device(**{"uuid": uuid, "vendor": "NVIDIA", "model": "NVIDIA A40", "slots": 10,
+                     "memory_mib": 46068} | fields)
+
+
+def view(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
+    """A device of which something may be taken; *fields* are the device's."""
+    return View(gpu(uuid, **fields), slots_used, memory_used_mib, cores_used)
+
+
+def views(*uuids, **fields):
+    """Idle devices of one make, with indexes in the order given."""
+    return [view(uuid, index=index, **fields) for index, uuid in enumerate(uuids)]
+
+
+def container(limits=None, *, kind=APP, requests=None, name="c"):
+    """A container with these limits."""
+    return Container(name=name, kind=kind, limits={key: str(value) for key, value in (limits or {}).items()},
+                     requests={key: str(value) for key, value in (requests or {}).items()})
+
+
+def gpus(count=1, memory=None, cores=None, percent=None, kind=APP):
+    """A container that asks for NVIDIA's devices."""
+    asked = {"gpu": count, "gpumem": memory, "gpucores": cores, "gpumem-percentage": percent}
+    return container({f"nvidia.com/{name}": value for name, value in asked.items() if value is not None}, kind=kind)
+
+
+def pod(*containers, name="pod1", namespace="default", uid=None, **fields):
+    """A pod; its init containers come first, whatever the order given."""
+    ordered = sorted(containers, key=lambda c: c.kind is APP)
+    return Pod(ref=PodRef(namespace, name, uid or f"uid-{name}"), containers=tuple(ordered), **fields)
+
+
+def node(name="n1", *devices, annotations=None, **fields):
+    """A node that has registered *devices*."""
+    registered = {NVIDIA.register: render_devices_json(devices)} if devices else {}
+    return Node(name=name, annotations=registered | (annotations or {}),
+                **{"allocatable": {NVIDIA.count: str(sum(device.slots for device in devices))}} | fields)
+
+
+def request(count=1, memory_mib=0, memory_percent=None, cores=0, vendor="NVIDIA"):
+    """What one container asks of one vendor."""
+    return Request(vendor=vendor, count=count, memory_mib=memory_mib, memory_percent=memory_percent, cores=cores)
+
+
+def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
+    """Part of one device."""
+    return Share(uuid, type, memory_mib, cores)
+
+
+def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> Ask:
+    """What a pod of *containers* asks under the device policy *policy*."""
+    found = ask_of(pod(*containers, annotations=annotations or {}), vendors, policy, budgets or {})
+    assert found is not None, "no container asks for a device"
+    return found
+
+
+def quota(name="quota", namespace="default", **limits):
+    """A ResourceQuota with limits of NVIDIA's resources: ``gpumem=4000``."""
+    return QuotaLimits(namespace=namespace, name=name, uid=f"uid-{name}",
+                       limits={f"nvidia.com/{resource}": value for resource, value in limits.items()})
+
+
+def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):
+    """What one pod takes of one device."""
+    return Charge(uuid, slots, memory_mib, cores)
+
+
+def booking(uid, node, *charges, namespace="default"):
+    """What one pod takes on one node."""
+    return Booking(uid, namespace, node, (("NVIDIA", charges),) if charges else ())
+
+
+def cluster(**nodes):
+    """An index of nodes, each with these views: what is taken of a device is booked."""
+    index = Index()
+    for name, views in nodes.items():
+        index.set_inventory(name, "NVIDIA", tuple(view.device for view in views))
+        index.book(booking(f"others-{name}", name, *(
+            charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used) for v in views)))
+    return index

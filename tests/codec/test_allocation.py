@@ -1,0 +1,66 @@
+"""Which container holds what, as annotations say it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.codec.allocation import parse_shares, render_shares
+from hami.errors import MalformedInput
+from hami.model import Share
+from tests.builders import share
+
+amounts = st.integers(0, 2**31 - 1)
+words = st.text(st.characters(codec="utf-8", exclude_characters=",:;"))
+shares = st.builds(Share, words.filter(bool), words, amounts, amounts)
+
+
+@pytest.mark.parametrize("text, containers", [
+    param("GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;", ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)), id="G2"),
+    param(";u,T,1,2:;", ((), (share("u", 1, 2, "T"),)), id="first container without"),
+    param(";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ()), id="G8 in the middle"),
+    param("a,T,1,2:b,T,3,4:;", ((share("a", 1, 2, "T"), share("b", 3, 4, "T")),), id="two devices"),
+    param("", (), id="nothing"),
+    param(";;", ((), ()), id="consumed by the plugin"),
+    param(",,0,0:;a,T,1,2:;", ((), (share("a", 1, 2, "T"),)), id="placeholder of v2.5"),
+    param("a,T,1,2,more,fields:;", ((share("a", 1, 2, "T"),),), id="more fields"),
+    param("junk:a,T,1,2:;", ((share("a", 1, 2, "T"),),), id="a part without comma"),
+    param("a,T,1,2", ((share("a", 1, 2, "T"),),), id="nothing closed"),
+    param("a,T,+1,002:;", ((share("a", 1, 2, "T"),),), id="as Go reads numbers"),
+])
+def test_parse(text, containers):
+    assert parse_shares("allocated", text) == containers
+
+
+@given(st.lists(st.lists(shares, max_size=3).map(tuple), max_size=4).map(tuple))
+def test_round_trip(containers):
+    assert parse_shares("allocated", render_shares(containers)) == containers
+
+
+MISSING = "pod annotation format error, missing fields, do not use nodeName in task spec"
+
+
+@pytest.mark.parametrize("text, quoted, problem", [
+    param("uuid,type,100:;", "uuid,type,100", MISSING, id="G2"),
+    param("a,T,1,2:;b,T:;", "b,T", MISSING, id="in a later container"),
+    param("a,T,x,y:;", "x", "invalid memory field", id="memory first"),
+    param("a,T,1,:;", "", "invalid core field", id="no cores"),
+    param("a,T,1.5,0:;", "1.5", "invalid memory field", id="fraction"),
+    param("a,T, 1,0:;", " 1", "invalid memory field", id="blank"),
+    param("a,T,2147483648,0:;", "2147483648", "invalid memory field", id="above int32"),
+    param(f"a,T,0,{'9' * 5000}:;", "9" * 200 + "…", "invalid core field", id="huge"),
+    param("a,T,-5000,0:;", "-5000", "invalid memory field", id="would make room"),
+    param("a,T,NaN,0:;", "NaN", "invalid memory field", id="NaN"),
+])
+def test_malformed(text, quoted, problem):
+    with pytest.raises(MalformedInput) as caught:
+        parse_shares("allocated", text)
+    assert (caught.value.field, caught.value.text, caught.value.problem) == ("allocated", quoted, problem)
+
+
+@given(st.text(st.sampled_from("a,:;0-9 \n٣")) | st.text())
+def test_anything_is_read_or_malformed(text):
+    try:
+        parse_shares("allocated", text)
+    except MalformedInput as error:
+        assert error.field == "allocated"

@@ -1,0 +1,134 @@
+"""Pods, nodes and quotas as the API server sends them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from pytest import param
+
+from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.errors import MalformedInput
+from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
+from tests.codec.fuzz import bodies
+
+WIRE_POD = {
+    "apiVersion": "v1", "kind": "Pod",
+    "metadata": {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "7", "annotations": {"a": "1"},
+                 "labels": {"b": "2"}, "creationTimestamp": "2026-08-21T10:00:00Z", "managedFields": [{"x": 1}]},
+    "spec": {"nodeName": "n1", "schedulerName": "hami-scheduler", "novel": {"field": [1]},
+             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+             "containers": [{"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1", "cpu": 2},
+                                                                      "requests": {"memory": None}}}]},
+    "status": {"phase": "Running"},
+}
+
+
+def status(**codes):
+    """Statuses of init containers by name: an exit code, or ``None`` for running."""
+    return {"phase": "Running", "initContainerStatuses": [
+        {"name": name, "state": {"running": {}} if code is None else {"terminated": {"exitCode": code}}}
+        for name, code in codes.items()]}
+
+
+def parsed(**changes):
+    return parse_pod(json.dumps(WIRE_POD | changes).encode())
+
+
+def test_pod():
+    assert parsed() == Pod(
+        ref=PodRef("ns", "p", "u"), resource_version="7", annotations={"a": "1"}, labels={"b": "2"}, node_name="n1",
+        scheduler_name="hami-scheduler", phase="Running", created="2026-08-21T10:00:00Z", containers=(
+            Container(name="i", kind=ContainerKind.INIT), Container(name="s", kind=ContainerKind.SIDECAR),
+            Container(name="c", limits={"nvidia.com/gpu": "1", "cpu": "2"})))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"metadata":null,"spec":null,"status":null}',
+                                  '{"metadata":{},"spec":{},"status":{}}',
+                                  '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}'])
+def test_missing_parts_are_empty(text):
+    assert parse_pod(text.encode()) == Pod(ref=PodRef("", "", ""))
+
+
+@pytest.mark.parametrize("codes, done", [
+    ({}, False), ({"i": None}, False), ({"i": 1}, False), ({"i": 0}, True), ({"i": 0, "s": None}, True),
+    ({"s": 0}, False), ({"i": None, "s": 0}, False),
+], ids=str)
+def test_init_is_done_when_all_but_sidecars_have_succeeded(codes, done):
+    assert parsed(status=status(**codes)).init_done is done
+
+
+def test_a_pod_without_init_containers_is_never_done_with_them():
+    assert not parsed(spec={"initContainers": [{"name": "s", "restartPolicy": "Always"}]}, status=status(s=0)).init_done
+
+
+@pytest.mark.parametrize("phase, terminated", [
+    ("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True), ("", False),
+])
+def test_terminated(phase, terminated):
+    assert parsed(status={"phase": phase}).is_terminated is terminated
+
+
+def test_deleting():
+    assert parsed(metadata={"deletionTimestamp": "2026-08-21T10:00:00Z"}).deleting
+
+
+def test_node():
+    text = (b'{"metadata":{"name":"n1","resourceVersion":"3","annotations":{"a":"1"},"labels":{"b":"2"}},'
+            b'"spec":{"taints":[]},"status":{"capacity":{"nvidia.com/gpu":"20"},"allocatable":{"nvidia.com/gpu":10}}}')
+    assert parse_node(text) == Node(name="n1", resource_version="3", annotations={"a": "1"}, labels={"b": "2"},
+                                    capacity={"nvidia.com/gpu": "20"}, allocatable={"nvidia.com/gpu": "10"})
+
+
+def test_quota_keeps_integer_limits():
+    hard = {"limits.nvidia.com/gpumem": "4k", "limits.nvidia.com/gpucores": 0, "requests.nvidia.com/gpu": "4",
+            "limits.memory": "1.5", "pods": "3", "limits.cpu": None}
+    assert parse_quota(json.dumps({"metadata": {"name": "q", "namespace": "ns", "uid": "u"},
+                                   "spec": {"hard": hard}}).encode()) == (
+        QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0}))
+
+
+def test_a_limit_that_is_no_quantity_hides_no_other():
+    hard = {"limits.a": "many", "limits.nvidia.com/gpumem": "4"}
+    assert parse_quota(json.dumps({"spec": {"hard": hard}}).encode()).limits == {"nvidia.com/gpumem": 4}
+
+
+@pytest.mark.parametrize("parse, text, field, problem", [
+    param(parse_pod, "", "pod", "", id="empty"),
+    param(parse_pod, '{"metadata":', "pod", "", id="truncated"),
+    param(parse_pod, "null", "pod", "Expected `object`, got `null`", id="null"),
+    param(parse_pod, "[]", "pod", "Expected `object`, got `array`", id="array"),
+    param(parse_pod, '{"metadata":{"annotations":{"a":1}}}', "pod", "$.metadata.annotations", id="annotation a number"),
+    param(parse_pod, '{"metadata":{"annotations":{"a":null}}}', "pod", "$.metadata.annotations", id="annotation null"),
+    param(parse_pod, '{"metadata":{"annotations":[]}}', "pod", "$.metadata.annotations", id="annotations a list"),
+    param(parse_pod, '{"metadata":{"uid":7}}', "pod", "$.metadata.uid", id="uid a number"),
+    param(parse_pod, '{"spec":{"containers":[null]}}', "pod", "$.spec.containers[0]", id="container null"),
+    param(parse_pod, '{"spec":{"containers":{}}}', "pod", "$.spec.containers", id="containers an object"),
+    param(parse_pod, '{"spec":{"containers":[{"resources":{"limits":{"a":true}}}]}}', "pod",
+          "$.spec.containers[0].resources.limits", id="quantity a bool"),
+    param(parse_pod, '{"spec":{"containers":[{"resources":{"limits":{"a":[]}}}]}}', "pod",
+          "$.spec.containers[0].resources.limits", id="quantity a list"),
+    param(parse_node, '{"status":{"allocatable":[]}}', "node", "$.status.allocatable", id="allocatable a list"),
+    param(parse_node, '{"metadata":{"name":NaN}}', "node", "", id="NaN"),
+    param(parse_quota, '{"spec":{"hard":"x"}}', "resourcequota", "$.spec.hard", id="hard a text"),
+    param(parse_pod, "[" * 100_000, "pod", "Expected `object`", id="deep"),
+    param(parse_pod, '{"x":' * 100_000, "pod", "", id="deep in a field that is not read"),
+])
+def test_malformed(parse, text, field, problem):
+    with pytest.raises(MalformedInput) as caught:
+        parse(text.encode())
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+    assert caught.value.text == text[:200]
+
+
+NODE = {"metadata": {"name": "n", "labels": {"a": "b"}}, "status": {"allocatable": {"nvidia.com/gpu": "10"}}}
+QUOTA = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "4k"}}}
+
+
+@pytest.mark.parametrize("parse", [parse_pod, parse_node, parse_quota])
+@given(data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA))
+def test_anything_is_read_or_malformed(parse, data):
+    try:
+        parse(data)
+    except MalformedInput as error:
+        assert error.field in ("pod", "node", "resourcequota")

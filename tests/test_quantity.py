@@ -1,0 +1,71 @@
+"""Kubernetes quantities, exactly."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hami.errors import MalformedInput
+from hami.quantity import parse_integer, parse_quantity, rounded_up, strict_integer
+
+
+@pytest.mark.parametrize("text, value", [
+    ("0", 0), ("3000", 3000), ("+5", 5), ("-1", -1), ("007", 7), ("3k", 3000), ("3M", 3_000_000), ("2G", 2 * 10**9),
+    ("1T", 10**12), ("1P", 10**15), ("1E", 10**18), ("1Ki", 1024), ("16Gi", 17179869184), ("1Mi", 1048576), ("1Ti",
+                                                                                                             2**40),
+    ("1Pi", 2**50), ("1Ei", 2**60), ("500m", Fraction(1, 2)), ("1u", Fraction(1, 10**6)), ("1n", Fraction(1, 10**9)),
+    ("1.5", Fraction(3, 2)), (".5", Fraction(1, 2)), ("5.", 5), ("1.5Gi", 1610612736), ("1e3", 1000), ("1E3", 1000),
+    ("1e-3", Fraction(1, 1000)), ("1.5e3", 1500), ("9999999999999", 9999999999999), ("-0.5", Fraction(-1, 2)),
+])
+def test_value(text, value):
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize("text", [
+    "", " ", "abc", "1 ", " 1", "1_000", "1,5", "--1", "1e", "1e+", "1ki", "1KI", "1Ki2", "0x10", "NaN", "inf", ".",
+    "+",
+    "1.2.3", "٣", "1\n", "1e1000", "9" * 5000,
+])
+def test_no_quantity(text):
+    with pytest.raises(MalformedInput, match="^quantity: expected a number with an optional suffix"):
+        parse_quantity(text)
+
+
+@pytest.mark.parametrize("text, integer", [
+    ("3000", 3000), ("3k", 3000), ("16Gi", 17179869184), ("1e3", 1000), ("-1", -1), ("-1e3", -1000),
+    ("1.0", None), ("16.0Gi", None), ("500m", None), ("1000m", None), ("1000e-3", None), ("1.5k", None),
+])
+def test_strict_integer(text, integer):
+    assert strict_integer(text) == integer
+
+
+@pytest.mark.parametrize("text, integer", [
+    ("3000", 3000), ("1.5", 2), ("500m", 1), ("1.0", 1), ("-0.5", -1), ("-2", -2), ("0.0", 0), ("1n", 1),
+])
+def test_rounded_up(text, integer):
+    assert rounded_up(text) == integer
+
+
+@given(st.integers(-10**30, 10**30))
+def test_integers_are_exact(number):
+    assert parse_quantity(str(number)) == strict_integer(str(number)) == rounded_up(str(number)) == number
+
+
+@given(st.text())
+def test_anything_is_a_quantity_or_malformed(text):
+    try:
+        rounded_up(text), strict_integer(text)
+    except MalformedInput as error:
+        assert error.text == text[:200] + "…" * (len(text) > 200)
+
+
+@pytest.mark.parametrize("text, bits, value", [
+    ("12", 32, 12), ("+12", 32, 12), ("-12", 32, -12), ("0012", 32, 12), ("2147483647", 32, 2**31 - 1),
+    ("-2147483648", 32, -2**31), ("2147483648", 32, None), ("-2147483649", 32, None), ("2147483648", 64, 2**31),
+    ("9223372036854775807", 64, 2**63 - 1), ("9223372036854775808", 64, None), ("9" * 5000, 64, None),
+    ("", 32, None), ("-", 32, None), ("1.0", 32, None), ("1 ", 32, None), ("1\n", 32, None), ("1_0", 32, None),
+    ("٣", 32, None), ("0x1", 32, None), ("1e3", 32, None),
+])
+def test_go_integers(text, bits, value):
+    assert parse_integer(text, bits) == value
