@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,7 +23,7 @@ _NAMES = msgspec.json.Decoder(list[str] | None)
 _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _TEXT = msgspec.json.Decoder(str | None)
-_TRAILING = "trailing characters (byte "
+_TRAILING = "trailing characters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,22 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
     if not body.strip():
         raise MalformedInput("body", "", "empty body", says="EOF")
     try:
-        found = _FIELDS.decode(body)
-    except msgspec.DecodeError as error:
-        end = str(error).partition(_TRAILING)[2].partition(")")[0]
-        if not end.isdigit():
-            raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
-        return _fields(body[:int(end)])
-    except (UnicodeDecodeError, RecursionError) as error:
+        found = _first_object(body)
+    except (ValueError, RecursionError) as error:
         raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
     return {key.lower(): value for key, value in found.items()}
+
+
+def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of the first JSON value in *body*. Raises: ValueError, RecursionError."""
+    try:
+        return _FIELDS.decode(body)
+    except msgspec.DecodeError as error:
+        if _TRAILING not in str(error):
+            raise
+    text = body.decode(errors="surrogateescape").lstrip()
+    _, end = json.JSONDecoder().raw_decode(text)
+    return _FIELDS.decode(text[:end].encode(errors="surrogateescape"))
 
 
 def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
@@ -99,7 +107,17 @@ def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
     if found is None:
         return None
     items = next((value for key, value in found.items() if key.lower() == "items"), None)
-    return tuple((parse_node(item), bytes(item)) for item in _decoded("Nodes.items", _RAWS, items) or ())
+    return tuple((parse_node(item), _echoed(item)) for item in _decoded("Nodes.items", _RAWS, items) or ())
+
+
+def _echoed(item: msgspec.Raw) -> bytes:
+    """*item* as it will be sent back. What is not read of it was not decoded either, so it is checked here."""
+    data = bytes(item)
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedInput("Nodes.items", data[:200].decode(errors="replace"), str(error)) from error
+    return data
 
 
 def _decoded(field: str, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | None) -> T | None:

@@ -1,0 +1,153 @@
+"""ExtenderArgs in, results out."""
+
+import json
+
+import pytest
+from hypothesis import given
+from pytest import param
+
+from hami.codec.extender import (BindArgs, parse_bind, parse_filter, render_bind, render_filter, render_simulation)
+from hami.errors import MalformedInput
+from hami.model import PodRef
+from tests.codec.fuzz import bodies
+
+POD = {"metadata": {"name": "p", "namespace": "ns", "uid": "u",
+                    "annotations": {"hami.io/gpu-scheduler-policy": "binpack"}},
+       "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1",
+                                                                      "nvidia.com/gpumem": "3000"}}}]}}
+NODE = {"metadata": {"name": "n1", "annotations": {"hami.io/node-nvidia-register": "[]"}},
+        "status": {"allocatable": {"cpu": "1"}}}
+LIVE = {"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}
+SIMULATED = {"Pod": POD, "Nodes": {"metadata": {}, "items": [NODE]}, "NodeNames": None}
+BIND = {"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n1"}
+
+
+def body(document):
+    return json.dumps(document).encode()
+
+
+def test_live_filter():
+    args = parse_filter(body(LIVE))
+    assert (args.pod.ref, args.names, args.nodes) == (PodRef("ns", "p", "u"), ["n1", "n2"], None)
+
+
+def test_simulation_keeps_the_nodes_as_they_came():
+    args = parse_filter(b'{"Pod":{},"Nodes":{"items":[ {"metadata":{"name":"n1"}, "novel":1} ]}}')
+    assert [(node.name, raw) for node, raw in args.nodes] == [("n1", b'{"metadata":{"name":"n1"}, "novel":1}')]
+
+
+@pytest.mark.parametrize("text, names, nodes", [
+    param('{"pod":{},"nodenames":["a"]}', ["a"], None, id="lower case"),
+    param('{"POD":{},"NODENAMES":["a"],"nOdEs":null}', ["a"], None, id="mixed case"),
+    param('{"Pod":{},"NodeNames":["a"]} trailing', ["a"], None, id="trailing words"),
+    param('{"Pod":{},"NodeNames":["a"]}{"Pod":{},"NodeNames":["b"]}', ["a"], None, id="only the first value"),
+    param(' \r\n\t{"Pod":{},"NodeNames":["ä"]}\n,', ["ä"], None, id="blanks before"),
+    param('{"Pod":{},"NodeNames":null,"Nodes":null}', None, None, id="null lists"),
+    param('{"Pod":{}}', None, None, id="no lists"),
+    param('{"Pod":{},"NodeNames":[]}', [], None, id="no names"),
+    param('{"Pod":{},"Nodes":{}}', None, (), id="no items"),
+    param('{"Pod":{},"Nodes":{"Items":null}}', None, (), id="null items"),
+    param('{"Pod":{},"Later":{"field":[1,{}]},"NodeNames":["a"]}', ["a"], None, id="unknown field"),
+])
+def test_forms_that_are_read(text, names, nodes):
+    args = parse_filter(text.encode())
+    assert (args.names, args.nodes) == (names, nodes)
+
+
+MISSING = "extender args missing pod"
+
+
+@pytest.mark.parametrize("data, says", [
+    param(b"", "EOF", id="empty"),
+    param(b" \n", "EOF", id="blank"),
+    param(b"{}", MISSING, id="no pod"),
+    param(b'{"Pod": null , "NodeNames":["a"]}', MISSING, id="null pod"),
+    param(b'{"Pod":{}', "body: ", id="truncated"),
+    param(b"null", "body: Expected `object`, got `null`: 'null'", id="null"),
+    param(b"[]", "body: Expected `object`, got `array`: '[]'", id="array"),
+    param(b'"x" y', "body: Expected `object`, got `str`: '\"x\" y'", id="text with more behind"),
+    param(b"\xff\xfe{}", "body: ", id="UTF-16"),
+    param(b'{"Pod":{"metadata":{"name":"\xff"}}}', "pod: ", id="invalid UTF-8"),
+    param(b'{"Pod":{"metadata":{"name":"\\ud800"}}}', "body: ", id="lone surrogate"),
+    param(b'{"Pod":{"metadata":{"annotations":{"hami.io/vgpu-node":1}}}}', "pod: Expected `str`, got `int`",
+          id="annotation of another type"),
+    param(b'{"Pod":[]}', "pod: Expected `object`, got `array`: '[]'", id="pod a list"),
+    param(b'{"Pod":{},"NodeNames":"a"}', "NodeNames: Expected `array | null`, got `str`: '\"a\"'", id="names a text"),
+    param(b'{"Pod":{},"NodeNames":[1]}', "NodeNames: Expected `str`, got `int` - at `$[0]`: '[1]'", id="name a number"),
+    param(b'{"Pod":{},"Nodes":[]}', "Nodes: Expected `object | null`, got `array`: '[]'", id="nodes a list"),
+    param(b'{"Pod":{},"Nodes":{"items":{}}}', "Nodes.items: Expected `array | null`, got `object`: '{}'",
+          id="items an object"),
+    param(b'{"Pod":{},"Nodes":{"items":[null]}}', "node: Expected `object`, got `null`: 'null'", id="node null"),
+    param(b'{"Pod":{},"Nodes":{"items":[{"x":"\xff"}]}}', "Nodes.items: ", id="node that could not be echoed"),
+    param(b'{"Pod":' + b"[" * 100_000, "body: ", id="deep"),
+    param(b'{"Pod":{}} ' + b"[" * 100_000 + b"]", "", id="deep behind the end"),
+    param(b'{"Pod":{"x":' + b'{"y":' * 50_000 + b"1" + b"}" * 50_002, "body: ", id="deep and complete"),
+])
+def test_malformed_filter(data, says):
+    if not says:
+        assert parse_filter(data).names is None
+        return
+    with pytest.raises(MalformedInput) as caught:
+        parse_filter(data)
+    assert str(caught.value).startswith(says)
+    assert len(str(caught.value)) < 500
+
+
+@given(bodies(LIVE) | bodies(SIMULATED))
+def test_any_filter_is_read_or_malformed(data):
+    try:
+        parse_filter(data)
+    except MalformedInput as error:
+        assert error.field
+
+
+@pytest.mark.parametrize("data, args", [
+    param(body(BIND), BindArgs(PodRef("ns", "p", "u"), "n1"), id="whole"),
+    param(b'{"podname":"p","PODNAMESPACE":"ns","podUid":"u","node":"n1"} more', BindArgs(PodRef("ns", "p", "u"), "n1"),
+          id="mixed case with more behind"),
+    param(b'{"PodName":null}', BindArgs(PodRef("", "", ""), ""), id="nothing"),
+])
+def test_bind(data, args):
+    assert parse_bind(data) == args
+
+
+@pytest.mark.parametrize("data, says", [
+    (b"", "EOF"), (b"3", "body: Expected `object`, got `int`"), (b'{"PodName":3}',
+                                                                 "PodName: Expected `str | null`, got `int`: '3'"),
+    (b'{"PodUID":["u"]}', "PodUID: "), (b'{"Node":"\xff"}', "Node: "),
+])
+def test_malformed_bind(data, says):
+    with pytest.raises(MalformedInput) as caught:
+        parse_bind(data)
+    assert str(caught.value).startswith(says)
+
+
+@given(bodies(BIND))
+def test_any_bind_is_read_or_malformed(data):
+    try:
+        parse_bind(data)
+    except MalformedInput as error:
+        assert error.field
+
+
+@pytest.mark.parametrize("rendered, text", [
+    param(render_filter(["n2"]), '{"Nodes":null,"NodeNames":["n2"],"FailedNodes":null,'
+          '"FailedAndUnresolvableNodes":null,"Error":""}', id="G3 chosen"),
+    param(render_filter(None, {"node1": "2/2 CardInsufficientMemory"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
+          '{"node1":"2/2 CardInsufficientMemory"},"FailedAndUnresolvableNodes":null,"Error":""}',
+          id="none fits"),
+    param(render_filter(None, {}, "EOF"), '{"Nodes":null,"NodeNames":null,"FailedNodes":null,'
+          '"FailedAndUnresolvableNodes":null,"Error":"EOF"}', id="error"),
+    param(render_filter([]),
+          '{"Nodes":null,"NodeNames":[],"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":""}',
+          id="no names"),
+    param(render_simulation(b'{"a": 1}', {}),
+          '{"Nodes":{"metadata":{},"items":[{"a": 1}]},"NodeNames":null,"FailedNodes":null,'
+          '"FailedAndUnresolvableNodes":null,"Error":""}', id="G17 chosen"),
+    param(render_simulation(None, {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
+          '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}', id="G17 none"),
+    param(render_bind(), '{"Error":""}', id="bound"),
+    param(render_bind('pod "pod1" not found'), '{"Error":"pod \\"pod1\\" not found"}', id="not bound"),
+])
+def test_results(rendered, text):
+    assert rendered.decode() == text
