@@ -35,7 +35,7 @@ def parse_review(body: bytes) -> Review:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
     if not isinstance(document, dict) or not isinstance(request := document.get("request"), dict):
-        raise MalformedInput("request", "", "expected an AdmissionReview with a request")
+        raise MalformedInput("request", body.decode(), "expected an AdmissionReview with a request")
     pod = request.get("object")
     if pod is not None and not isinstance(pod, dict):
         raise MalformedInput("request.object", pod, "expected a Pod")
@@ -81,7 +81,8 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [operation for place, pair in enumerate(zip(before, after))
                 for operation in _difference(*pair, f"{path}/{place}")]
-    return [{**operation, "path": path + operation["path"]} for operation in jsonpatch.make_patch(before, after).patch]
+    return [operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
+            for operation in jsonpatch.make_patch(before, after).patch]
 
 
 def _escaped(key: str) -> str:
