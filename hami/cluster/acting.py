@@ -53,13 +53,8 @@ class Acting:
             self._wake.wait()
             self._wake.clear()
             term = self._term
-            while not self._stopping and self._leads() and self._caught_up != term == self._term:
-                try:
-                    self._catch_up()
-                    self._caught_up = term
-                    log.info("acting: leading, and caught up with the cluster")
-                except ClusterError as error:
-                    log.warning("cannot catch up yet", extra={"error": error})
+            while not self._stopping and self._caught_up != term == self._term:
+                if not self._try_to_catch_up(term):
                     self._wake.wait(RETRY)
 
     def stop(self) -> None:
@@ -85,6 +80,19 @@ class Acting:
     def is_idle(self) -> bool:
         """No verb has come lately: another replica may have the leadership if it wants it."""
         return self._clock() - self._used > IDLE
+
+    def _try_to_catch_up(self, term: int) -> bool:
+        """False when it has to be tried again. A lease that ran out may yet be renewed without a new term."""
+        if not self._leads():
+            return False
+        try:
+            self._catch_up()
+        except ClusterError as error:
+            log.warning("cannot catch up yet", extra={"error": error})
+            return False
+        self._caught_up = term
+        log.info("acting: leading, and caught up with the cluster")
+        return True
 
     def _leads(self) -> bool:
         return self._election is not None and self._election.leads_until() > self._clock()
