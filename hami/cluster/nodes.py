@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ __all__ = ["NodeBook", "NodeRecord", "version_of"]
 
 Texts = tuple[str | None, str | None, str | None]
 
+_VERSION = re.compile(r"[0-9]{1,18}")  # what anybody may write into an annotation is not always what int() takes
+
 
 @dataclass(slots=True)
 class _Inventory:
@@ -33,18 +36,20 @@ class _Inventory:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is remembered of a node. *foreign_lock*: another process may have bound pods here since we last looked."""
+    """What is remembered of a node. *own_lock*: the lock that this process writes or has written. *foreign_lock*:
+    another process may have bound pods here since we last looked."""
 
     name: str
     version: int
     lock: str | None = None
+    own_lock: str | None = None
     foreign_lock: bool = True
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
 
 def version_of(resource_version: str) -> int:
     """A resource version as a number that later ones exceed; 0 when it is none."""
-    return int(resource_version) if resource_version.isdigit() else 0
+    return int(resource_version) if _VERSION.fullmatch(resource_version) else 0
 
 
 class NodeBook:
@@ -77,6 +82,8 @@ class NodeBook:
                 record = self._records[node.name] = NodeRecord(node.name, version)
             record.version = version
             lock, record.lock = record.lock, node.annotations.get(NODE_LOCK)
+            if record.lock is not None and record.lock not in (lock, record.own_lock):
+                record.foreign_lock = True
             for vendor in self._vendors:
                 self._take_inventory(record, vendor, node)
         if lock != record.lock:
@@ -112,6 +119,12 @@ class NodeBook:
         """All nodes that are locked, with the lock's text."""
         with self._guard:
             return [(record.name, record.lock) for record in self._records.values() if record.lock is not None]
+
+    def expect_lock(self, node: str, text: str) -> None:
+        """This process is about to lock *node* with *text*: seeing that is no sign of another process."""
+        with self._guard:
+            if (record := self._records.get(node)) is not None:
+                record.own_lock = text
 
     def mark_foreign(self, node: str, foreign: bool) -> bool:
         """Remember whether another process may have bound pods to *node*; what was remembered before."""

@@ -83,7 +83,7 @@ class PodBook:
             known = self._records.get(uid)
             if (known is not None and version < known.version) or uid in self._graves:
                 return
-            asks = any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._vendors)
+            asks = self._asks(pod)
             if not asks and ASSIGNED_NODE not in pod.annotations:
                 self._forget(uid)
                 return
@@ -104,7 +104,7 @@ class PodBook:
     def rebook(self, node: str) -> None:
         """The devices of *node* have changed: look again at texts that could not be read."""
         with self._guard:
-            for pod in [pod for pod in self._unreadable.values() if pod.node_name == node]:
+            for pod in [pod for pod in self._unreadable.values() if _node_of(pod) == node]:
                 self._book(pod)
 
     def expire(self) -> None:
@@ -163,7 +163,9 @@ class PodBook:
             bind_phase=annotations.get(BIND_PHASE, ""), wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
             wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,
             seen=self._clock(), problems=problems)
-        self._names[pod.ref.namespace, pod.ref.name] = uid
+        namesake = self._records.get(self._names.get((pod.ref.namespace, pod.ref.name), ""))
+        if namesake is None or namesake.version <= version:
+            self._names[pod.ref.namespace, pod.ref.name] = uid
         if record.is_settled:
             self._unsettled.discard(uid)
         else:
@@ -173,19 +175,17 @@ class PodBook:
 
     def _book(self, pod: Pod) -> tuple[str, ...]:
         """Book what *pod* holds; the parts of its annotations that cannot be read."""
-        uid, annotations = pod.ref.uid, pod.annotations
+        uid = pod.ref.uid
         self._unreadable.pop(uid, None)
         if pod.is_terminated:
             self._index.unbook(uid)
             self.on_gone(uid)
             return ()
-        if not pod.node_name and (self.is_ours(uid) or uid in self._handled or not self._fresh(
-                version_of(annotations.get(ASSIGNED_TIME, "")), self._now().timestamp())):
+        if not pod.node_name and not self._is_foreign_reservation(pod):
             if not self.is_ours(uid):
                 self._index.unbook(uid)
             return ()
-        node = pod.node_name or annotations.get(ASSIGNED_NODE, "")
-        booking, problems = read_booking(pod, node, self._vendors, self._index.views)
+        booking, problems = read_booking(pod, _node_of(pod), self._vendors, self._index.views)
         if booking.charges:
             self._index.book(booking)
         else:
@@ -193,6 +193,17 @@ class PodBook:
         if problems:
             self._unreadable[uid] = pod
         return problems
+
+    def _is_foreign_reservation(self, pod: Pod) -> bool:
+        """Another scheduler has lately promised devices to *pod*, which is not bound and which we have not decided on.
+
+        A pod that asks for nothing was promised nothing, whatever somebody wrote on it.
+        """
+        return (not self.is_ours(pod.ref.uid) and pod.ref.uid not in self._handled and self._asks(pod)
+                and self._fresh(version_of(pod.annotations.get(ASSIGNED_TIME, "")), self._now().timestamp()))
+
+    def _asks(self, pod: Pod) -> bool:
+        return any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._vendors)
 
     @staticmethod
     def _fresh(assigned: int, now: float) -> bool:
@@ -217,3 +228,7 @@ class PodBook:
             del self._names[record.ref.namespace, record.ref.name]
         if not self.is_ours(uid):
             self._index.unbook(uid)
+
+
+def _node_of(pod: Pod) -> str:
+    return pod.node_name or pod.annotations.get(ASSIGNED_NODE, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from hami.cluster.nodes import version_of
 from hami.model import QuotaLimits
 
 __all__ = ["QuotaBook"]
@@ -18,9 +19,12 @@ class QuotaBook:
         self._quotas: dict[str, dict[str, QuotaLimits]] = {}
 
     def upsert(self, quota: QuotaLimits) -> None:
-        """Take over what the API server says of *quota*; several in one namespace all hold."""
+        """Take over what the API server says of *quota*, unless something newer is known; several in one namespace
+        all hold."""
         with self._guard:
-            self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
+            known = self._quotas.get(quota.namespace, {}).get(quota.uid)
+            if known is None or version_of(quota.resource_version) >= version_of(known.resource_version):
+                self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
 
     def remove(self, quota: QuotaLimits) -> None:
         """*quota* is gone; its limits hold no more, those of others do."""
