@@ -9,7 +9,9 @@ them out to it any more.
 
 from __future__ import annotations
 
+import enum
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,9 +20,9 @@ from datetime import datetime
 from typing import Protocol
 
 from hami.cluster.nodes import NodeBook
-from hami.cluster.pods import PodBook, PodRecord
+from hami.cluster.pods import PodBook
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.codec.states import NodeLock, parse_lock, render_lock
+from hami.codec.states import parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, MalformedInput, NodeLocked, NotFound
 from hami.model import BindPhase, Node, Pod, PodRef
 from hami.vendors.spec import Vendor
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 1.0  # seconds after which the first in line looks at the lock's holder again
 ATTEMPTS = 5  # conflicts in a row, each with a fresh look at the node
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what a namespace or a pod can be called
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Writes(Protocol):
 
     def pod(self, namespace: str, name: str) -> Pod | None: ...
     def node(self, name: str) -> Node | None: ...
-    def annotate_pod(self, ref: PodRef, annotations: dict[str, str | None]) -> Pod: ...
+    def annotate_pod(self, ref: PodRef, annotations: dict[str, str | None], *, resource_version: str = "") -> Pod: ...
     def annotate_node(self, name: str, annotations: dict[str, str | None], resource_version: str = "") -> Node: ...
 
 
@@ -57,6 +61,24 @@ class Writes(Protocol):
 class _Ticket:
     ref: PodRef
     turn: threading.Event = field(default_factory=threading.Event)
+
+
+class _Use(enum.Enum):
+    """What its lock still is to a holder."""
+
+    NEEDED = "needed"
+    OVER = "over"
+    OVERDUE = "overdue"  # the holder has to be revoked first
+
+
+@dataclass(frozen=True, slots=True)
+class _Lock:
+    """A lock as it was found: who holds it, seconds since it was written, seconds since this process first saw it."""
+
+    node: str
+    holder: tuple[str, str]
+    age: float
+    known_for: float
 
 
 class NodeLocks:
@@ -75,9 +97,9 @@ class NodeLocks:
         self._clears: dict[str, str | None] = {vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}
         self._guard = threading.Lock()
         self._lines: dict[str, deque[_Ticket]] = {}
-        self._mine: dict[str, PodRef] = {}
+        self._mine: dict[str, str] = {}  # nodes whose lock one of our threads works on, with the text it has written
         self._seen: dict[str, tuple[str, float]] = {}
-        self._left: dict[str, PodRef] = {}
+        self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
         self._closed = False
 
     def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool]) -> None:
@@ -93,11 +115,11 @@ class NodeLocks:
             line.append(ticket)
         try:
             while True:
+                ticket.turn.clear()  # before looking: news that comes meanwhile makes us look again
                 if self._closed:
                     raise NodeLocked(f"scheduler shutting down while waiting for node {node} to be unlocked")
                 if not wanted():
                     raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {node}")
-                ticket.turn.clear()
                 if line[0] is ticket and self._try(node, ref):
                     return
                 left = deadline - self._clock()
@@ -109,13 +131,16 @@ class NodeLocks:
 
     def release(self, node: str, ref: PodRef) -> None:
         """Give back a lock whose pod was not bound. What cannot be done now is done by :meth:`tidy`."""
+        with self._guard:
+            text = self._mine.get(node, "")
         try:
-            self._clear(node, ref)
+            self._clear(node, text)
         except ClusterError as error:
             log.warning("node lock could not be released yet", extra={"node": node, "pod": ref, "error": error})
             with self._guard:
-                self._left[node] = ref
-        self.settled(node)
+                self._left[node] = text
+        finally:
+            self.settled(node)
 
     def settled(self, node: str) -> None:
         """The bind for which this process held *node* is over, well or not."""
@@ -146,21 +171,36 @@ class NodeLocks:
                     ticket.turn.set()
 
     def tidy(self) -> None:
-        """Release again what could not be released before."""
+        """Release again what could not be released before. Raises: ClusterError when the API server does not answer."""
         with self._guard:
             left = list(self._left.items())
-        for node, ref in left:
-            self._clear(node, ref)
-            with self._guard:
-                self._left.pop(node, None)
+        for node, text in left:
+            if not self._claim(node):
+                continue  # whoever works on it takes the lock over, or leaves it here
+            try:
+                self._look(node)
+                self._clear(node, text)
+                with self._guard:
+                    self._left.pop(node, None)
+            except ClusterError as error:
+                if error.status is None:
+                    raise
+                log.warning("node lock can still not be released", extra={"node": node, "error": error})
+            finally:
+                self.settled(node)
 
     def reap(self, node: str) -> bool:
         """Release the lock of *node* if its holder has no use for it any more; whether that was done."""
         known = self._nodes.lock_of(node)
-        if known is None or known[0] is None or node in self._mine or not self._is_free(node, known[0]):
+        if known is None or known[0] is None or not self._claim(node):
             return False
-        self._nodes.upsert(self._cluster.annotate_node(node, {NODE_LOCK: None}, str(known[1])))
-        return True
+        try:
+            if not self._is_free(node, known[0]):
+                return False
+            self._nodes.upsert(self._cluster.annotate_node(node, {NODE_LOCK: None}, str(known[1])))
+            return True
+        finally:
+            self.settled(node)
 
     def waiting(self) -> dict[str, int]:
         """How many pods stand in line before each node."""
@@ -176,32 +216,59 @@ class NodeLocks:
             else:
                 del self._lines[node]
 
+    def _claim(self, node: str) -> bool:
+        """From now on, until :meth:`settled`, only this thread works on the lock of *node*; false if another does."""
+        with self._guard:
+            if node in self._mine:
+                return False
+            self._mine[node] = ""
+            return True
+
     def _try(self, node: str, ref: PodRef) -> bool:
         """Take the lock if it is free; false when the line has to wait on."""
+        if not self._claim(node):
+            return False
+        taken = False
+        try:
+            taken = self._take_free(node, ref)
+        finally:
+            if not taken:
+                with self._guard:
+                    self._mine.pop(node, None)
+        return taken
+
+    def _take_free(self, node: str, ref: PodRef) -> bool:
+        """Take the lock if it is free, or names the pod already: what it says of the time is then too old."""
         for _ in range(ATTEMPTS):
             known = self._nodes.lock_of(node) or self._look(node)
             if known is None:
                 raise NotFound(f'node "{node}" not found', 404)
             text, version = known
-            if node in self._mine:
+            if text is not None and not text.endswith(f",{ref.namespace},{ref.name}") and not self._is_free(node, text):
                 return False
-            if text is not None and text.endswith(f",{ref.namespace},{ref.name}"):
-                with self._guard:
-                    self._mine[node] = ref
+            if self._swap(node, version, render_lock(self._now(), ref.namespace, ref.name)):
                 return True
-            if text is not None and not self._is_free(node, text):
-                return False
-            try:
-                answer = self._cluster.annotate_node(
-                    node, {NODE_LOCK: render_lock(self._now(), ref.namespace, ref.name)}, str(version))
-            except Conflict:
-                self._look(node)
-                continue
-            with self._guard:
-                self._mine[node] = ref
-            self._nodes.upsert(answer)
-            return True
         return False
+
+    def _swap(self, node: str, version: int, text: str) -> bool:
+        """Lock *node* with *text* unless it has changed since *version*. Raises: ClusterError."""
+        self._nodes.expect_lock(node, text)
+        try:
+            answer = self._cluster.annotate_node(node, {NODE_LOCK: text}, str(version))
+        except Conflict:
+            self._look(node)
+            return False
+        except NotFound:
+            raise
+        except ClusterError:
+            with self._guard:
+                self._left[node] = text  # it may have been written all the same
+            raise
+        with self._guard:
+            self._mine[node] = text
+            self._left.pop(node, None)
+        self._nodes.upsert(answer)
+        return True
 
     def _look(self, node: str) -> tuple[str | None, int] | None:
         """Ask the API server for *node*."""
@@ -215,45 +282,53 @@ class NodeLocks:
         """The lock *text* may be replaced. Revokes the holder where that has to come first."""
         try:
             lock = parse_lock(text)
+            if lock.holder is not None and not all(map(_NAME.fullmatch, lock.holder)):
+                raise MalformedInput(NODE_LOCK, text, "names no pod")
         except MalformedInput as error:
             log.warning("node lock cannot be read, taking it over", extra={"node": node, "error": error})
             return True
-        age = max((self._now() - lock.at).total_seconds(), self._known_for(node, text))
+        known_for = self._known_for(node, text)
+        age = max((self._now() - lock.at).total_seconds(), known_for)
         if lock.holder is None:
             return age > self._times.expire
-        return self._holder_is_done(node, lock, age, text)
+        return self._is_over(_Lock(node, lock.holder, age, known_for))
 
-    def _holder_is_done(self, node: str, lock: NodeLock, age: float, text: str) -> bool:
-        assert lock.holder is not None
-        holder = self._pods.named(*lock.holder) or self._ask_for(*lock.holder)
-        if holder is None or holder.terminated:
-            return True
-        if not holder.node:
-            return age > self._times.unbound and self._revoke(node, holder)
-        if holder.node != node:
-            return True
-        if holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED):
-            return self._known_for(node, text) > self._times.finished
-        return age > self._times.expire and self._revoke(node, holder)
-
-    def _ask_for(self, namespace: str, name: str) -> PodRecord | None:
-        """The holder, from the API server: the watch may not have shown it yet."""
-        pod = self._cluster.pod(namespace, name)
+    def _is_over(self, lock: _Lock) -> bool:
+        """The holder has no use for the lock, or has been revoked. Before that is believed of what the watch has shown,
+        the API server is asked: the watch may be late."""
+        known = self._pods.named(*lock.holder)
+        if known is not None and self._use_of(lock, known.node, known.bind_phase, known.terminated) is _Use.NEEDED:
+            return False
+        pod = self._cluster.pod(*lock.holder)
         if pod is None:
-            return None
+            return True
         self._pods.upsert(pod)
-        return self._pods.get(pod.ref.uid)
+        use = self._use_of(lock, pod.node_name, pod.annotations.get(BIND_PHASE, ""), pod.is_terminated)
+        return use is _Use.OVER or (use is _Use.OVERDUE and self._revoke(lock.node, pod))
 
-    def _revoke(self, node: str, holder: PodRecord) -> bool:
-        """Take the holder's devices out of the device plugin's reach; only then may its lock be taken."""
-        fresh = self._ask_for(holder.ref.namespace, holder.ref.name)
-        if fresh is not None and fresh.ref == holder.ref and (fresh.node, fresh.bind_phase) != (
-                holder.node, holder.bind_phase):
-            return False  # the watch was behind: look again
+    def _use_of(self, lock: _Lock, bound_to: str, phase: str, terminated: bool) -> _Use:
+        if terminated or bound_to not in ("", lock.node):
+            return _Use.OVER
+        if bound_to and phase in (BindPhase.SUCCESS, BindPhase.FAILED):
+            return _Use.OVER if lock.known_for > self._times.finished else _Use.NEEDED
+        patience = self._times.expire if bound_to else self._times.unbound
+        return _Use.OVERDUE if lock.age > patience else _Use.NEEDED
+
+    def _revoke(self, node: str, holder: Pod) -> bool:
+        """Take the holder's devices out of the device plugin's reach; only then may its lock be taken.
+
+        False when the holder has changed since it was looked at: look again.
+        """
+        if not holder.node_name and not any(key in holder.annotations for key in (*self._clears, BIND_PHASE)):
+            return True  # it was never bound and has nothing that a device plugin could hand out
         try:
-            self._cluster.annotate_pod(holder.ref, {**self._clears, BIND_PHASE: BindPhase.FAILED})
-        except (NotFound, Conflict):
-            return True  # it is gone, or another pod of its name is there
+            answer = self._cluster.annotate_pod(holder.ref, {**self._clears, BIND_PHASE: BindPhase.FAILED},
+                                                resource_version=holder.resource_version)
+        except NotFound:
+            return True
+        except Conflict:
+            return False
+        self._pods.upsert(answer)
         log.warning("allocation revoked, its node lock had expired", extra={"node": node, "pod": holder.ref})
         self._revoked(holder.ref, node)
         return True
@@ -266,17 +341,17 @@ class NodeLocks:
             seen = self._seen[node] = (text, clock)
         return clock - seen[1]
 
-    def _clear(self, node: str, ref: PodRef) -> None:
-        """Remove the lock if it is that of *ref*. Raises: ClusterError."""
-        for attempt in range(ATTEMPTS):
-            known = self._nodes.lock_of(node) if attempt == 0 else self._look(node)
-            if known is None or known[0] is None or not known[0].endswith(f",{ref.namespace},{ref.name}"):
+    def _clear(self, node: str, text: str) -> None:
+        """Remove the lock if it is still *text*. Raises: ClusterError."""
+        for _ in range(ATTEMPTS):
+            known = self._nodes.lock_of(node)
+            if known is None or known[0] is None or known[0] != text:
                 return
             try:
                 self._nodes.upsert(self._cluster.annotate_node(node, {NODE_LOCK: None}, str(known[1])))
                 return
             except Conflict:
-                continue
+                self._look(node)
             except NotFound:
                 return
         raise ClusterError(f"node {node}: lock still contended after {ATTEMPTS} attempts")
