@@ -65,6 +65,10 @@ class _InDoubt(ClusterError):
     """A Binding was sent, and nobody can say whether it was written."""
 
 
+class _Overtaken(Conflict):
+    """Somebody else has bound the pod to the same node, with other devices."""
+
+
 class Binder(Protocol):
     """What binding needs of the cluster."""
 
@@ -228,11 +232,11 @@ class Verbs:
         node, ref = reservation.node, reservation.ref
         begun = self._clock()
         self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
-        self._meter.lock_wait(self._clock() - begun)
         try:
+            self._meter.lock_wait(self._clock() - begun)
             yield
-        except _InDoubt:
-            self._locks.settled(node)  # the pod may be bound, and its device plugin needs the lock
+        except (_InDoubt, _Overtaken):
+            self._locks.settled(node)  # the pod may be bound here, and its device plugin needs the lock
             raise
         except BaseException:
             self._locks.release(node, ref)
@@ -241,40 +245,54 @@ class Verbs:
 
     def _write(self, reservation: Reservation) -> None:
         """Write the Binding, after a last look at what is known."""
-        ref, node = reservation.ref, reservation.node
-        if reservation.locks_node and self._ledger.nodes.mark_foreign(node, False):
-            for pod in self._cluster.pods_on(node):
-                self._ledger.pods.upsert(pod)
+        if reservation.locks_node:
+            self._look_around(reservation.node)
         if self._acting.leads_until() <= self._clock():
             raise NodeLocked("this replica of the scheduler leads no more")
         self._ledger.confirm(reservation)
         try:
-            self._cluster.bind(ref, node, reservation.annotations, reservation.labels)
+            self._cluster.bind(reservation.ref, reservation.node, reservation.annotations, reservation.labels)
         except ClusterError as error:
-            in_doubt = error.status is None or error.status >= 500
-            if not (in_doubt or isinstance(error, Conflict)):
+            refused = error.status is not None and error.status < 500
+            if refused and not isinstance(error, Conflict):
                 raise
-            if in_doubt:
-                self._ledger.doubt(reservation)
-            if self._was_bound(reservation):
-                return
-            if in_doubt:
-                raise _InDoubt(f"pod {ref}: no answer whether it was bound: {error}") from error
+            self._find_out(reservation, error, refused)
+
+    def _look_around(self, node: str) -> None:
+        """See what another process may have bound to *node* lately."""
+        nodes = self._ledger.nodes
+        if not nodes.mark_foreign(node, False):
+            return
+        try:
+            for pod in self._cluster.pods_on(node):
+                self._ledger.pods.upsert(pod)
+        except HamiError:
+            nodes.mark_foreign(node, True)
             raise
 
-    def _was_bound(self, reservation: Reservation) -> bool:
-        """The API server has the pod bound, with exactly what was reserved."""
+    def _find_out(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
+        """See what has become of a Binding: it was *refused* because of what others did, or nobody has answered.
+
+        Returns if it was written. Raises: _InDoubt while it may yet be, Conflict or NotFound when it never will be.
+        """
         ref = reservation.ref
+        doubted_before = self._ledger.doubt(reservation)
         try:
             pod = self._cluster.pod(ref.namespace, ref.name)
-        except ClusterError as error:
-            log.warning("cannot see whether the pod was bound", extra={"pod": ref, "error": error})
-            return False
+        except HamiError as unseen:
+            log.warning("cannot see whether the pod was bound", extra={"pod": ref, "error": unseen})
+            raise _InDoubt(f"pod {ref}: no answer whether it was bound: {error}") from error
         if pod is None or pod.ref.uid != ref.uid:
-            return False
+            raise NotFound(f'pod "{ref.name}" not found', 404) from error
         self._ledger.pods.upsert(pod)
-        return pod.node_name == reservation.node and all(
-            pod.annotations.get(key) == value for key, value in reservation.annotations.items())
+        if not pod.node_name:
+            if refused and not doubted_before:
+                raise error
+            raise _InDoubt(f"pod {ref}: no answer whether it was bound: {error}") from error
+        if pod.node_name != reservation.node:
+            raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
+        if not self._ledger.is_kept(reservation, pod):
+            raise _Overtaken(f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
 
     def _asks_nothing(self, ref: PodRef) -> bool:
         """The pod asks for no device, so it is bound as it is."""

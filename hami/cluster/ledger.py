@@ -18,7 +18,7 @@ from hami.cluster.quotas import QuotaBook
 from hami.codec.allocation import render_shares
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
 from hami.errors import HamiError
-from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
+from hami.model import BindPhase, ContainerKind, Node, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
 from hami.scheduling.decide import Choice, Refusal, Verdicts, decide, refusals
 from hami.scheduling.index import Booking, Index
@@ -153,12 +153,15 @@ class Ledger:
         return (answer, refusals(index, verdicts, ask, names)) if isinstance(answer, Choice) else (None, answer)
 
     def covers(self, namespace: str, pod: Pod) -> bool:
-        """The quotas of *namespace* have room for *pod*, as far as that can be said before its devices are known."""
+        """The quotas of *namespace* have room for *pod*, as far as that can be said before its devices are known.
+
+        A pod that asks for nothing may come in even where more is taken than the quota allows.
+        """
         with self._guard:
             budgets = self._budgets(namespace)
         kinds = [container.kind for container in pod.containers]
-        return all(budget.covers(*_least_demand(vendor, pod, kinds))
-                   for vendor in self.vendors if (budget := budgets.get(vendor.key)) is not None)
+        demands = {vendor.key: _least_demand(vendor, pod, kinds) for vendor in self.vendors if vendor.key in budgets}
+        return all(budgets[key].covers(*demand) for key, demand in demands.items() if any(demand))
 
     # Bind
 
@@ -187,14 +190,15 @@ class Ledger:
     def confirm(self, reservation: Reservation) -> None:
         """Last look before the Binding is written: what was promised is still there, and taken by nobody else.
 
-        Raises: Rejected, and the reservation is dropped.
+        Raises: Rejected, and the reservation is dropped, unless an earlier Binding of it may yet be written.
         """
         with self._guard:
             uid = reservation.ref.uid
             if not self.is_current(reservation):
                 raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
             if problem := self._broken(reservation):
-                self._drop(uid)
+                if not self._held[uid].in_doubt:
+                    self._drop(uid)
                 raise Rejected(f"pod {reservation.ref}: {problem}")
             self._held[uid].stage = _Stage.POSTING
 
@@ -205,17 +209,34 @@ class Ledger:
                 held = self._held[reservation.ref.uid]
                 held.stage, held.since = _Stage.BOUND, self._clock()
 
-    def doubt(self, reservation: Reservation) -> None:
-        """Nobody knows whether the Binding was written: the promise stands until somebody has looked."""
+    def doubt(self, reservation: Reservation) -> bool:
+        """Nobody knows whether the Binding was written: the promise stands until somebody has looked.
+
+        Whether that was so before already.
+        """
         with self._guard:
-            if self.is_current(reservation):
-                self._held[reservation.ref.uid].in_doubt = True
+            if not self.is_current(reservation):
+                return False
+            held = self._held[reservation.ref.uid]
+            before, held.in_doubt = held.in_doubt, True
+            return before
 
     def doubted(self) -> list[Reservation]:
         """Reservations whose Binding was sent long enough ago for the API server to have written it or dropped it."""
         with self._guard:
-            return [held.reservation for held in self._held.values() if held.in_doubt
-                    and held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR]
+            return [held.reservation for held in self._held.values() if self._may_be_dispelled(held)]
+
+    def dispel(self, reservation: Reservation) -> None:
+        """Somebody has looked after :meth:`doubted`, and the pod is not bound: drop it, unless it was tried again."""
+        with self._guard:
+            if self.is_current(reservation) and self._may_be_dispelled(self._held[reservation.ref.uid]):
+                self._drop(reservation.ref.uid)
+
+    def is_kept(self, reservation: Reservation, pod: Pod) -> bool:
+        """*pod* is bound with what was promised, whatever a device plugin has made of it meanwhile."""
+        lasting = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.allocated for vendor in self.vendors)}
+        return pod.node_name == reservation.node and all(
+            pod.annotations.get(key) == text for key, text in reservation.annotations.items() if key in lasting)
 
     def give_up(self, reservation: Reservation, *, drop: bool) -> None:
         """The bind has failed; *drop* the reservation too, or keep it until it lapses."""
@@ -223,16 +244,10 @@ class Ledger:
             if not self.is_current(reservation):
                 return
             if drop:
-                self.cancel(reservation)
+                self._drop(reservation.ref.uid)
             else:
                 held = self._held[reservation.ref.uid]
                 held.stage, held.since = _Stage.RESERVED, self._clock() if held.in_doubt else held.since
-
-    def cancel(self, reservation: Reservation) -> None:
-        """Drop *reservation*."""
-        with self._guard:
-            if self.is_current(reservation):
-                self._drop(reservation.ref.uid)
 
     def reservation(self, uid: str) -> Reservation | None:
         """What stands reserved for the pod and is not bound."""
@@ -249,7 +264,8 @@ class Ledger:
         """Look at the time: drop and return reservations that were not bound, give up plugins that do not answer."""
         with self._guard:
             lapsed = [held.reservation for held in self._held.values()
-                      if held.stage is _Stage.RESERVED and not held.in_doubt and self._clock() - held.since >= RESERVED_FOR]
+                      if held.stage is _Stage.RESERVED and not held.in_doubt
+                      and self._clock() - held.since >= RESERVED_FOR]
             for reservation in lapsed:
                 self._drop(reservation.ref.uid)
             self.pods.expire()
@@ -294,12 +310,17 @@ class Ledger:
         if self.pods.is_deleted(ref.uid):
             raise Rejected(f'pod "{ref.name}" not found')
         record, held = self.pods.get(ref.uid), self._held.get(ref.uid)
+        if record is not None and record.terminated:
+            raise Rejected(f"pod {ref} has terminated")
         node = record.node if record is not None and record.node else (
             held.reservation.node if held is not None and held.stage is _Stage.BOUND else "")
         if node:
             raise Rejected(f"pod {ref} is already bound to node {node}")
         if held is not None and held.stage is _Stage.POSTING:
             raise Rejected(f"pod {ref} is being bound to node {held.reservation.node}")
+
+    def _may_be_dispelled(self, held: _Held) -> bool:
+        return held.in_doubt and held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR
 
     def _promise_again(self, reservation: Reservation, names: Sequence[str]) -> Choice:
         """The same promise once more: a Binding of it may yet be written, so no other can be made."""
