@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hami.cluster.events import Recorder
-from hami.cluster.ledger import Ledger
+from hami.cluster.ledger import Ledger, Reservation
+from hami.cluster.pods import PodRecord
 from hami.cluster.node_lock import NodeLocks
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import render_request
 from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
-from hami.errors import ClusterError, Conflict, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.model import Node, Pod, PodRef
+from hami.vendors.spec import Vendor
 
 __all__ = ["Controller", "Role"]
 
@@ -29,6 +31,8 @@ REMEMBERED = 10_000  # things that have been told
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
 ROLE = "hami.io/scheduler-role"
 
+T = TypeVar("T")
+
 
 class Writes(Protocol):
     """What the controller needs of the cluster."""
@@ -36,7 +40,8 @@ class Writes(Protocol):
     def pod(self, namespace: str, name: str) -> Pod | None: ...
     def pods_labelled(self, namespace: str, selector: str) -> list[Pod]: ...
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
-                     labels: Mapping[str, str | None] = ...) -> Pod: ...
+                     labels: Mapping[str, str | None] = ..., *, resource_version: str = "") -> Pod: ...
+
     def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node: ...
 
 
@@ -93,42 +98,56 @@ class Controller:
             if self._role.leads_until() > self._clock():
                 yield duty
 
+    def _each(self, items: Iterable[T], act: Callable[[T], object]) -> None:
+        """*act* on every item; one that cannot be served holds up no other.
+
+        Raises: ClusterError when the API server gives no answer, as it would give the others none.
+        """
+        for item in items:
+            try:
+                act(item)
+            except (NotFound, Conflict):
+                continue  # it is gone, or somebody was faster: the next round sees what has become of it
+            except HamiError as error:
+                if isinstance(error, ClusterError) and error.status is None:
+                    raise
+                log.warning("refused", extra={"duty": act.__name__.strip("_"), "error": error})
+
     def _sweep(self) -> None:
         for reservation in self._ledger.sweep():
             log.warning("reservation lapsed", extra={"pod": reservation.ref, "node": reservation.node})
 
     def _resolve_doubts(self) -> None:
         """See what became of Bindings that nobody answered."""
-        for reservation in self._ledger.doubted():
-            pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
-            if pod is not None and pod.ref.uid == reservation.ref.uid:
-                self._ledger.pods.upsert(pod)
-            if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
-                self._ledger.cancel(reservation)
+        self._each(self._ledger.doubted(), self._resolve_doubt)
+
+    def _resolve_doubt(self, reservation: Reservation) -> None:
+        pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
+        if pod is not None:
+            self._ledger.pods.upsert(pod)
+        if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
+            self._ledger.dispel(reservation)
 
     def _request_reports(self) -> None:
         """Ask device plugins to report, where nobody does."""
-        for node, vendor in self._ledger.nodes.unasked()[:REQUESTS_A_ROUND]:
-            try:
-                answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())})
-            except NotFound:
-                continue
-            self.requests_written += 1
-            self._ledger.nodes.upsert(answer)
+        self._each(self._ledger.nodes.unasked()[:REQUESTS_A_ROUND], self._request_report)
+
+    def _request_report(self, unasked: tuple[str, Vendor]) -> None:
+        node, vendor = unasked
+        answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())})
+        self.requests_written += 1
+        self._ledger.nodes.upsert(answer)
 
     def _look_after_pods(self) -> None:
-        now = self._now().timestamp()
-        for record in self._ledger.pods.unsettled():
-            for move in pod_moves(record, self._rules, now):
-                try:
-                    self._carry_out(move)
-                except (NotFound, Conflict):
-                    continue  # the pod is gone, or another one has its name
+        self._each(self._ledger.pods.unsettled(), self._look_after)
+
+    def _look_after(self, record: PodRecord) -> None:
+        self._each(pod_moves(record, self._rules, self._now().timestamp()), self._carry_out)
 
     def _carry_out(self, move: Annotate | Label | Warn) -> None:
         match move:
-            case Annotate(ref, annotations, reason, message):
-                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, dict(annotations)))
+            case Annotate(ref, version, annotations, reason, message):
+                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, dict(annotations), resource_version=version))
                 log.warning("pod mended", extra={"pod": ref, "reason": reason})
                 self._events.record(ref, "Warning", reason, message)
             case Label(ref, node):
@@ -138,12 +157,12 @@ class Controller:
 
     def _reap_locks(self) -> None:
         """Release locks whose holders have no use for them any more."""
-        for node, text in self._ledger.nodes.locks():
-            try:
-                if self._locks.reap(node):
-                    log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
-            except (NotFound, Conflict):
-                continue  # somebody was faster
+        self._each(self._ledger.nodes.locks(), self._reap_lock)
+
+    def _reap_lock(self, locked: tuple[str, str]) -> None:
+        node, text = locked
+        if self._locks.reap(node):
+            log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
 
     def _report_problems(self) -> None:
         for (node, vendor), problem in self._ledger.nodes.problems().items():
@@ -153,11 +172,13 @@ class Controller:
         """Mark this replica's pod as the leader, for Services that select by it."""
         if self._pod is None or self._round % LABEL_EVERY:
             return
-        namespace, name = self._pod
-        for pod in self._cluster.pods_labelled(namespace, SCHEDULER_PODS):
-            role = "leader" if pod.ref.name == name else "follower"
-            if pod.labels.get(ROLE) != role:
-                self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
+        namespace, _ = self._pod
+        self._each(self._cluster.pods_labelled(namespace, SCHEDULER_PODS), self._label_replica)
+
+    def _label_replica(self, pod: Pod) -> None:
+        role = "leader" if (pod.ref.namespace, pod.ref.name) == self._pod else "follower"
+        if pod.labels.get(ROLE) != role:
+            self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
 
     def _tell(self, about: PodRef | str, reason: str, message: str) -> None:
         """Record an event and a log line, once for each thing there is to say."""

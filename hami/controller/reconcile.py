@@ -15,9 +15,10 @@ __all__ = ["Annotate", "Label", "Rules", "Warn", "pod_moves"]
 
 @dataclass(frozen=True, slots=True)
 class Annotate:
-    """Write *annotations* on the pod (``None`` removes one), and tell its owner why."""
+    """Write *annotations* on the pod (``None`` removes one) if it is still at *version*, and tell its owner why."""
 
     ref: PodRef
+    version: str
     annotations: tuple[tuple[str, str | None], ...]
     reason: str
     message: str
@@ -61,7 +62,8 @@ def pod_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
     moves = [_warn_unreadable(record)] if record.problems else []
     if not record.node:
         return moves + _unbound_moves(record, rules, now)
-    if record.bind_phase == BindPhase.ALLOCATING and record.phase == "Pending" and now - record.wall_bound > rules.expire:
+    pending = record.bind_phase == BindPhase.ALLOCATING and record.phase == "Pending"
+    if pending and now - record.wall_bound > rules.expire:
         moves.append(_fail(record, rules))
     if record.assigned and not record.labelled and is_label_value(record.assigned):
         moves.append(Label(record.ref, record.assigned))
@@ -83,14 +85,15 @@ def _unbound_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
 def _fail(record: PodRecord, rules: Rules) -> Annotate:
     cleared: tuple[tuple[str, str | None], ...] = tuple(
         (vendor.to_allocate, "") for vendor in rules.vendors if vendor.to_allocate)
-    return Annotate(record.ref, (*cleared, (BIND_PHASE, BindPhase.FAILED.value)), "AllocationExpired",
+    annotations = (*cleared, (BIND_PHASE, BindPhase.FAILED.value))
+    return Annotate(record.ref, str(record.version), annotations, "AllocationExpired",
                     f"the device plugin of node {record.node} has not handed out the devices in {rules.expire:.0f} s")
 
 
 def _clear(record: PodRecord, rules: Rules) -> Annotate:
     keys = {ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS,
             *(key for vendor in rules.vendors for key in (vendor.to_allocate, vendor.allocated) if key)}
-    return Annotate(record.ref, tuple((key, None) for key in sorted(keys)), "AssignmentCleared",
+    return Annotate(record.ref, str(record.version), tuple((key, None) for key in sorted(keys)), "AssignmentCleared",
                     f"an earlier assignment to node {record.assigned} was never bound and has been removed")
 
 
