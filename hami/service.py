@@ -27,7 +27,8 @@ from hami.controller.loop import Controller
 from hami.controller.reconcile import Rules
 from hami.errors import ClusterError
 from hami.metrics.exporter import Exporter
-from hami.metrics.instruments import Instruments
+from hami.metrics.instruments import Instruments, Readings
+from hami.metrics.samples import Family, build_info, families
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.settings import Settings
 from hami.vendors.catalog import vendors
@@ -73,7 +74,8 @@ class Service:
             api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, self._ledger.pods, name="pods")
         self._quotas: Reflector[QuotaLimits] = Reflector(
             api, "/api/v1/resourcequotas", parse_quota, lambda quota: quota.uid, self._ledger.quotas, name="quotas")
-        self._acting = Acting(self._catch_up, clock)
+        self._acting = Acting(self._catch_up, clock, _now)
+        self._locks.acting_since = self._acting.since
         self._election = self._elect(cluster)
         self._acting.follow(self._election)
         self._controller = Controller(
@@ -83,7 +85,9 @@ class Service:
             pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
         registry = CollectorRegistry()
         self._meter = Instruments(registry)
-        self._exporter = Exporter(registry, settings.metrics_bind_address)
+        self._meter.watch(self._readings())
+        address = settings.metrics_bind_address
+        self._exporter = Exporter(registry, address, self._families) if address is not None else None
         self._verbs = Verbs(
             self._ledger, self._locks, cluster, self._events, self._acting, self._meter,
             scheduler_name=settings.scheduler_name, force_overwrite=settings.force_overwrite_default_scheduler, clock=clock)
@@ -96,7 +100,8 @@ class Service:
 
     def start(self) -> None:
         """Start what runs beside the requests. Nodes are read before pods, whose shares are of their devices."""
-        self._exporter.start()
+        if self._exporter is not None:
+            self._exporter.start()
         for name, run in (("nodes", self._nodes.run), ("quotas", self._quotas.run), ("pods", self._read_pods),
                           ("events", self._events.run), ("election", self._election.run), ("acting", self._acting.run),
                           ("controller", self._controller_run)):
@@ -116,9 +121,26 @@ class Service:
         self._election.stop()
         self._events.drain(JOIN)
         self._events.stop()
-        self._exporter.stop()
+        if self._exporter is not None:
+            self._exporter.stop()
         for thread in self._threads:
             thread.join(JOIN)
+
+    def _readings(self) -> Readings:
+        ledger = self._ledger
+        return Readings(
+            reserved=ledger.reserved, waiting=self._locks.waiting,
+            ages={"nodes": self._nodes.age, "pods": self._pods.age, "resourcequotas": self._quotas.age},
+            leads=self._election.is_leader, unreadable_inventories=ledger.nodes.problems,
+            unreadable_pods=ledger.pods.unreadable, events={"dropped": lambda: self._events.dropped},
+            handshakes=lambda: self._controller.requests_written)
+
+    def _families(self) -> list[Family]:
+        """The metrics of the cluster; none before it is known, lest it look empty."""
+        made = [build_info()]
+        if self._is_synced():
+            made += families(self._ledger.snapshot(), self._ledger.vendors, legacy=self._settings.legacy_metrics)
+        return made
 
     def _elect(self, cluster: Cluster) -> Leadership:
         settings = self._settings

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from datetime import datetime
 
 from hami.cluster.lease import Leadership
 from hami.errors import ClusterError
@@ -22,11 +23,13 @@ IDLE = 3.0  # seconds without a verb after which the leadership may go where it 
 
 
 class Acting:
-    """Leadership that counts from when *catch_up* has succeeded. *clock* is that of the election."""
+    """Leadership that counts from when *catch_up* has succeeded. *clock* is that of the election, *now* the time of day."""
 
-    def __init__(self, catch_up: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(self, catch_up: Callable[[], None], clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._catch_up = catch_up
         self._clock = clock
+        self._now = now
+        self._since = now()
         self._election: Leadership | None = None
         self._term = 0
         self._caught_up = -1
@@ -40,6 +43,7 @@ class Acting:
 
     def started(self) -> None:
         """A term begins."""
+        self._since = self._now()
         self._term += 1
         self._wake.set()
 
@@ -76,6 +80,10 @@ class Acting:
                 self._election.request_handover()
             threading.Event().wait(POLL)
         return True
+
+    def since(self) -> datetime:
+        """When the present term began."""
+        return self._since
 
     def is_idle(self) -> bool:
         """No verb has come lately: another replica may have the leadership if it wants it."""

@@ -40,11 +40,12 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what a namespace or a p
 @dataclass(frozen=True, slots=True)
 class LockTimes:
     """Seconds. *expire*: a holder that has not finished by then is revoked. *unbound*: a holder that was never bound
-    by then never will be (a bind gives up long before). *finished*: how long a holder that has finished may leave
-    the lock behind."""
+    by then never will be (a bind gives up long before); *orphaned*: the same for a lock from before this replica acted,
+    on which nobody works any more. *finished*: how long a holder that has finished may leave the lock behind."""
 
     expire: float = 300.0
     unbound: float = 40.0
+    orphaned: float = 2.0
     finished: float = 5.0
 
 
@@ -73,12 +74,14 @@ class _Use(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Lock:
-    """A lock as it was found: who holds it, seconds since it was written, seconds since this process first saw it."""
+    """A lock as it was found: who holds it, seconds since it was written, seconds since this process first saw it, and
+    whether it was written before this replica began to act."""
 
     node: str
     holder: tuple[str, str]
     age: float
     known_for: float
+    inherited: bool
 
 
 class NodeLocks:
@@ -101,6 +104,8 @@ class NodeLocks:
         self._seen: dict[str, tuple[str, float]] = {}
         self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
         self._closed = False
+        begun = now()
+        self.acting_since: Callable[[], datetime] = lambda: begun
 
     def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool]) -> None:
         """Wait in line for *node* and take its lock for *ref*.
@@ -120,12 +125,13 @@ class NodeLocks:
                     raise NodeLocked(f"scheduler shutting down while waiting for node {node} to be unlocked")
                 if not wanted():
                     raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {node}")
-                if line[0] is ticket and self._try(node, ref):
+                first = line[0] is ticket or self._is_held_for(node, ref)
+                if first and self._try(node, ref):
                     return
                 left = deadline - self._clock()
                 if left <= 0:
                     raise NodeLocked(f"timed out waiting for node {node} to be unlocked{self._held_by(node)}")
-                ticket.turn.wait(min(left, LOOK_AGAIN) if line[0] is ticket else left)
+                ticket.turn.wait(min(left, LOOK_AGAIN) if first else left)
         finally:
             self._leave(node, ticket)
 
@@ -244,7 +250,7 @@ class NodeLocks:
             if known is None:
                 raise NotFound(f'node "{node}" not found', 404)
             text, version = known
-            if text is not None and not text.endswith(f",{ref.namespace},{ref.name}") and not self._is_free(node, text):
+            if text is not None and not _names(text, ref) and not self._is_free(node, text):
                 return False
             if self._swap(node, version, render_lock(self._now(), ref.namespace, ref.name)):
                 return True
@@ -291,7 +297,7 @@ class NodeLocks:
         age = max((self._now() - lock.at).total_seconds(), known_for)
         if lock.holder is None:
             return age > self._times.expire
-        return self._is_over(_Lock(node, lock.holder, age, known_for))
+        return self._is_over(_Lock(node, lock.holder, age, known_for, lock.at < self.acting_since()))
 
     def _is_over(self, lock: _Lock) -> bool:
         """The holder has no use for the lock, or has been revoked. Before that is believed of what the watch has shown,
@@ -311,6 +317,8 @@ class NodeLocks:
             return _Use.OVER
         if bound_to and phase in (BindPhase.SUCCESS, BindPhase.FAILED):
             return _Use.OVER if lock.known_for > self._times.finished else _Use.NEEDED
+        if not bound_to and lock.inherited and lock.known_for > self._times.orphaned:
+            return _Use.OVERDUE
         patience = self._times.expire if bound_to else self._times.unbound
         return _Use.OVERDUE if lock.age > patience else _Use.NEEDED
 
@@ -356,6 +364,15 @@ class NodeLocks:
                 return
         raise ClusterError(f"node {node}: lock still contended after {ATTEMPTS} attempts")
 
+    def _is_held_for(self, node: str, ref: PodRef) -> bool:
+        """The lock names this pod, from a bind that did not come to its end: the line waits for it, not it for the line."""
+        known = self._nodes.lock_of(node)
+        return known is not None and known[0] is not None and _names(known[0], ref)
+
     def _held_by(self, node: str) -> str:
         known = self._nodes.lock_of(node)
         return f" (held by {known[0]}): node lock contention" if known and known[0] else ": node lock contention"
+
+
+def _names(text: str, ref: PodRef) -> bool:
+    return text.endswith(f",{ref.namespace},{ref.name}")
