@@ -42,22 +42,33 @@ def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runt
 
         env: dict[str, str] = {}
         if vendor.priority in limits:
-            env["CUDA_TASK_PRIORITY"] = str(rounded_up(limits[vendor.priority]))
+            env["CUDA_TASK_PRIORITY"] = str(_rounded(vendor.priority, name, limits[vendor.priority]))
         if core_policy not in ("", "default"):
             env["GPU_CORE_UTILIZATION_POLICY"] = core_policy
         if not found and overwrite_env:
             env["NVIDIA_VISIBLE_DEVICES"] = "none"
-        spec = {"runtimeClassName": runtime_class} if found and runtime_class and not pod_spec.get("runtimeClassName") else {}
-        return Admission(_changed(container, added, env), found, spec)
+        wants_class = found and runtime_class and not pod_spec.get("runtimeClassName")
+        return Admission(_changed(container, added, env), found,
+                         {"runtimeClassName": runtime_class} if wants_class else {})
 
     return admit
 
 
 def _check_percent(vendor: Vendor, container: str, text: str | None) -> None:
-    if text is not None and not 0 <= rounded_up(text) <= WHOLE:
-        problem = "must be an integer between 0 and 100"
-        raise MalformedInput(vendor.memory_percent, text, problem, says=(
-            f"invalid {vendor.memory_percent} value {rounded_up(text)} in container {container}: {problem}"))
+    if text is not None and not 0 <= (percent := _rounded(vendor.memory_percent, container, text)) <= WHOLE:
+        raise _invalid(vendor.memory_percent, container, percent, "must be an integer between 0 and 100")
+
+
+def _rounded(name: str, container: str, text: str) -> int:
+    try:
+        return rounded_up(text)
+    except MalformedInput as error:
+        raise _invalid(name, container, text, error.problem) from error
+
+
+def _invalid(name: str, container: str, value: object, problem: str) -> MalformedInput:
+    says = f"invalid {name} value {value} in container {container}: {problem}"
+    return MalformedInput(name, value, problem, says)
 
 
 def _wants_whole_devices(vendor: Vendor, given: Mapping[str, str]) -> bool:
@@ -76,6 +87,13 @@ def _changed(container: Mapping[str, Any], limits: Mapping[str, str], env: Mappi
         resources = dict(container.get("resources") or {})
         changed["resources"] = resources | {"limits": {**(resources.get("limits") or {}), **limits}}
     if env:
-        kept = [entry for entry in container.get("env") or () if entry.get("name") not in env]
+        kept = [entry for entry in _entries(container.get("env")) if entry.get("name") not in env]
         changed["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
     return changed if limits or env else container
+
+
+def _entries(env: Any) -> list[Mapping[str, Any]]:
+    entries = env or []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise MalformedInput("env", env, "expected a list of name and value")
+    return entries

@@ -1,0 +1,50 @@
+"""The names that vendors have on the wire."""
+
+import pytest
+
+from hami.codec.device_config import DeviceConfig
+from hami.vendors.catalog import vendors
+from hami.vendors.spec import Rule, SelectorKeys
+from tests.builders import NVIDIA, nvidia
+
+WIRE = [  # vendor, register, handshake, to-allocate, allocated
+    (NVIDIA, "hami.io/node-nvidia-register", "hami.io/node-handshake", "hami.io/vgpu-devices-to-allocate",
+     "hami.io/vgpu-devices-allocated"),
+]
+
+
+@pytest.mark.parametrize("vendor, register, handshake, to_allocate, allocated", WIRE, ids=[row[0].key for row in WIRE])
+def test_keys(vendor, register, handshake, to_allocate, allocated):
+    assert (vendor.register, vendor.handshake) == (register, handshake)
+    assert (vendor.to_allocate, vendor.allocated) == (to_allocate, allocated)
+
+
+def test_nvidia_resources():
+    assert NVIDIA.resources == ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage",
+                                "nvidia.com/gpucores", "nvidia.com/priority")
+    assert nvidia(resource_priority_name="").resources == NVIDIA.resources[:-1]
+
+
+def test_nvidia_rules_in_the_order_of_the_reference():
+    assert NVIDIA.rules == (
+        Rule.HEALTH, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY,
+        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, Rule.MIG)
+
+
+@pytest.mark.parametrize("config, keys", [
+    (DeviceConfig(), ["NVIDIA"]), (DeviceConfig(nvidia=None), []),
+], ids=["default", "no section"])
+def test_vendors(config, keys):
+    assert [vendor.key for vendor in vendors(config)] == keys
+
+
+def test_a_vendor_without_a_name_for_its_count_is_left_out():
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        nvidia(resource_count_name="")
+
+
+def test_selectors():
+    keys = SelectorKeys(use_types="a", nouse_uuids="b", mode="c")
+    selector = keys.select({"a": "A40, ,L4", "b": ",", "c": "mig"})
+    assert (selector.use_types, selector.nouse_types) == (("A40", "L4"), None)
+    assert (selector.use_uuids, selector.nouse_uuids, selector.mode) == (None, (), "mig")

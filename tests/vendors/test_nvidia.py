@@ -1,0 +1,92 @@
+"""What NVIDIA does at admission beyond counts and cores (which are in the table of all vendors)."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.errors import MalformedInput
+from tests.builders import NVIDIA, nvidia
+
+ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
+
+
+def admit(vendor, limits=None, pod_spec=None, **fields):
+    wire = {"name": "c", **({} if limits is None else {"resources": {"limits": limits}}), **fields}
+    before = copy.deepcopy(wire)
+    admission = vendor.admit(vendor, pod_spec or {}, wire)
+    assert wire == before, "the container that came in was changed"
+    assert (admission.container is wire) == (admission.container == wire)
+    return admission
+
+
+def env_of(admission):
+    return {entry["name"]: entry["value"] for entry in admission.container.get("env", [])}
+
+
+@pytest.mark.parametrize("vendor, limits, env", [
+    param(NVIDIA, ONE, {}, id="none by default"),
+    param(NVIDIA, ONE | {"nvidia.com/priority": "1"}, {"CUDA_TASK_PRIORITY": "1"}, id="priority"),
+    param(NVIDIA, {"nvidia.com/priority": "0"}, {"CUDA_TASK_PRIORITY": "0"}, id="priority without a card"),
+    param(nvidia(gpu_core_policy="force"), ONE, {"GPU_CORE_UTILIZATION_POLICY": "force"}, id="core policy"),
+    param(nvidia(gpu_core_policy="disable"), {}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}, id="on every container"),
+    param(nvidia(overwrite_env=True), {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="no card to be seen"),
+    param(nvidia(overwrite_env=True), ONE, {}, id="its own card to be seen"),
+    param(nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}, id="a card by default"),
+])
+def test_environment(vendor, limits, env):
+    assert env_of(admit(vendor, limits)) == env
+
+
+def test_an_entry_of_the_same_name_is_replaced():
+    env = [{"name": "CUDA_TASK_PRIORITY", "value": "7"}, {"name": "A", "valueFrom": {"fieldRef": {}}}]
+    assert admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env).container["env"] == [
+        env[1], {"name": "CUDA_TASK_PRIORITY", "value": "1"}]
+
+
+@pytest.mark.parametrize("env", ["A=1", {"A": "1"}, ["A=1"], [None], 3])
+def test_an_environment_that_is_none(env):
+    with pytest.raises(MalformedInput, match="^env: expected a list of name and value"):
+        admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env)
+
+
+@pytest.mark.parametrize("vendor, limits, pod_spec, expected", [
+    (nvidia(runtime_class_name="nvidia"), ONE, {}, {"runtimeClassName": "nvidia"}),
+    (nvidia(runtime_class_name="nvidia"), ONE, {"runtimeClassName": "kata"}, {}),
+    (nvidia(runtime_class_name="nvidia"), {}, {}, {}),
+    (NVIDIA, ONE, {}, {}),
+], ids=["set", "the pod's own stays", "no card", "none configured"])
+def test_runtime_class(vendor, limits, pod_spec, expected):
+    assert admit(vendor, limits, pod_spec).pod_spec == expected
+
+
+@pytest.mark.parametrize("limits, found", [
+    (None, False), ({}, False), (ONE, True), ({"nvidia.com/gpumem": "1"}, True), ({"nvidia.com/gpu": "0"}, True),
+    ({"nvidia.com/priority": "1"}, False), ({"cpu": "1"}, False),
+])
+def test_found(limits, found):
+    assert admit(NVIDIA, limits).found is found
+
+
+@pytest.mark.parametrize("percent, shown", [("120", 120), ("-1", -1), ("100.5", 101), ("1k", 1000)])
+def test_percentages_out_of_range(percent, shown):
+    with pytest.raises(MalformedInput) as caught:
+        admit(NVIDIA, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": percent})
+    assert str(caught.value) == (f"invalid nvidia.com/gpumem-percentage value {shown} in container c: "
+                                 "must be an integer between 0 and 100")
+
+
+@pytest.mark.parametrize("resource", ["gpu", "gpumem", "gpumem-percentage", "gpucores", "priority"])
+@given(text=st.text(max_size=9) | st.integers().map(str) | st.none() | st.integers() | st.floats(allow_nan=False))
+def test_any_amount_is_admitted_or_malformed(resource, text):
+    try:
+        admit(NVIDIA, {"nvidia.com/gpu": "1", f"nvidia.com/{resource}": text})
+    except MalformedInput as error:
+        assert resource in str(error)
+
+
+def test_only_overwriting_the_environment_wants_to_see_all_pods():
+    assert not NVIDIA.admission_wants_all_pods
+    assert nvidia(overwrite_env=True).admission_wants_all_pods

@@ -1,0 +1,41 @@
+"""Reading a container's amounts: limits, else requests."""
+
+import pytest
+from pytest import param
+
+from hami.vendors.request import amounts, objection, request_of
+from tests.builders import NVIDIA, container, nvidia, request
+
+GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+
+
+@pytest.mark.parametrize("limits, requests, expected", [
+    param({GPU: 1, MEMORY: 5}, {MEMORY: 7}, request(1, 5), id="the limit wins"),
+    param({}, {GPU: 2, MEMORY: 7}, request(2, 7), id="requests alone"),
+    param({GPU: 1}, {MEMORY: 7}, request(1, 7), id="some of each"),
+    param({MEMORY: 7}, {}, None, id="no count"),
+])
+def test_limits_then_requests(limits, requests, expected):
+    assert request_of(NVIDIA, container(limits, requests=requests)) == expected
+
+
+@pytest.mark.parametrize("percent, expected", [
+    ("100", 100), ("1", 1), ("120", 100), ("0", 100), ("-5", 100), ("2147483647", 100),
+])
+def test_a_percentage_is_clamped(percent, expected):
+    assert request_of(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)
+
+
+def test_amounts_leave_out_names_that_are_not_in_use():
+    assert amounts(nvidia(resource_core_name=""), {"": "1", GPU: "1", "nvidia.com/gpucores": "5"}, {}) == {GPU: "1"}
+
+
+@pytest.mark.parametrize("text", ["1.5", "-1", "500m", "9999999999999", "x", "", "NaN", "9" * 5000])
+def test_what_makes_a_request_void_is_objected_to(text):
+    assert request_of(NVIDIA, container({GPU: 1, MEMORY: text})) is None
+    assert objection(NVIDIA, "c", {GPU: "1", MEMORY: text}) == (
+        f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647")
+
+
+def test_what_can_be_used_is_not_objected_to():
+    assert objection(NVIDIA, "c", {GPU: "2147483647", MEMORY: "3k", PERCENT: "-1"}) is None
