@@ -25,6 +25,18 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def group_members(group: int) -> list[int]:
+    """Living processes (zombies apart) of a process group."""
+    members = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, _, its_group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(its_group) == group and state not in "ZX":
+                    members.append(int(entry.name))
+    return members
+
+
 class Program:
     """A command line that can be run again and again. Not for use by several threads."""
 
@@ -82,9 +94,17 @@ class Program:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
+        """SIGKILL to it and to its children (as when a container dies), and wait until they are gone."""
+        if self._child is None or not self.running():
+            self.signal(signal.SIGKILL)
+            self.wait_end(10)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session of its own
         self.wait_end(10)
+        deadline = time.monotonic() + 10
+        while group_members(self._child.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self, timeout: float = 15) -> float:
         """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: TimeoutError."""

@@ -10,7 +10,6 @@ import base64
 import datetime
 import ipaddress
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -205,9 +204,8 @@ class Scheduler:
         return self._pool.request("GET", f"http://127.0.0.1:{self.metrics_port}/metrics").data.decode()
 
     def kill(self) -> None:
-        """SIGKILL."""
-        self.program.signal(signal.SIGKILL)
-        self.program.wait_end(10)
+        """SIGKILL, the server's worker included."""
+        self.program.kill()
 
     def stop(self, timeout: float = 15) -> float:
         """SIGTERM; returns the seconds it took to end."""

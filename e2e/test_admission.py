@@ -135,7 +135,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(sandbox, scheduler, c
 def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
     rendered = tmp_path / "all.yaml"
     rendered.write_text(local.kubectl("kustomize", str(MANIFESTS)))
-    applied = local.kubectl("apply", "--dry-run=server", "-f", str(rendered))
+    applied = local.kubectl("apply", "--server-side", "--field-manager=e2e", "--force-conflicts", "--dry-run=server",
+                            "-f", str(rendered))
     for name in ("deployment.apps/hami-scheduler", "service/hami-scheduler", "configmap/hami-kube-scheduler",
                  "mutatingwebhookconfiguration.admissionregistration.k8s.io/hami-webhook"):
         assert name in applied
