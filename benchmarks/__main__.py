@@ -1,0 +1,99 @@
+"""``python -m benchmarks [filter webhook e2e burst queue] [--nodes 100 1000 5000] [--json FILE] [--check]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.admission import webhook_rows
+from benchmarks.extender import SIZES, filter_rows
+from benchmarks.placing import GROUPS, placing_rows
+from benchmarks.processes import Run
+from benchmarks.rows import Row, table
+from e2e.binaries import BinariesMissing
+
+ALL = ("filter", "webhook", *GROUPS)
+RESULTS = Path(__file__).parent / "results"
+WIDTH = 160
+"""Columns of the table where standard output is no terminal."""
+
+
+def options(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="The targets of the design, measured.")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"rows to measure: {', '.join(ALL)} (default: all)")
+    parser.add_argument("--nodes", nargs="+", type=int, default=list(SIZES), metavar="N",
+                        help="cluster sizes for filter (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each end-to-end case (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (default: benchmarks/results/)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    chosen = parser.parse_args(words)
+    if unknown := set(chosen.groups) - set(ALL):
+        parser.error(f"there are no rows called {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    chosen.groups = chosen.groups or list(ALL)
+    return chosen
+
+
+def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
+    if "filter" in chosen.groups:
+        yield from filter_rows(run, chosen.nodes)
+    if "webhook" in chosen.groups:
+        yield from webhook_rows(run)
+    if placing := [group for group in chosen.groups if group in GROUPS]:
+        yield from placing_rows(run, placing, chosen.rounds)
+
+
+def machine() -> dict[str, Any]:
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True,
+                              check=False).stdout.strip()
+    return {"cpus": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release(),
+            "architecture": platform.machine(), "revision": revision}
+
+
+def write(path: Path, rows: list[Row], begun: datetime, seconds: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"began": begun.isoformat(timespec="seconds"), "seconds": round(seconds), "machine": machine(),
+                "rows": [row.as_json() for row in rows]}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def main() -> int:
+    chosen = options()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    begun, clock = datetime.now(UTC), time.monotonic()
+    rows: list[Row] = []
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - clock:6.1f} s  {line}", file=sys.stderr, flush=True)
+
+    try:
+        with Run.begun(say) as run:
+            for row in measure(run, chosen):
+                rows.append(row)
+                say(f"  {row.what}: {row.measured}")
+    except BinariesMissing as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        if rows:
+            path = chosen.json or RESULTS / f"{begun:%Y%m%dT%H%M%SZ}.json"
+            write(path, rows, begun, time.monotonic() - clock)
+            console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+            console.print(table(rows, f"{os.cpu_count()} CPUs shared by everything, {begun:%Y-%m-%d %H:%M} UTC"))
+            console.print(f"figures: {path}")
+    return 1 if chosen.check and any(row.met is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Rows about pods on their whole way: created, admitted, placed by a real kube-scheduler through our extender, bound.
+
+Beside them, in the same run, the same kube-scheduler without an extender places pods that ask for a plain
+``nvidia.com/gpu``: as it ships, and with its client's limit lifted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from benchmarks import arrivals, fleet
+from benchmarks.processes import Cpu, Run, disturbed
+from benchmarks.rows import Row, ratio, remarks
+from e2e.cluster import LocalCluster, scheduler_config
+from e2e.nodes import fake_node, gpus
+from e2e.processes import Program, free_port
+from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
+
+__all__ = ["GROUPS", "placing_rows"]
+
+Object = dict[str, Any]
+GROUPS = ("e2e", "burst", "queue")
+NAMESPACE = "bench"
+ALLOCATOR_DELAY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many pods on so many nodes. *extender* False: kube-scheduler alone, with *config*."""
+
+    name: str
+    nodes: int
+    pods: int
+    policy: str = "binpack"
+    extender: bool = True
+    allocated: bool = False
+    client: Object = field(default_factory=dict)
+
+
+SPREAD = Case("spread", 200, 500, "spread")
+BINPACK = Case("binpack", 200, 500)
+SHIPPED = Case("kube-scheduler alone, as shipped", 200, 500, extender=False)
+LIFTED = Case("kube-scheduler alone, its client limit lifted", 200, 500, extender=False,
+              client={"qps": 2000, "burst": 4000})
+BURST = Case("burst", 20, 30)
+QUEUE = Case("queue", 1, 40, allocated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a case came to. *failed*: events that tell of a failure, by reason."""
+
+    seconds: float
+    bound: float
+    created: float
+    pods: int
+    nodes_used: int
+    failed: dict[str, int]
+    cpu: dict[str, float]
+    missing: int
+
+    @property
+    def rate(self) -> float:
+        return (self.pods - self.missing) / self.seconds
+
+    @property
+    def extender_ms(self) -> float:
+        return 1000 * self.cpu.get("hami", 0) / self.pods
+
+    def disturbance(outcomes: list[Outcome]) -> str:
+    return next(filter(None, (disturbed(outcome.cpu) for outcome in outcomes)), "")
+
+
+def figures(self) -> Object:
+        return {"pods_per_second": self.rate, "seconds": self.seconds, "bound_seconds": self.bound,
+                "created_seconds": self.created, "nodes_used": self.nodes_used, "failed": self.failed,
+                "missing": self.missing, "cpu_seconds": self.cpu, "extender_cpu_ms": self.extender_ms}
+
+
+def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
+    """The rows of *groups*; each case is run *rounds* times, in turn with those that it is compared to."""
+    with LocalCluster.started(say=run.say) as cluster:
+        cluster.components["kube-scheduler"].kill()
+        stage = Stage(run, cluster)
+        if "e2e" in groups:
+            cases = [SPREAD, BINPACK, SHIPPED, LIFTED]
+            with stage.nodes(SPREAD.nodes):
+                turns = [{case.name: stage.play(case) for case in cases} for _ in range(rounds)]
+            found = {case.name: [turn[case.name] for turn in turns] for case in cases}
+            yield throughput_row(found, SPREAD, 65)
+            yield throughput_row(found, BINPACK, 50)
+            yield baseline_row(found, SHIPPED)
+            yield baseline_row(found, LIFTED)
+        for group, case in (("burst", BURST), ("queue", QUEUE)):
+            if group in groups:
+                with stage.nodes(case.nodes):
+                    outcomes = [stage.play(case) for _ in range(rounds + 1)]
+                yield burst_row(outcomes) if case is BURST else queue_row(outcomes)
+
+
+class Stage:
+    """The control plane on which cases are played, one after the other."""
+
+    def __init__(self, run: Run, cluster: LocalCluster) -> None:
+        self.run, self.cluster, self.kube = run, cluster, cluster.kube
+        self.certificates = Certificates(cluster.folder / "tls")
+        self.kubeconfig = install(cluster, self.certificates)
+        for kind in ("Namespace", "ServiceAccount"):
+            meta = {"name": NAMESPACE} if kind == "Namespace" else {"name": "default", "namespace": NAMESPACE}
+            self.kube.apply({"apiVersion": "v1", "kind": kind, "metadata": meta})
+
+    @contextlib.contextmanager
+    def nodes(self, count: int) -> Iterator[None]:
+        """So many nodes with eight cards each, Ready."""
+        names = [fleet.node_name(number) for number in range(count)]
+        for name in names:
+            self.kube.create(fake_node(name, gpus(fleet.GPUS)))
+        self.kube.wait("Node", lambda nodes: all(is_ready(nodes.get(name)) for name in names), what="nodes are Ready",
+                       timeout=60)
+        yield
+        for name in names:
+            self.kube.delete("Node", name)
+
+    def play(self, case: Case) -> Outcome:
+        """One run of *case*, from a cluster without pods to one without pods."""
+        with contextlib.ExitStack() as stack:
+            pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
+            if case.extender:
+                self.kube.apply(webhook_configuration(self.certificates, self.cluster.extender_port))
+                replica = Scheduler(self.cluster, self.certificates, self.kubeconfig)
+                replica.start(node_scheduler_policy=case.policy)
+                stack.callback(replica.stop)
+                pids["hami"] = replica.program.pid
+                pids["allocator"] = stack.enter_context(self.started("allocator", [
+                    sys.executable, "-m", "e2e.agent", "--kubeconfig", str(self.cluster.kubeconfig),
+                    "--delay", str(ALLOCATOR_DELAY)]))
+            else:
+                self.kube.delete("MutatingWebhookConfiguration", "hami-webhook")
+            pids["kube-scheduler"] = stack.enter_context(self.kube_scheduler(case))
+            stack.callback(self.clear)
+            self.place(case, 1, {})
+            self.clear()
+            time.sleep(1)
+            outcome = self.place(case, case.pods, {name: pid for name, pid in pids.items() if pid})
+        self.run.say(remarks(
+            f"{case.name}: {case.pods} pods on {case.nodes} nodes: {outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
+            trouble([outcome]), disturbed(outcome.cpu)))
+        return outcome
+
+    def place(self, case: Case, count: int, pids: dict[str, int]) -> Outcome:
+        """Create pods and wait until all are done."""
+        events = self.kube.page("Event", NAMESPACE)["metadata"]["resourceVersion"]
+        job = arrivals.job(kubeconfig=self.cluster.kubeconfig, pod=pod_of(case), namespace=NAMESPACE, count=count,
+                           allocated=case.allocated)
+        cpu = Cpu(pids)
+        answer = self.run.ask("arrivals", job)
+        spent = cpu.spent(load=answer["cpu_seconds"])
+        if answer["refused"]:
+            raise RuntimeError(f"the API server refused pods: {answer['refused']}")
+        used = {pod["spec"].get("nodeName") for pod in self.kube.list("Pod", NAMESPACE)} - {None}
+        return Outcome(seconds=max(answer["done"], default=0), bound=max(answer["bound"], default=0),
+                       created=answer["created"], pods=count, nodes_used=len(used), failed=self.failures(events),
+                       cpu=spent, missing=count - len(answer["done"]))
+
+    def failures(self, since: str) -> dict[str, int]:
+        """Events of failure after the version *since*, by reason."""
+        counts: dict[str, int] = {}
+        for event in self.kube.list("Event", NAMESPACE):
+            if int(event["metadata"]["resourceVersion"]) > int(since) and "Fail" in event["reason"]:
+                counts[event["reason"]] = counts.get(event["reason"], 0) + (event.get("count") or 1)
+        return counts
+
+    def clear(self) -> None:
+        """No pods."""
+        self.kube.delete_all("Pod", NAMESPACE, grace_seconds=0)
+        self.kube.wait("Pod", lambda pods: not pods, NAMESPACE, timeout=60, what="the pods are gone")
+
+    @contextlib.contextmanager
+    def kube_scheduler(self, case: Case) -> Iterator[int]:
+        """With the shipped configuration and our extender, or without one as Kubernetes ships it."""
+        if case.extender:
+            config = scheduler_config(self.cluster.extender_port)
+        else:
+            config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+                      "profiles": [{"schedulerName": "hami-scheduler"}], "clientConnection": {}}
+        config["clientConnection"] |= case.client | {"kubeconfig": str(self.cluster.kubeconfig)}
+        config["leaderElection"] = {"leaderElect": False}
+        path = self.cluster.folder / "kube-scheduler-under-test.yaml"
+        path.write_text(yaml.safe_dump(config))
+        with self.started("kube-scheduler", [
+                str(self.cluster.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
+                "--bind-address=127.0.0.1"]) as pid:
+            yield pid
+
+    @contextlib.contextmanager
+    def started(self, name: str, argv: list[str]) -> Iterator[int]:
+        program = Program(name, argv, self.cluster.folder / f"{name}-bench.log").start()
+        try:
+            yield program.pid or 0
+        finally:
+            program.kill()
+
+
+def pod_of(case: Case) -> Object:
+    """With the extender a pod as users write it; without, one that asks for a whole card by its plain name."""
+    pod = fleet.asking_pod("pod")
+    pod["metadata"]["namespace"] = NAMESPACE
+    if case.extender:
+        del pod["spec"]["schedulerName"]
+    else:
+        amounts = pod["spec"]["containers"][0]["resources"]
+        for kind in amounts.values():
+            del kind["nvidia.com/gpumem"], kind["nvidia.com/gpucores"]
+    return pod
+
+
+def is_ready(node: Object | None) -> bool:
+    conditions = (node or {}).get("status", {}).get("conditions") or []
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def throughput_row(found: dict[str, list[Outcome]], case: Case, target: float) -> Row:
+    outcomes = found[case.name]
+    rate, extender = mean(outcomes, "rate"), mean(outcomes, "extender_ms")
+    shipped, lifted = mean(found[SHIPPED.name], "rate"), mean(found[LIFTED.name], "rate")
+    met = rate >= target and extender <= 5 and rate >= shipped and not any(o.missing for o in outcomes)
+    upstream = {"spread": 16, "binpack": 9}[case.name]
+    return Row(group="e2e", what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
+               measured=remarks(f"{rate:.1f} pods/s {each(outcomes)}", f"extender {extender:.1f} ms CPU a pod",
+                                f"{outcomes[-1].nodes_used} nodes used", trouble(outcomes)),
+               target=f"≥ {target:g} pods/s; ≤ 5 ms; no slower than kube-scheduler as shipped", met=met,
+               compared=remarks(ratio(rate, shipped, "kube-scheduler alone as shipped"),
+                                ratio(rate, lifted, "with its limit lifted"),
+                                f"upstream, measured elsewhere: {upstream}/s", disturbance(outcomes)),
+               figures=figures(outcomes))
+
+
+def baseline_row(found: dict[str, list[Outcome]], case: Case) -> Row:
+    outcomes = found[case.name]
+    return Row(group="e2e", what=f"{case.name}, the same pods asking for a plain nvidia.com/gpu",
+               measured=f"{mean(outcomes, 'rate'):.1f} pods/s {each(outcomes)}",
+               compared=disturbance(outcomes), figures=figures(outcomes))
+
+
+def burst_row(outcomes: list[Outcome]) -> Row:
+    slowest = max(outcome.seconds for outcome in outcomes)
+    failed = any(outcome.failed or outcome.missing for outcome in outcomes)
+    return Row(group="burst", what=f"{BURST.pods} pods on {BURST.nodes} nodes at once, binpack",
+               measured=remarks(seconds(outcomes), f"nodes used: {outcomes[-1].nodes_used}", trouble(outcomes)),
+               target="< 1.5 s, none failed", met=slowest < 1.5 and not failed,
+               compared=remarks("the slowest run counts", "upstream, measured elsewhere: 74 s, 89 failed binds",
+                                disturbance(outcomes)),
+               figures=figures(outcomes))
+
+
+def queue_row(outcomes: list[Outcome]) -> Row:
+    slowest = max(outcome.seconds for outcome in outcomes)
+    return Row(group="queue", what=f"{QUEUE.pods} pods on one node, allocator answers after 20 ms",
+               measured=remarks(f"{seconds(outcomes)} until all have their devices",
+                                f"{1000 * mean(outcomes, 'seconds') / QUEUE.pods:.0f} ms a pod", trouble(outcomes)),
+               target="< 2.5 s", met=slowest < 2.5 and not any(outcome.missing for outcome in outcomes),
+               compared=remarks(f"the slowest run counts; the allocator alone: {QUEUE.pods * ALLOCATOR_DELAY:.1f} s",
+                                "upstream, by its users' reports: 15 to 30 minutes", disturbance(outcomes)),
+               figures=figures(outcomes))
+
+
+def mean(outcomes: list[Outcome], name: str) -> float:
+    return float(statistics.mean(getattr(outcome, name) for outcome in outcomes))
+
+
+def each(outcomes: list[Outcome]) -> str:
+    return f"({', '.join(f'{outcome.rate:.1f}' for outcome in outcomes)})" if len(outcomes) > 1 else ""
+
+
+def seconds(outcomes: list[Outcome]) -> str:
+    return ", ".join(f"{outcome.seconds:.2f}" for outcome in outcomes) + " s"
+
+
+def trouble(outcomes: list[Outcome]) -> str:
+    """What went wrong, empty if nothing did."""
+    reasons = {reason for outcome in outcomes for reason in outcome.failed}
+    told = [f"{sum(o.failed.get(reason, 0) for o in outcomes)} {reason}" for reason in sorted(reasons)]
+    if missing := sum(outcome.missing for outcome in outcomes):
+        told.append(f"{missing} pods never placed")
+    return ", ".join(told)
+
+
+def disturbance(outcomes: list[Outcome]) -> str:
+    return next(filter(None, (disturbed(outcome.cpu) for outcome in outcomes)), "")
+
+
+def figures(outcomes: list[Outcome]) -> Object:
+    return {"runs": [outcome.figures() for outcome in outcomes]}

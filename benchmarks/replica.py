@@ -1,0 +1,137 @@
+"""``hami scheduler`` as a process, beside any API server that a kubeconfig names."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import ssl
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import fleet, load
+from benchmarks.processes import Run
+from e2e.cluster import MANIFESTS
+from e2e.processes import Program, free_port
+from e2e.scheduler import Certificates
+
+__all__ = ["Replica", "stub_api"]
+
+PATIENCE = 120.0
+
+
+class Replica:
+    """One ``hami scheduler`` that acts as leader. Use ``Replica.started``."""
+
+    def __init__(self, run: Run, kubeconfig: Path, certificates: Certificates | None) -> None:
+        self.run = run
+        self.port = free_port()
+        self.certificates = certificates
+        flags = {
+            "http_bind": f"127.0.0.1:{self.port}", "metrics-bind-address": f"127.0.0.1:{free_port()}",
+            "scheduler-name": "hami-scheduler", "leader-elect": "false", "node-scheduler-policy": "binpack",
+            "gpu-scheduler-policy": "spread", "force-overwrite-default-scheduler": "true",
+            "device-config-file": str(own_copy(run, MANIFESTS / "device-config.yaml"))}
+        if certificates is not None:
+            flags |= {"cert_file": str(certificates.cert_file), "key_file": str(certificates.key_file)}
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAME": "", "POD_NAMESPACE": "kube-system"}
+        self.program = Program("hami-scheduler", [sys.executable, "-m", "hami.cli", "scheduler", *words],
+                               run.folder / f"hami-{self.port}.log", env=environment)
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, run: Run, kubeconfig: Path, certificates: Certificates | None = None) -> Iterator[Replica]:
+        """Started, and not waited for."""
+        replica = cls(run, kubeconfig, certificates)
+        replica.program.start()
+        try:
+            yield replica
+        finally:
+            if replica.program.running():
+                replica.program.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self.program.pid is not None
+        return self.program.pid
+
+    def first_placement(self, names: list[str]) -> None:
+        """Ask until a pod is placed; from when on it is ready."""
+        until_answered(lambda: self.post("/filter", fleet.filter_args(names)), b'"NodeNames":["', self.program)
+
+    def wait_healthy(self) -> None:
+        until_answered(lambda: self.post("/healthz", ""), b"ok", self.program)
+
+    def post(self, path: str, body: str) -> bytes:
+        """One answer, or nothing while nobody listens; without *body* it is a GET."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self.certificates is not None:
+            context = ssl.create_default_context(cafile=str(self.certificates.ca_file))
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=context)
+        try:
+            filled = body.replace(fleet.UID, str(uuid.uuid4())).replace(fleet.MEMORY, "3000")
+            connection.request("POST" if body else "GET", path, filled or None, {"Content-Type": "application/json"})
+            return connection.getresponse().read()
+        except (ConnectionRefusedError, ConnectionResetError):
+            return b""
+        finally:
+            connection.close()
+
+    def load(self, path: str, expect: str, **more: Any) -> dict[str, Any]:
+        """What a load of *path* measures (`benchmarks.load.job`)."""
+        ca = str(self.certificates.ca_file) if self.certificates is not None else None
+        job = load.job(port=self.port, path=path, expect=expect, ca=ca, uid=fleet.UID, **more)
+        result = self.run.ask("load", job)
+        if result["surprises"]:
+            self.run.say(f"    {result['surprises']} of {len(result['latencies'])} answers were not as expected: "
+                         f"{result['surprise']}")
+        return result
+
+
+def until_answered(ask: Any, expect: bytes, program: Program) -> None:
+    begun, answer = time.monotonic(), b""
+    while expect not in (answer := ask() or answer):
+        if not program.running():
+            raise RuntimeError(f"hami scheduler has ended ({program.exit_code}):\n{program.tail()}")
+        if time.monotonic() - begun > PATIENCE:
+            raise RuntimeError(f"not ready after {PATIENCE:g} s: {answer[-1000:]!r}\n{program.tail()}")
+        time.sleep(0.01)
+
+
+def own_copy(run: Run, path: Path) -> Path:
+    """A copy in the run's folder, which makes the process that is given it part of the run."""
+    copy = run.folder / path.name
+    copy.write_bytes(path.read_bytes())
+    return copy
+
+
+@contextlib.contextmanager
+def stub_api(run: Run, nodes: int, pods_per_node: int = 8) -> Iterator[tuple[Path, int, Program]]:
+    """The stub API server with so many nodes: a kubeconfig for it, its port, its process."""
+    port = free_port()
+    program = Program("stub-api", [
+        sys.executable, "-m", "benchmarks.stub_api", f"{run.folder}/stub", f"--nodes={nodes}",
+        f"--pods-per-node={pods_per_node}", f"--port={port}"], run.folder / f"stub-{port}.log").start()
+    try:
+        begun = time.monotonic()
+        while "ready" not in program.tail():
+            if not program.running() or time.monotonic() - begun > PATIENCE:
+                raise RuntimeError(f"the stub API server does not start:\n{program.tail()}")
+            time.sleep(0.05)
+        kubeconfig = run.folder / f"stub-{port}.kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "stub",
+            "clusters": [{"name": "stub", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "stub", "user": {}}],
+            "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "stub"}}]}))
+        yield kubeconfig, port, program
+    finally:
+        if program.running():
+            program.kill()
