@@ -33,6 +33,7 @@ __all__ = ["Exporter", "Patience"]
 log = logging.getLogger(__name__)
 
 CLIENTS = 16  # connections at a time; Prometheus is one or two
+LINE_LIMIT = 65_536  # bytes of a request line
 BODY_LIMIT = 65_536  # bytes of a body nobody asked for that are read before the refusal
 REST = 0.0002  # seconds between slices in which others may compute
 
@@ -65,13 +66,12 @@ class Exporter:
     def start(self) -> None:
         """Listen and serve. Raises: HamiError when the address cannot be listened on."""
         self._server = _Server(_listen(*self._bind), self._page, self._patience)
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
+        threading.Thread(target=self._server.run, name="metrics", daemon=True).start()
 
     def stop(self) -> None:
         """Listen no more; pages under way end by themselves, or with the process."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.stop()
             self._server = None
 
     @property
@@ -117,20 +117,39 @@ class _Server(ThreadingMixIn, TCPServer):
         self.page = page
         self.patience = patience
         self._places = threading.BoundedSemaphore(CLIENTS)
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Take connections until `stop`. Unlike `serve_forever` it sleeps as long as nobody comes."""
+        while not self._stopping.is_set():
+            self.handle_request()
+        self._stopped.set()
+
+    def stop(self) -> None:
+        """End `run`, which must have been started, and listen no more."""
+        self._stopping.set()
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for a connection
+        self._stopped.wait()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
         except OSError:
-            time.sleep(0.1)  # out of file descriptors, most likely: the connection will still be waiting
+            self._stopping.wait(0.1)  # out of file descriptors, most likely: the connection will still be waiting
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             log.warning("metrics: too many connections, one refused", extra={"client": client_address[0]})
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -140,7 +159,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         lost = isinstance(sys.exception(), OSError)
-        log.log(logging.DEBUG if lost else logging.ERROR, "metrics: %s", "client lost" if lost else "page broken off",
+        log.log(logging.DEBUG if lost else logging.ERROR, "metrics: %s", "client lost" if lost else "request failed",
                 exc_info=True, extra={"client": client_address[0]})
 
 
@@ -160,8 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         self.close_connection = True
         try:
-            self.raw_requestline = self.rfile.readline(BODY_LIMIT)
-            if self.raw_requestline and self.parse_request():
+            self.raw_requestline = self.rfile.readline(LINE_LIMIT + 1)
+            if len(self.raw_requestline) > LINE_LIMIT:
+                self.requestline, self.request_version, self.command = "", "", ""
+                self.send_error(414)
+            elif self.raw_requestline and self.parse_request():
                 self._answer()
         except TimeoutError:
             log.debug("metrics: client too slow", extra={"client": self.client_address[0]})

@@ -45,7 +45,7 @@ class Family:
 def families(snapshot: Snapshot, vendors: Sequence[Vendor], *, legacy: bool = False) -> list[Family]:
     """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
 
-    Order of samples: devices by node and then as registered, pods by node and then by name, quotas by namespace.
+    Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = _by_node(snapshot.bookings)
     made = [
