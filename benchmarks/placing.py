@@ -75,11 +75,7 @@ class Outcome:
     def extender_ms(self) -> float:
         return 1000 * self.cpu.get("hami", 0) / self.pods
 
-    def disturbance(outcomes: list[Outcome]) -> str:
-    return next(filter(None, (disturbed(outcome.cpu) for outcome in outcomes)), "")
-
-
-def figures(self) -> Object:
+    def figures(self) -> Object:
         return {"pods_per_second": self.rate, "seconds": self.seconds, "bound_seconds": self.bound,
                 "created_seconds": self.created, "nodes_used": self.nodes_used, "failed": self.failed,
                 "missing": self.missing, "cpu_seconds": self.cpu, "extender_cpu_ms": self.extender_ms}

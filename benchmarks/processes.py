@@ -130,7 +130,8 @@ class Cpu:
 
 def busy_seconds() -> float:
     """CPU time that the whole machine has used."""
-    user, nice, system, _, _, interrupts, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    total = Path("/proc/stat").read_text().partition("\n")[0]
+    user, nice, system, _, _, interrupts, soft, *_ = map(int, total.split()[1:])
     return (user + nice + system + interrupts + soft) / TICKS
 
 
