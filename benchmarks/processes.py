@@ -121,7 +121,7 @@ class Cpu:
         self._begun = time.monotonic()
 
     def spent(self, **more: float) -> dict[str, float]:
-        """By name, with *more* that is known otherwise; ``others``: what this machine did besides; ``seconds``: time."""
+        """By name, with *more* known otherwise; ``others``: what else this machine did; ``seconds``: time passed."""
         spent = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()} | more
         others = busy_seconds() - self._busy - sum(spent.values())
         spent |= {"others": max(0.0, others), "seconds": time.monotonic() - self._begun}
