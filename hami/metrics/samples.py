@@ -45,6 +45,7 @@ class Family:
 def families(snapshot: Snapshot, vendors: Sequence[Vendor], *, legacy: bool = False) -> list[Family]:
     """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
 
+    ``hami_build_info``, which asks for no snapshot, is :func:`build_info`'s.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = _by_node(snapshot.bookings)
@@ -52,13 +53,12 @@ def families(snapshot: Snapshot, vendors: Sequence[Vendor], *, legacy: bool = Fa
         *(gauge.family(_cards(snapshot)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
         *(gauge.family(_holdings(snapshot, bookings)) for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
         *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
-        build_info(),
     ]
     return sorted(made, key=lambda family: family.name)
 
 
 def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
-    """What runs here; upstream's ``go_version`` stays empty."""
+    """``hami_build_info``: what runs here. Upstream's ``go_version`` stays empty."""
     labels = {
         "build_date": build_date, "compiler": f"{platform.python_implementation()} {platform.python_version()}",
         "go_version": "", "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
