@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rich.columns import Columns
@@ -40,6 +41,8 @@ T4 = {"memory_mib": 15_360, "model": "NVIDIA T4"}
 PODS = 40
 SETTLED_SECONDS = 2
 TIMEOUT_SECONDS = 60
+PLAIN_WIDTH = 120
+PER_REASON = re.compile(r"\d+ nodes (\w+)\((.*)\)")
 
 
 class Outcome(NamedTuple):
@@ -85,7 +88,8 @@ def mixture() -> list[Object]:
 
 def look(sandbox: Sandbox) -> Outcome:
     reasons: dict[str, list[str]] = defaultdict(list)
-    for event in sandbox.kube.list("Event", sandbox.namespace):
+    events = sandbox.kube.list("Event", sandbox.namespace)
+    for event in sorted(events, key=lambda event: int(event["metadata"]["resourceVersion"])):
         if event["reason"] in ("FilteringFailed", "FailedScheduling"):
             reasons[event["involvedObject"]["name"]].append(event["message"])
     pods = {item["metadata"]["name"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
@@ -111,8 +115,9 @@ def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Tabl
     for node, cards in sorted(by_node.items()):
         table = Table(title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)", title_justify="left",
                       expand=names)
-        for heading in ("card", "memory", "cores", "pods"):
-            table.add_column(heading, no_wrap=heading != "pods")
+        for heading, width in (("card", 4), ("memory", 21), ("cores", 21)):
+            table.add_column(heading, width=width)
+        table.add_column("pods", ratio=1)
         for card in sorted(cards, key=lambda card: card.index):
             used, holds = found.used((node, card.uuid)), found.holds.get((node, card.uuid), {})
             who = ", ".join(sorted(name.partition("/")[2] for name in holds)) if names else str(len(holds))
@@ -121,22 +126,27 @@ def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Tabl
     return tables
 
 
-def waiting_table(outcome: Outcome) -> Table:
+def waiting_table(sandbox: Sandbox, outcome: Outcome) -> Table:
     """Those that wait, each with the reason that the scheduler gave."""
     table = Table(title="waiting", title_justify="left", expand=True)
     table.add_column("pod", no_wrap=True)
     table.add_column("asks for")
     table.add_column("why")
     for name in sorted(outcome.waiting):
-        table.add_row(name, asks(outcome.pods[name]), "; ".join(why(outcome.reasons.get(name, ["?"]))))
+        table.add_row(name, asks(outcome.pods[name]), why(outcome.reasons.get(name, []), sandbox.short))
     return table
 
 
-def why(messages: Iterable[str]) -> list[str]:
-    """The telling ones among *messages*: a reason for each kind of card, not that there was none."""
-    texts = list(dict.fromkeys(messages))
-    telling = [text for text in texts if not text.startswith(("no available node", "0/"))]
-    return telling or [text for text in texts if text.startswith("0/")][:1] or texts[:1]
+def why(messages: Iterable[str], short: Callable[[str], str]) -> str:
+    """What the events say: each reason with the nodes that gave it, else kube-scheduler's own words."""
+    reasons = {}
+    general = ""
+    for message in messages:
+        if found := PER_REASON.fullmatch(message):
+            reasons[found[1]] = ", ".join(sorted(short(node) for node in found[2].split(",")))
+        elif message.startswith("0/"):
+            general = message.partition(". ")[0]
+    return "\n".join(f"{reason} on {nodes}" for reason, nodes in sorted(reasons.items())) or general
 
 
 def asks(item: Object) -> str:
@@ -185,7 +195,7 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
 def show(console: Console, sandbox: Sandbox, outcome: Outcome) -> None:
     console.print(Group(*node_tables(sandbox, outcome, names=True)))
     if outcome.waiting:
-        console.print(waiting_table(outcome))
+        console.print(waiting_table(sandbox, outcome))
     console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait.")
 
 
@@ -233,6 +243,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C, and say how to talk to it")
     arguments = parser.parse_args()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     try:
         return run(console, keep=arguments.keep)
     except BinariesMissing as error:
