@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -89,7 +89,7 @@ def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
 
 class _PairScores(msgspec.Struct):
     uuid: str = ""
-    score: dict[str, int] = {}
+    score: dict[str, Annotated[int, msgspec.Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]] = {}
 
 
 def _device(where: str, entry: object, vendor: str) -> Device:

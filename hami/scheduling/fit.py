@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy
+from numpy.typing import NDArray
+
 from hami.model import ContainerKind, Reason, Request, Selector, Share
 from hami.scheduling.ask import Ask, Claim
 from hami.scheduling.order import device_score, sort_views
+from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import View, collapse, total
 from hami.vendors.spec import Rule
 
@@ -107,36 +110,26 @@ def _first_that_fit(ordered: Sequence[View], request: Request, context: Context)
 
 
 def _best_linked(ordered: Sequence[View], request: Request, context: Context) -> tuple[Share, ...] | Unfit:
-    """Of all devices that can serve, those that are linked best; one alone is the one that others miss least.
+    """Of all devices that can serve, those that are linked best; else the first that fit, or why none do.
 
     With numa-bind they are of one NUMA node: the first, in the order of trying, that has enough.
     """
-    walk = _Walk()
     groups: dict[int, list[View]] = {}
     for view in ordered:
-        if (reason := objection(view, request, context)) is not None:
-            walk.reasons[reason] += 1
-        else:
+        if objection(view, request, context) is None:
             groups.setdefault(view.device.numa if context.ask.policy.numa_bind else 0, []).append(view)
     for group in groups.values():
         if len(group) >= request.count:
-            return tuple(_share(view, request) for view in _linked(group, request.count))
-        _drop(walk)
-        walk.picks = [_share(view, request) for view in group]
-    return _unfit(walk, len(ordered))
+            *others, last = (group[place] for place in best_linked(_links(group), request.count))
+            if _over_quota(last, request, context, [_share(view, request) for view in others]) is None:
+                return tuple(_share(view, request) for view in (*others, last))
+    return _first_that_fit(ordered, request, context)
 
 
-def _linked(group: Sequence[View], count: int) -> Sequence[View]:
-    if len(group) == count:
-        return group
-    if count == 1:
-        return (min(group, key=lambda view: sum(_link(view, other) for other in group if other is not view)),)
-    return max(itertools.combinations(group, count),
-               key=lambda views: sum(_link(a, b) for a, b in itertools.combinations(views, 2)))
-
-
-def _link(a: View, b: View) -> int:
-    return a.device.pair_scores.get(b.device.uuid, 0)
+def _links(group: Sequence[View]) -> NDArray[numpy.int64]:
+    """How well each two of *group* are linked; a pair that is not known, or a device with itself, not at all."""
+    return numpy.array([[a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
+                        for a in group], dtype=numpy.int64)
 
 
 def _split(context: Context) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:

@@ -159,7 +159,8 @@ def test_pair_scores():
         "GPU-0": {"GPU-1": 50}, "GPU-1": {}}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "null", "[null]", '[{"uuid":1}]', '[{"score":{"a":"b"}}]', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{}", "null", "[null]", '[{"uuid":1}]', '[{"score":{"a":"b"}}]', "[" * 100_000,
+                                  '[{"score":{"a":2147483648}}]'])
 def test_malformed_pair_scores(text):
     with pytest.raises(MalformedInput, match="score: expected a list of uuid and score"):
         parse_pair_scores("score", text)

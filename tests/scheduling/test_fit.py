@@ -1,0 +1,259 @@
+"""Which devices a container gets, or why it gets none: rule by rule, then by what must always hold."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.model import DevicePolicy, OrderKey, Reason, Selector
+from hami.scheduling.fit import Context, Unfit, accepts_model, fit, objection
+from hami.scheduling.quota import Budget
+from hami.scheduling.usage import charge_views
+from tests.builders import ask, gpus, request, share, view
+from tests.scheduling.seeds import some_ask, some_views
+
+MODEST = gpus(1, 3000, 30)
+
+
+def context(*containers, **options):
+    asked = ask(*(containers or (MODEST,)), **options)
+    return Context(asked, asked.claim("NVIDIA"))
+
+
+def outcome(views, asked, **options):
+    """The uuids in the order in which they were taken, or the reasons."""
+    found = fit(views, asked, context(**options))
+    return str(found) if isinstance(found, Unfit) else [s.uuid for s in found]
+
+
+ASKED = request(1, 3000, cores=30)
+RULES = [  # a device that breaks several rules: the reason is that of the first
+    param(view(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
+    param(view(cordoned=True, mode="mig"), ASKED, {"nvidia.com/nouse-gputype": "A40"}, Reason.CORDONED, id="cordoned"),
+    param(view(slots_used=10), ASKED, {"nvidia.com/nouse-gputype": "a40"}, Reason.TYPE_MISMATCH, id="type not wanted"),
+    param(view(), ASKED, {"nvidia.com/use-gputype": "L4,H100"}, Reason.TYPE_MISMATCH, id="another type wanted"),
+    param(view(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"),
+    param(view(), ASKED, {"nvidia.com/vgpu-mode": "mig"}, Reason.TYPE_MISMATCH, id="another mode wanted"),
+    param(view(slots_used=10), ASKED, {"nvidia.com/nouse-gpuuuid": "GPU-0"}, Reason.UUID_MISMATCH,
+          id="uuid not wanted"),
+    param(view(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-00"}, Reason.UUID_MISMATCH, id="another uuid wanted"),
+    param(view(slots_used=10), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NO_SLOT, id="no slot"),
+    param(view(slots_used=1, memory_used_mib=46068), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NOT_ALONE,
+          id="mutex"),
+    param(view(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY, id="memory"),
+    param(view(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES, id="cores"),
+    param(view(slots_used=1, cores_used=1), request(1, 1, cores=100), {}, Reason.NO_CORES, id="cores before exclusive"),
+    param(view(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE, id="exclusive"),
+    param(view(slots_used=1), request(1, 1, cores=400), {}, Reason.NOT_ALONE, id="more cores than a card has"),
+    param(view(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT, id="all cores taken"),
+    param(view(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY, id="MIG"),
+    param(view(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"),
+    param(view(), request(1, 46068, cores=100), {}, None, id="whole"),
+    param(view(cores_used=99), request(1, 1), {}, None, id="one percent is left to share"),
+    param(view(cores=0), request(1, 1), {}, None, id="a device without cores"),
+    param(view(cores=200, slots_used=1, cores_used=100), request(1, 1, cores=100), {}, None,
+          id="scaled cores are not exclusive"),
+    param(view(), ASKED, {"nvidia.com/use-gputype": "l4, nvidia a4 "}, None, id="type by part of its name"),
+    param(view(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None, id="uuid wanted"),
+    param(view(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None, id="mode wanted"),
+    param(view(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None, id="no mode"),
+    param(view(), ASKED, {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""}, None, id="blank lists"),
+]
+
+
+@pytest.mark.parametrize("device, asked, annotations, reason", RULES)
+def test_rules_in_the_order_users_see(device, asked, annotations, reason):
+    assert objection(device, asked, context(annotations=annotations)) is reason
+
+
+@pytest.mark.parametrize("selector, accepted", [
+    (Selector(), True), (Selector(use_types=("a40",)), True), (Selector(use_types=()), False),
+    (Selector(nouse_types=("A40",)), False), (Selector(nouse_types=()), True),
+    (Selector(use_types=("A40",), nouse_types=("nvidia",)), False),
+])
+def test_model_lists(selector, accepted):
+    assert accepts_model(selector, "NVIDIA A40") is accepted
+
+
+FULL, MEMORY = view("slots", 10), view("memory", 1, 46000)
+CORES, SICK = view("cores", 1, 0, 90), view("sick", healthy=False)
+
+
+@pytest.mark.parametrize("views, asked, text", [
+    param([FULL, MEMORY, CORES, SICK], ASKED,
+          "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
+          "1/4 CardTimeSlicingExhausted", id="G7 a reason each"),
+    param([view("a"), MEMORY], request(2, 3000), "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+          id="G7 two"),
+    param([view("a"), view("b")], request(3, 1), "NodeInsufficientDevice", id="G7 too few"),
+    param([], ASKED, "NodeInsufficientDevice", id="none"),
+    param([view("a", 1, 3000), view("b", 1, 3000)], request(1, 0, 100, 100), "2/2 CardInsufficientMemory",
+          id="G6 whole"),
+    param([view("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="G6 no cores"),
+])
+def test_reasons(views, asked, text):
+    assert outcome(views, asked) == text
+
+
+IDLE = [view(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
+
+
+@pytest.mark.parametrize("policy, numa_bind, uuids", [
+    ("spread", "", ["GPU-3", "GPU-2"]), ("binpack", "", ["GPU-3", "GPU-2"]),
+    ("spread", "true", ["GPU-3", "GPU-2"]), ("binpack", "true", ["GPU-1", "GPU-0"]),
+])
+def test_g5_ties(policy, numa_bind, uuids):
+    assert outcome(IDLE, request(2, 3000), policy=policy, annotations={"nvidia.com/numa-bind": numa_bind}) == uuids
+
+
+def test_g12_numa_bind_takes_devices_of_one_node():
+    views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
+    assert sorted(outcome(views, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
+
+
+def test_g12_without_grouping_the_nodes_alternate():
+    views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
+    ungrouped = DevicePolicy((OrderKey.SCORE_DESCENDING,), numa_bind=True)
+    asked = replace(ask(MODEST), policy=ungrouped)
+    assert str(fit(views, request(2, 1), Context(asked, asked.claim("NVIDIA")))) == (
+        "1/3 AllocatedCardsInsufficientRequest, 2/3 NumaNotFit")
+
+
+def links(**scores):
+    """Devices a, b, … whose pairs have these scores: ``ab=100``."""
+    names = sorted(set("".join(scores)))
+    return [view(name, pair_scores={other: scores.get("".join(sorted(name + other)),
+                                                      0) for other in names if other != name})
+            for name in names]
+
+
+TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
+
+
+@pytest.mark.parametrize("views, count, uuids", [
+    param(links(ab=100, ac=200, bc=150), 1, ["b"], id="N7 the one least missed"),
+    param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="N8 the best pair"),
+    param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
+    param(links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"),
+    param(links(ab=0, cd=0), 1, ["d"], id="no links"),
+    param(links(ab=9, cd=5) + [view("e", healthy=False)], 2, ["b", "a"], id="only devices that can serve"),
+])
+def test_topology(views, count, uuids):
+    assert outcome(views, request(count, 1), annotations=TOPOLOGY) == uuids
+
+
+def test_topology_says_why_not():
+    views = [view("a"), view("b", healthy=False)]
+    assert outcome(views, request(2, 1), annotations=TOPOLOGY) == (
+        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardNotHealth")
+
+
+@pytest.mark.parametrize("count, uuids", [
+    (2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit"),
+])
+def test_topology_with_numa_bind_stays_on_one_node(count, uuids):
+    views = [replace(v, device=replace(v.device, numa="abcd".index(v.device.uuid) // 2)) for v in links(ac=900,
+                                                                                                        bd=900, cd=1)]
+    assert outcome(views, request(count, 1), annotations=TOPOLOGY | {"nvidia.com/numa-bind": "true"}) == uuids
+
+
+def test_topology_of_many_devices_is_soon_found():
+    views = [view(f"GPU-{i}", index=i,
+                  pair_scores={f"GPU-{j}": 100 * (i // 8 == j // 8) for j in range(64)}) for i in range(64)]
+    found = outcome(views, request(8, 1), annotations=TOPOLOGY)
+    assert len({int(uuid.removeprefix("GPU-")) // 8 for uuid in found}) == 1
+
+
+G13 = [view(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 8000), ("d2", 4000), ("d3", 6000))]
+
+
+@pytest.mark.parametrize("asked, left, text", [
+    param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="G13 fits"),
+    param(request(2, 3000, cores=60), Budget(4000, 200),
+          "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
+          id="G13 one too many"),
+    param(request(1, 0, 100, 100), Budget(1500), "4/4 ResourceQuotaNotFit", id="G13 whole cards are larger"),
+    param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="G13 the small card"),
+    param(request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit", id="cores"),
+    param(request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit", id="overdrawn"),
+    param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),
+])
+def test_quota(asked, left, text):
+    assert outcome(G13, asked, budgets={"NVIDIA": left}) == text
+
+
+@pytest.mark.parametrize("left, uuids", [
+    (4000, ["c", "a"]), (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
+])
+def test_quota_counts_all_devices_that_topology_takes(left, uuids):
+    views = links(ab=100, ac=200, bc=150)
+    assert outcome(views, request(2, 2000), budgets={"NVIDIA": Budget(left)}, annotations=TOPOLOGY) == uuids
+
+
+def test_quota_counts_containers_placed_before():
+    first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
+    asked = ask(MODEST, budgets={"NVIDIA": Budget(5000)})
+    assert objection(view(), ASKED, Context(asked, asked.claim("NVIDIA"), placed=first)) is Reason.QUOTA
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_fit_takes_only_what_is_free_and_nothing_twice(seed):
+    rng = random.Random(seed)
+    views, asked = some_views(rng), some_ask(rng, containers=1)
+    (wanted,) = asked.containers[0].requests
+    found = fit(views, wanted, Context(asked, asked.claim("NVIDIA")))
+    if isinstance(found, Unfit):
+        return
+    assert len({s.uuid for s in found}) == len(found) == wanted.count
+    by_uuid = {v.device.uuid: v for v in views}
+    assert all(by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found)
+    assert not any(v.is_over for v in charge_views(views, found) if v.device.uuid in {s.uuid for s in found})
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
+    """Walking the devices in order loses nothing for one request alone, unless it asks for a percentage under a quota:
+    a large device that is taken first may leave too little of the quota for a second one. (Several containers may miss
+    each other too: the first may take the only device that could have served the second. So it is upstream.)"""
+    rng = random.Random(seed)
+    views, asked = some_views(rng, most=5), some_ask(rng, containers=1)
+    (wanted,) = asked.containers[0].requests
+    found = fit(views, wanted, Context(asked, asked.claim("NVIDIA")))
+    exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(views, wanted.count))
+    greedy_may_miss = wanted.memory_mib == 0 and asked.claim("NVIDIA").budget.memory_mib is not None
+    assert exists == (not isinstance(found, Unfit)) or (exists and greedy_may_miss)
+
+
+def serves(asked, wanted, choice):
+    """*choice* of devices can serve *wanted*; written down once more, from the reference."""
+    claim, policy = asked.claim("NVIDIA"), asked.policy
+    if policy.numa_bind and len({v.device.numa for v in choice}) > 1:
+        return False
+    memory = sum(need(wanted, v) for v in choice)
+    cores = min(wanted.cores, 100)
+    if claim.budget.memory_mib is not None and memory > claim.budget.memory_mib:
+        return False
+    if claim.budget.cores is not None and cores * len(choice) > claim.budget.cores:
+        return False
+    return all(
+        v.device.healthy and not v.device.cordoned and v.device.mode != "mig"
+        and wanted_by(claim.selector, v.device)
+        and v.slots_used < v.device.slots and not (policy.mutex and v.slots_used)
+        and v.memory_used_mib + need(wanted, v) <= v.device.memory_mib and v.cores_used + cores <= v.device.cores
+        and not (v.device.cores == cores == 100 and v.slots_used)
+        and not (cores == 0 and 0 != v.device.cores == v.cores_used)
+        for v in choice)
+
+
+def need(wanted, v):
+    return wanted.memory_mib or v.device.memory_mib * (wanted.memory_percent or 0) // 100
+
+
+def wanted_by(selector, device):
+    model, uuid = device.model.lower(), device.uuid
+    return ((selector.use_types is None or any(t.lower() in model for t in selector.use_types))
+            and not any(t.lower() in model for t in selector.nouse_types or ())
+            and (selector.use_uuids is None or uuid in selector.use_uuids) and uuid not in (selector.nouse_uuids or ())
+            and (selector.mode is None or device.mode in selector.mode))

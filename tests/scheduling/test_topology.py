@@ -1,0 +1,42 @@
+"""Which devices are linked best."""
+
+import itertools
+import random
+
+import numpy
+import pytest
+
+from hami.scheduling.topology import best_linked
+
+
+def some_links(rng, places):
+    """Links among so many devices, mostly the same both ways."""
+    links = numpy.array([[rng.choice((0, 10, 50, 100)) for _ in range(places)] for _ in range(places)])
+    return numpy.triu(links, 1) + numpy.triu(links, 1).T
+
+
+def strength(links, choice):
+    return sum(links[a, b] for a, b in itertools.combinations(choice, 2))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_first_of_the_best_sets(seed):
+    rng = random.Random(seed)
+    links = some_links(rng, places := rng.randint(2, 7))
+    count = rng.randint(2, places)
+    assert best_linked(links, count) == max(itertools.combinations(range(places), count),
+                                            key=lambda c: strength(links, c))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_alone_is_missed_least(seed):
+    links = some_links(random.Random(seed), 5)
+    (alone,) = best_linked(links, 1)
+    assert links[alone].sum() == links.sum(axis=1).min()
+
+
+def test_a_good_set_among_too_many():
+    board = numpy.arange(64) // 8
+    links = numpy.where(board[:, None] == board, 100, 10) * (1 - numpy.eye(64, dtype=int))
+    assert len(set(board[list(best_linked(links, 8))])) == 1
+    assert len(set(best_linked(links, 33))) == 33
