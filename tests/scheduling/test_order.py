@@ -1,0 +1,115 @@
+"""Device scores and the order in which devices are tried."""
+
+import struct
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.codec.policies import parse_device_policy
+from hami.model import Weights
+from hami.scheduling.order import device_score, sort_views
+from tests.builders import request, view
+
+G3 = request(1, 3000, cores=30)
+G4 = request(1, 1000, cores=20)
+SMALL = {"memory_mib": 8000}
+G11 = request(1, memory_percent=40)
+A, B = view("a", 1, 10, 90, memory_mib=100), view("b", 7, 20, 10, memory_mib=100)
+
+
+@pytest.mark.parametrize("device, asked, weights, score", [
+    param(view(), G3, Weights(), "4.65", id="G3 idle"),
+    param(view("b0", 1, 3000, 30), G3, Weights(), "9.30", id="G3 b0"),
+    param(view("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="G4 device1"),
+    param(view("device2", **SMALL), G4, Weights(), "4.25", id="G4 device2"),
+    param(view("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="G4 device4"),
+    param(A, G11, Weights(), "16.00", id="G11 a"), param(B, G11, Weights(), "15.00", id="G11 b"),
+    param(A, G11, Weights(memory=3), "26.00", id="G11 a memory"), param(B, G11, Weights(memory=3), "27.00",
+                                                                        id="G11 b memory"),
+    param(A, G11, Weights(core=3), "34.00", id="G11 a core"), param(B, G11, Weights(core=3), "17.00", id="G11 b core"),
+    param(view("z", 2, 2048, 1, cores=4, memory_mib=8192), request(1, 1024, cores=1), Weights(), "11.75",
+          id="G11 four cores"),
+    param(view(slots=0), G3, Weights(), "0.00", id="no slots"),
+    param(view(cores=0), G3, Weights(), "0.00", id="no cores"),
+    param(view(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
+    param(view(memory_mib=100), request(3, 10, cores=0), Weights(), "2.00", id="many devices are one slot"),
+    param(view(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"),
+    param(view(memory_mib=100), request(1, 10, cores=0), Weights(0, 0, 1), "1.00", id="weights of nothing"),
+])
+def test_score(device, asked, weights, score):
+    assert f"{device_score(device, asked, weights):.2f}" == score
+
+
+def f32(value):
+    """The nearest number of single precision."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+amounts = st.integers(0, 100_000)
+
+
+@given(st.integers(1, 100), st.integers(0, 100), amounts, amounts, st.integers(0, 300), amounts, st.integers(0, 9))
+def test_score_is_rounded_to_single_precision_after_each_step(slots, used, memory, taken, cores, more, weight):
+    found = device_score(view("x", used, taken, cores, slots=slots, memory_mib=memory + 1), request(1, more, cores=7),
+                         Weights(weight, 1, 3))
+    parts = [f32(w * f32(Fraction(n, d))) for w, n, d in (
+        (weight, used + 1, slots), (1, cores + 7, 100), (3, taken + more, memory + 1))]
+    assert found == f32(10 * f32(f32(parts[0] + parts[1]) + parts[2]))
+
+
+@pytest.mark.parametrize("weights", [Weights(2**63 - 1, 2**63 - 1, 2**63 - 1), Weights(0, 0, 1)])
+@pytest.mark.parametrize("device", [view("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1),
+                                    view(slots=2**31 - 1)])
+def test_extreme_scores_are_numbers(device, weights):
+    assert 0 <= device_score(device, request(1, 2**31 - 1, cores=2**31 - 1), weights) < float("inf")
+
+
+def tried(policy, devices, numa_bind=False):
+    """The uuids in the order in which they are tried; *devices*: (uuid, score, NUMA node, slots used, index)."""
+    views = [view(uuid, used, numa=numa, index=index) for uuid, _, numa, used, index in devices]
+    scores = [score for _, score, _, _, _ in devices]
+    ordered = sort_views(views, parse_device_policy(policy, numa_bind=numa_bind), scores)
+    return "".join(view.device.uuid for view in reversed(ordered))
+
+
+MIXED = [("a", 5.0, 0, 2, 3), ("b", 5.0, 1, 0, 2), ("c", 1.0, 0, 1, 1), ("d", 9.0, 1, 1, 0)]
+EQUAL = [("a", 5.0, 0, 0, 5), ("b", 5.0, 0, 0, 2), ("c", 5.0, 0, 0, 3)]
+
+
+@pytest.mark.parametrize("policy, numa_bind, order", [
+    ("binpack", False, "dbac"), ("spread", False, "cbad"), ("topology-aware", False, "cbad"), ("", False, "cbad"),
+    ("mutex", False, "bdca"), ("binpack", True, "acdb"), ("spread", True, "bdca"), ("mutex", True, "bdca"),
+    ("numa", False, "bdac"), ("numa,spread", False, "bdca"), ("numa,binpack", False, "dbac"), ("spread,numa", False,
+                                                                                               "cbad"),
+    ("spread,", False, "cabd"), ("mutex,spread", False, "cabd"), ("spread,", True, "bdca"), ("binpack,numa", True,
+                                                                                             "dbac"),
+])
+def test_order(policy, numa_bind, order):
+    assert tried(policy, MIXED, numa_bind) == order
+
+
+@pytest.mark.parametrize("policy, numa_bind, order", [
+    param("binpack", False, "cba", id="G5 the last registered"), param("spread", False, "cba", id="G5 spread too"),
+    param("mutex", False, "cba", id="mutex too"), param("binpack,numa", False, "acb", id="G12 the highest index"),
+])
+def test_ties(policy, numa_bind, order):
+    assert tried(policy, EQUAL, numa_bind) == order
+
+
+@pytest.mark.parametrize("policy, numa_bind, first, later", [
+    param("numa", False, ("x", 99.0, 0, 0, 0), ("y", 5.0, 1, 0, 0), id="G12 numa"),
+    param("numa,spread", False, ("x", 20.0, 0, 0, 0), ("y", 10.0, 0, 0, 0), id="G12 numa,spread"),
+    param("binpack,numa", False, ("x", 1.0, 0, 0, 2), ("y", 1.0, 0, 0, 5), id="G12 binpack,numa"),
+    param("mutex,spread", False, ("x", 9.0, 0, 0, 0), ("y", 1.0, 0, 7, 0), id="G12 mutex,spread"),
+    param("binpack,spread", True, ("x", 9.0, 0, 0, 0), ("y", 1.0, 1, 0, 0), id="G12 binpack,spread with numa-bind"),
+])
+def test_sorted_before(policy, numa_bind, first, later):
+    assert tried(policy, [first, later], numa_bind) == tried(policy, [later, first], numa_bind) == "yx"
+
+
+def test_long_lists_are_sorted_stably():
+    many = [(chr(ord("a") + place), float(place % 2), 0, 0, 0) for place in range(26)]
+    assert tried("spread", many) == "ywusqomkigecazxvtrpnljhfdb"

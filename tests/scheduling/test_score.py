@@ -1,0 +1,35 @@
+"""How full a node is."""
+
+import pytest
+from pytest import param
+
+from hami.scheduling.score import node_score
+from tests.builders import view
+
+HALF = view("half", 5, 4000, 50, memory_mib=8000)
+IDLE = view("idle", memory_mib=8000)
+
+
+@pytest.mark.parametrize("views, score", [
+    param([], "0.00", id="no device"),
+    param([IDLE], "0.00", id="G5 idle"),
+    param([HALF], "15.00", id="G5 half"),
+    param([HALF, HALF], "15.00", id="G5 two halves"),
+    param([HALF, IDLE], "7.50", id="G5 half and idle"),
+    param([view("a0"), view("a1")], "0.00", id="G3 n1"),
+    param([view("b0", 1, 3000, 30), view("b1")], "2.33", id="G3 n2"),
+    param([view("1", 1, 2000, 25, memory_mib=8000), IDLE], "3.00", id="G4 node1"),
+    param([IDLE, view("4", 1, 6000, 75, memory_mib=8000)], "8.00", id="G4 node2"),
+    param([view("full", 10, 46068, 100)], "30.00", id="full"),
+    param([view(slots=0)], "0.00", id="no slots"),
+    param([view(cores=0)], "0.00", id="no cores"),
+    param([view(memory_mib=0)], "0.00", id="no memory"),
+    param([HALF, view(slots=0, cores=0, memory_mib=0)], "15.00", id="a device of nothing beside one"),
+    param([view("sick", 10, 46068, 100, healthy=False)], "30.00", id="unhealthy devices count"),
+])
+def test_score(views, score):
+    assert f"{node_score(views):.2f}" == score
+
+
+def test_scores_have_single_precision():
+    assert node_score([view("b0", 1, 3000, 30), view("b1")]) == 2.3256056308746338

@@ -1,0 +1,63 @@
+"""What a pod's shares amount to over its life."""
+
+import pytest
+from pytest import param
+
+from hami.scheduling.usage import charge_views, collapse, total
+from tests.builders import APP, INIT, SIDECAR, charge, share, view
+
+A, B = "GPU-A", "GPU-B"
+
+
+def holds(uuid, memory_mib, cores):
+    return (share(uuid, memory_mib, cores),)
+
+
+G10 = ([INIT, APP], [holds("GPU0", 20000, 10), holds("GPU0", 10000, 5)])
+G10_SECOND = ([INIT, APP, APP], [holds(A, 8000, 20), holds(A, 3000, 10), (share(A, 4000, 10), share(B, 2000, 0))])
+G8 = ([INIT, APP, APP], [(), holds(A, 2500, 25), holds(B, 2500, 25)])
+SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), holds(A, 3000, 10), holds(A, 4000, 10)])
+
+
+@pytest.mark.parametrize("pod, init_done, charges", [
+    param(G10, False, [charge("GPU0", 1, 20000, 10)], id="G10"),
+    param(G10, True, [charge("GPU0", 1, 10000, 5)], id="G10 after init"),
+    param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="G10 second"),
+    param(G10_SECOND, True, [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)], id="G10 second after init"),
+    param(G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="G8 plain init container"),
+    param(G8, True, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="G8 after init nothing is dropped"),
+    param(([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]), False, [charge("GPU-1", 2, 8000, 50)],
+          id="G9"),
+    param(SIDE, False, [charge(A, 3, 9000, 60)], id="6.3 sidecars + max(init, apps)"),
+    param(SIDE, True, [charge(A, 3, 8000, 30)], id="6.3 after init the sidecars stay"),
+    param(([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)],
+          id="6.3 sidecars add up"),
+    param(([INIT, INIT], [holds(A, 9, 1), holds(A, 1, 9)]), False, [charge(A, 1, 9, 9)],
+          id="largest init by dimension"),
+    param(([INIT], [holds(A, 9, 1)]), True, [], id="nothing but init"),
+    param(([APP], [()]), False, [], id="nothing"),
+    param(([APP], [(share(B, 1, 1), share(A, 2, 2))]), False, [charge(A, 1, 2, 2), charge(B, 1, 1, 1)], id="sorted"),
+    param(([INIT, APP], [holds(A, 1000, 10)]), True, [charge(A, 1, 1000, 10)], id="W1 left out empty entries"),
+    param(([APP], [(), holds(A, 1, 1)]), False, [charge(A, 1, 1, 1)], id="more entries than containers"),
+    param(([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"),
+])
+def test_collapse(pod, init_done, charges):
+    assert collapse(*pod, init_done=init_done) == tuple(charges)
+
+
+def test_total():
+    assert total([charge(A, 3, 8000, 30), charge(B, 1, 2000, 5)]) == (10000, 35)
+    assert total([]) == (0, 0)
+
+
+def test_charge_views():
+    before = (view(A, 1, 100, 10), view(B))
+    assert charge_views(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (view(A, 3, 151, 15),
+                                                                                            view(B))
+
+
+@pytest.mark.parametrize("taken, over", [
+    ((10, 46068, 100), False), ((11, 0, 0), True), ((0, 46069, 0), True), ((0, 0, 101), True),
+])
+def test_over(taken, over):
+    assert view(A, *taken).is_over is over
