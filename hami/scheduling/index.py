@@ -61,10 +61,10 @@ class Columns:
         self.rank = numpy.zeros(0, dtype=numpy.int64)
         self.vendor = numpy.full((0, 0), -1, dtype=numpy.int8)
         self.usable = numpy.zeros((0, 0), dtype=bool)
-        self.slots_free = numpy.zeros((0, 0), dtype=numpy.int32)
+        self.slots_free = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_mib = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_free = numpy.zeros((0, 0), dtype=numpy.int64)
-        self.cores_free = numpy.zeros((0, 0), dtype=numpy.int32)
+        self.cores_free = numpy.zeros((0, 0), dtype=numpy.int64)
         self.model = numpy.zeros((0, 0), dtype=numpy.int32)
 
     def reserve(self, rows: int, width: int) -> None:

@@ -1,0 +1,149 @@
+"""The books equal what adding everything up again would give."""
+
+import random
+
+import numpy
+import pytest
+
+from hami.scheduling.index import Columns, Index
+from hami.scheduling.score import node_score
+from tests.builders import booking, charge, gpu, view
+from tests.scheduling.seeds import some_device
+
+NAMES = [f"n{i}" for i in range(6)]
+UIDS = [f"pod{i}" for i in range(12)]
+VENDORS = ("NVIDIA", "DCU")
+
+
+def test_devices_with_what_is_taken_of_them():
+    index = Index()
+    index.set_inventory("n1", "NVIDIA", (gpu("a"), gpu("b")))
+    index.book(booking("p", "n1", charge("b", 2, 300, 10), charge("gone", 1, 1, 1)))
+    assert index.views("n1") == {"NVIDIA": (view("a"), view("b", 2, 300, 10))}
+    assert index.views("unknown") == {}
+
+
+def test_a_later_booking_of_a_pod_replaces_the_earlier():
+    index = Index()
+    index.set_inventory("n1", "NVIDIA", (gpu("a"),))
+    index.book(booking("p", "n1", charge("a", 1, 300, 10)))
+    index.book(booking("p", "n2", charge("a", 1, 500, 20)))
+    assert index.views("n1") == {"NVIDIA": (view("a"),)}
+    assert index.used_in("default", "NVIDIA") == (500, 20)
+
+
+def test_bookings_wait_for_their_node():
+    index = Index()
+    index.book(booking("p", "n1", charge("a", 1, 300, 10)))
+    index.set_inventory("n1", "NVIDIA", (gpu("a"),))
+    index.drop_node("n1")
+    index.set_inventory("n1", "NVIDIA", (gpu("a"),))
+    assert index.views("n1") == {"NVIDIA": (view("a", 1, 300, 10),)}
+
+
+def test_unbook_gives_back_what_there_was():
+    index, held = Index(), booking("p", "n1", charge("a", 1, 300, 10))
+    index.book(held)
+    assert (index.unbook("p"), index.unbook("p")) == (held, None)
+    assert index.namespaces() == {}
+
+
+@pytest.mark.parametrize("devices, news", [((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True)])
+def test_inventories_that_are_news(devices, news):
+    index = Index()
+    index.set_inventory("n1", "NVIDIA", (gpu("a"),))
+    assert index.set_inventory("n1", "NVIDIA", devices) is news
+    assert not Index().set_inventory("n1", "NVIDIA", ())
+
+
+def test_versions_rise_with_every_change_of_a_node_and_only_then():
+    index = Index()
+    versions = []
+    for change in (lambda: index.set_inventory("n1", "NVIDIA", (gpu("a"),)), lambda: index.set_inventory("n2",
+                                                                                                         "NVIDIA",
+                                                                                                         (gpu("b"),)),
+                   lambda: index.book(booking("p", "n1", charge("a"))), lambda: index.set_inventory("n1", "NVIDIA",
+                                                                                                    (gpu("a"),)),
+                   lambda: index.book(booking("p", "n1", charge("a"))), lambda: index.unbook("p")):
+        change()
+        index.settle()
+        versions.append(int(index.columns.version[index.rows["n1"]]))
+    assert versions == [1, 1, 3, 3, 3, 4]
+
+
+def test_amounts_beyond_all_bounds_can_be_counted():
+    index = Index()
+    index.set_inventory("n1", "NVIDIA", (gpu("a", slots=2**31 - 1, memory_mib=2**31 - 1),))
+    for uid in UIDS:
+        index.book(booking(uid, "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
+    assert index.views("n1")["NVIDIA"][0].is_over
+    assert index.columns.cores_free[0, 0] == 100 - len(UIDS) * (2**31 - 1)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_books_equal_adding_everything_up_again(seed):
+    rng, index, mirror = random.Random(seed), Index(), Mirror()
+    for _ in range(rng.randint(1, 60)):
+        some_change(rng, index, mirror)
+        if rng.random() < 0.3:
+            index.settle()
+    fresh = mirror.index()
+    assert {name: index.views(name) for name in NAMES} == {name: fresh.views(name) for name in NAMES}
+    assert (index.bookings, index.namespaces()) == (fresh.bookings, fresh.namespaces())
+    assert set(index.nodes) == set(index.rows) == set(index.names.values()) == set(fresh.nodes)
+    assert [name for _, name in sorted((index.rank()[row], name) for name,
+                                       row in index.rows.items())] == sorted(index.nodes)
+    for name, row in index.rows.items():
+        assert index.columns.score[row] == node_score(index.nodes[name].all_views())
+        assert facts(index, row) == facts(fresh, fresh.rows[name])
+
+
+class Mirror:
+    """What the index was told, and what it should be if it were told only the outcome."""
+
+    def __init__(self):
+        self.inventories = {}
+        self.bookings = {}
+
+    def index(self):
+        fresh = Index()
+        for (node, vendor), devices in sorted(self.inventories.items()):
+            fresh.set_inventory(node, vendor, devices)
+        for held in self.bookings.values():
+            fresh.book(held)
+        fresh.settle()
+        return fresh
+
+
+def some_change(rng, index, mirror):
+    """Tell *index* and *mirror* the same."""
+    node, uid, vendor = rng.choice(NAMES), rng.choice(UIDS), rng.choice(VENDORS)
+    match rng.randrange(10):
+        case 0 | 1 | 2:
+            devices = tuple(gpu(f"{vendor}-{i}", index=i, **some_device(rng)) for i in range(rng.randrange(5)))
+            index.set_inventory(node, vendor, devices)
+            mirror.inventories[node, vendor] = devices
+        case 3:
+            index.drop_node(node)
+            mirror.inventories = {key: devices for key, devices in mirror.inventories.items() if key[0] != node}
+        case 4 | 5:
+            index.unbook(uid)
+            mirror.bookings.pop(uid, None)
+        case _:
+            held = booking(uid, node, *(charge(f"{rng.choice(VENDORS)}-{rng.randrange(5)}", rng.randrange(3),
+                                               rng.randrange(500),
+                                               rng.randrange(50)) for _ in range(rng.randrange(3))),
+                           namespace=rng.choice(("a", "b")))
+            index.book(held)
+            mirror.bookings[uid] = held
+
+
+def facts(index, row):
+    """What the flat columns say of one node, with names in place of numbers."""
+    columns = index.columns
+    vendors = {number: name for name, number in index.vendors.items()}
+    models = {number: name for name, number in index.models.items()}
+    places = numpy.flatnonzero(columns.vendor[row] >= 0)
+    numbers = [[getattr(columns, name)[row, p] for p in places] for name in Columns.DEVICE if name not in ("vendor",
+                                                                                                           "model")]
+    return [numbers, [(vendors[columns.vendor[row, p]], models[columns.model[row, p]]) for p in places]]
