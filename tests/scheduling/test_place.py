@@ -1,0 +1,102 @@
+"""Where on a node a pod's containers go."""
+
+import random
+
+import pytest
+from pytest import param
+
+from hami.codec.allocation import render_shares
+from hami.scheduling.fit import Unfit
+from hami.scheduling.place import place
+from hami.scheduling.quota import Budget
+from hami.scheduling.usage import collapse, total
+from tests.builders import INIT, SIDECAR, ask, container, gpus, view, views
+from tests.scheduling.seeds import some_ask, some_views
+
+CPU = container({"cpu": "1"})
+PAIR = views("GPU-0", "GPU-1")
+ONE = [view("GPU-a0", memory_mib=10_000)]
+
+
+def outcome(devices, *containers, **options):
+    found = place({"NVIDIA": devices}, ask(*containers, **options))
+    return str(found) if isinstance(found, Unfit) else render_shares(found)
+
+
+@pytest.mark.parametrize("devices, containers, policy, text", [
+    param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "spread", "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
+          id="G9 spread"),
+    param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "binpack", "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
+          id="G9 binpack"),
+    param(PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;", id="G5 two devices"),
+    param(ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="G8 second of two"),
+    param(ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;", id="G8 in the middle"),
+    param(views("GPU-B", "GPU-A"), [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)], "spread",
+          ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;", id="G8 plain init container"),
+    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=30, percent=50)], "spread", "GPU-0,NVIDIA,23034,30:;",
+          id="G6 half"),
+    param([view("GPU-0", memory_mib=46068)], [gpus(1, percent=33)], "spread", "GPU-0,NVIDIA,15202,0:;",
+          id="G6 truncated"),
+    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="G6 whole"),
+])
+def test_shares_by_container(devices, containers, policy, text):
+    assert outcome(devices, *containers, policy=policy) == text
+
+
+@pytest.mark.parametrize("containers, text", [
+    param([gpus(1, 10_000, kind=INIT), gpus(1, 10_000)], "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,10000,0:;",
+          id="apps come after init"),
+    param([gpus(1, 10_000, kind=INIT), gpus(1, 9_000, kind=INIT), gpus(1, 1)],
+          "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,9000,0:;GPU-a0,NVIDIA,1,0:;", id="inits come one by one"),
+    param([gpus(1, 6_000), gpus(1, 5_000)], "1/1 CardInsufficientMemory", id="apps run together"),
+    param([gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000)], "1/1 CardInsufficientMemory",
+          id="a sidecar runs beside apps"),
+    param([gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000, kind=INIT)], "1/1 CardInsufficientMemory",
+          id="a sidecar runs beside init containers"),
+    param([gpus(1, 5_000, kind=INIT), gpus(1, 6_000, kind=SIDECAR)], "1/1 CardInsufficientMemory",
+          id="even beside one before it, since that may run again"),
+    param([gpus(1, 4_000, kind=SIDECAR), gpus(1, 4_000, kind=SIDECAR), gpus(1, 2_000, kind=INIT), gpus(1, 2_000)],
+          "GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,2000,0:;GPU-a0,NVIDIA,2000,0:;",
+          id="sidecars add up"),
+    param([gpus(1, 10_001, kind=INIT), gpus(1, 1)], "1/1 CardInsufficientMemory",
+          id="an init container that does not fit"),
+    param([gpus(1, cores=100, kind=INIT), gpus(1, 1, 10)], "GPU-a0,NVIDIA,10000,100:;GPU-a0,NVIDIA,1,10:;",
+          id="init has the device to itself"),
+])
+def test_what_runs_together(containers, text):
+    assert outcome(ONE, *containers) == text
+
+
+@pytest.mark.parametrize("containers, left, text", [
+    param([gpus(1, 30_000, kind=INIT), gpus(1, 4_000)], 24_000, "1/1 ResourceQuotaNotFit",
+          id="G16 init alone is too much"),
+    param([gpus(1, 20_000, kind=INIT), gpus(1, 10_000)], 24_000, "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
+          id="G16 the larger counts"),
+    param([gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)], 24_000, "1/1 ResourceQuotaNotFit", id="a sidecar adds up"),
+    param([gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="W2 apps add up"),
+    param([container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit",
+          id="W2 also after a plain init container"),
+])
+def test_quota_counts_what_runs_together(containers, left, text):
+    assert outcome([view()], *containers, budgets={"NVIDIA": Budget(left)}) == text
+
+
+def test_a_vendor_that_the_node_does_not_have():
+    assert str(place({}, ask(gpus()))) == "NodeInsufficientDevice"
+
+
+@pytest.mark.parametrize("seed", range(600))
+def test_the_pod_never_takes_more_than_is_free(seed):
+    rng = random.Random(seed)
+    devices, asked = some_views(rng, least=2), some_ask(rng)
+    placement = place({"NVIDIA": devices}, asked)
+    if isinstance(placement, Unfit):
+        return
+    assert [len(shares) for shares in placement] == [sum(r.count for r in c.requests) for c in asked.containers]
+    charges = collapse(asked.kinds, placement)
+    by_uuid = {v.device.uuid: v for v in devices}
+    for taken in charges:
+        assert not by_uuid[taken.uuid].charged(taken.slots, taken.memory_mib, taken.cores).is_over
+        assert by_uuid[taken.uuid].device.healthy and not by_uuid[taken.uuid].device.cordoned
+    assert asked.claim("NVIDIA").budget.covers(*total(charges))
+    assert all(len({s.uuid for s in shares}) == len(shares) for shares in placement)
