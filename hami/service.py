@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import flask
 import msgspec
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from hami.cluster.acting import Acting
 from hami.cluster.api import Api
@@ -84,6 +84,7 @@ class Service:
                   expire=settings.node_lock_timeout),
             pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._meter = Instruments(registry)
         self._meter.watch(self._readings())
         address = settings.metrics_bind_address
@@ -132,7 +133,7 @@ class Service:
             reserved=ledger.reserved, waiting=self._locks.waiting,
             ages={"nodes": self._nodes.age, "pods": self._pods.age, "resourcequotas": self._quotas.age},
             leads=self._election.is_leader, unreadable_inventories=ledger.nodes.problems,
-            unreadable_pods=ledger.pods.unreadable, events={"dropped": lambda: self._events.dropped},
+            unreadable_pods=ledger.pods.unreadable, events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.requests_written)
 
     def _families(self) -> list[Family]:

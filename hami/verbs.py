@@ -23,7 +23,7 @@ from hami.codec.objects import parse_pod
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.decide import Choice, Refusal
-from hami.scheduling.explain import describe, reason_counts, summarize
+from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.request import request_of
 from hami.vendors.spec import Vendor
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 TURN_PATIENCE = 5.0  # seconds that a filter waits for this replica to lead
 BIND_DEADLINE = 25.0  # seconds; below the 30 s that kube-scheduler waits
+BIND_TIMEOUT = 10.0  # seconds that a Binding may take where the leadership lasts longer
+LEASE_SLACK = 2.0  # seconds after the end of our leadership in which nobody else can lead yet
 UNREGISTERED = "node unregistered"
 
 
@@ -74,7 +76,8 @@ class Binder(Protocol):
 
     def pod(self, namespace: str, name: str) -> Pod | None: ...
     def pods_on(self, node: str) -> list[Pod]: ...
-    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None: ...
+    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
+             timeout: float | None = None) -> None: ...
 
 
 class Turn(Protocol):
@@ -231,9 +234,11 @@ class Verbs:
             return
         node, ref = reservation.node, reservation.ref
         begun = self._clock()
-        self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
         try:
+            self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
+        finally:
             self._meter.lock_wait(self._clock() - begun)
+        try:
             yield
         except (_InDoubt, _Overtaken):
             self._locks.settled(node)  # the pod may be bound here, and its device plugin needs the lock
@@ -247,11 +252,14 @@ class Verbs:
         """Write the Binding, after a last look at what is known."""
         if reservation.locks_node:
             self._look_around(reservation.node)
-        if self._acting.leads_until() <= self._clock():
+        leads_for = self._acting.leads_until() - self._clock()
+        if leads_for <= 0:
             raise NodeLocked("this replica of the scheduler leads no more")
         self._ledger.confirm(reservation)
+        timeout = leads_for + LEASE_SLACK  # its successor must not find it on the way
         try:
-            self._cluster.bind(reservation.ref, reservation.node, reservation.annotations, reservation.labels)
+            self._cluster.bind(reservation.ref, reservation.node, reservation.annotations, reservation.labels,
+                               timeout=timeout if timeout < BIND_TIMEOUT else None)
         except ClusterError as error:
             refused = error.status is not None and error.status < 500
             if refused and not isinstance(error, Conflict):
@@ -310,7 +318,7 @@ class Verbs:
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         failed = _failed(refusal)
-        for reason in reason_counts(refusal):
+        for reason in nodes_by_reason(refusal):
             self._meter.refused(reason)
         for text in summarize(refusal):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)

@@ -105,6 +105,7 @@ class EventRecorder:
             "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._under_way = 0
         self._dropped = 0
+        self._written_count = 0
         self._stopping = False
         self._tokens = self._burst  # from here on the writing thread's alone
         self._counted_at = clock()
@@ -117,6 +118,11 @@ class EventRecorder:
     def dropped(self) -> int:
         """Events that were not written and never will be; one that was merged counts as often as it happened."""
         return self._dropped
+
+    @property
+    def written(self) -> int:
+        """Events that the API server has taken, counted as ``dropped`` counts."""
+        return self._written_count
 
     def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None:
         """Say about a pod, or about the node of that name, what has happened. Never blocks, never raises.
@@ -200,6 +206,10 @@ class EventRecorder:
         return None
 
     def _write(self, key: _Key, event: _Waiting) -> None:
+        self._send(key, event)
+        self._written_count += event.count
+
+    def _send(self, key: _Key, event: _Waiting) -> None:
         before = self._written.get(key)
         if before is not None and self._clock() - before.at < MERGE_S:
             try:

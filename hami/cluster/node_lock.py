@@ -40,8 +40,8 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what a namespace or a p
 @dataclass(frozen=True, slots=True)
 class LockTimes:
     """Seconds. *expire*: a holder that has not finished by then is revoked. *unbound*: a holder that was never bound
-    by then never will be (a bind gives up long before); *orphaned*: the same for a lock from before this replica acted,
-    on which nobody works any more. *finished*: how long a holder that has finished may leave the lock behind."""
+    by then never will be (a bind gives up long before); *orphaned*: the same for a lock from before this replica acted:
+    the one before it sent no Binding that could come later. *finished*: how long a holder that has finished may leave the lock behind."""
 
     expire: float = 300.0
     unbound: float = 40.0
@@ -74,14 +74,19 @@ class _Use(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Lock:
-    """A lock as it was found: who holds it, seconds since it was written, seconds since this process first saw it, and
-    whether it was written before this replica began to act."""
+    """A lock as it was found: who holds it, and for how many seconds it has been written, this process has seen it, and
+    this replica has acted."""
 
     node: str
     holder: tuple[str, str]
     age: float
     known_for: float
-    inherited: bool
+    acting_for: float
+
+    @property
+    def inherited_for(self) -> float:
+        """Seconds for which this replica has acted and found the lock there already; 0 if it may be one of its own."""
+        return min(self.known_for, self.acting_for) if self.age > self.acting_for + 1.0 else 0.0
 
 
 class NodeLocks:
@@ -100,7 +105,7 @@ class NodeLocks:
         self._clears: dict[str, str | None] = {vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}
         self._guard = threading.Lock()
         self._lines: dict[str, deque[_Ticket]] = {}
-        self._mine: dict[str, str] = {}  # nodes whose lock one of our threads works on, with the text it has written
+        self._mine: dict[str, str] = {}  # nodes whose lock one of our threads works on, and the lock it may release
         self._seen: dict[str, tuple[str, float]] = {}
         self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
         self._closed = False
@@ -244,20 +249,29 @@ class NodeLocks:
         return taken
 
     def _take_free(self, node: str, ref: PodRef) -> bool:
-        """Take the lock if it is free, or names the pod already: what it says of the time is then too old."""
+        """Take the lock if it is free, or names the pod already.
+
+        In that case a Binding of it may be on its way, of another process or from an earlier attempt of ours, so that
+        only what becomes of the pod can end that lock, not a failure of this attempt.
+        """
         for _ in range(ATTEMPTS):
             known = self._nodes.lock_of(node) or self._look(node)
             if known is None:
                 raise NotFound(f'node "{node}" not found', 404)
             text, version = known
-            if text is not None and not _names(text, ref) and not self._is_free(node, text):
+            again = text is not None and _names(text, ref)
+            if text is not None and not again and not self._is_free(node, text):
                 return False
-            if self._swap(node, version, render_lock(self._now(), ref.namespace, ref.name)):
+            lock = render_lock(self._now(), ref.namespace, ref.name)
+            if self._swap(node, version, lock, "" if again else lock):
                 return True
         return False
 
-    def _swap(self, node: str, version: int, text: str) -> bool:
-        """Lock *node* with *text* unless it has changed since *version*. Raises: ClusterError."""
+    def _swap(self, node: str, version: int, text: str, ours: str) -> bool:
+        """Lock *node* with *text* unless it has changed since *version*; *ours* is what we may release again.
+
+        Raises: ClusterError.
+        """
         self._nodes.expect_lock(node, text)
         try:
             answer = self._cluster.annotate_node(node, {NODE_LOCK: text}, str(version))
@@ -268,10 +282,10 @@ class NodeLocks:
             raise
         except ClusterError:
             with self._guard:
-                self._left[node] = text  # it may have been written all the same
+                self._left[node] = ours  # it may have been written all the same
             raise
         with self._guard:
-            self._mine[node] = text
+            self._mine[node] = ours
             self._left.pop(node, None)
         self._nodes.upsert(answer)
         return True
@@ -297,7 +311,8 @@ class NodeLocks:
         age = max((self._now() - lock.at).total_seconds(), known_for)
         if lock.holder is None:
             return age > self._times.expire
-        return self._is_over(_Lock(node, lock.holder, age, known_for, lock.at < self.acting_since()))
+        acting_for = (self._now() - self.acting_since()).total_seconds()
+        return self._is_over(_Lock(node, lock.holder, age, known_for, acting_for))
 
     def _is_over(self, lock: _Lock) -> bool:
         """The holder has no use for the lock, or has been revoked. Before that is believed of what the watch has shown,
@@ -317,7 +332,7 @@ class NodeLocks:
             return _Use.OVER
         if bound_to and phase in (BindPhase.SUCCESS, BindPhase.FAILED):
             return _Use.OVER if lock.known_for > self._times.finished else _Use.NEEDED
-        if not bound_to and lock.inherited and lock.known_for > self._times.orphaned:
+        if not bound_to and lock.inherited_for > self._times.orphaned:
             return _Use.OVERDUE
         patience = self._times.expire if bound_to else self._times.unbound
         return _Use.OVERDUE if lock.age > patience else _Use.NEEDED

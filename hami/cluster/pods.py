@@ -70,7 +70,7 @@ class PodBook:
         self._unreadable: dict[str, Pod] = {}
         self._graves: OrderedDict[str, None] = OrderedDict()
         self._handled: set[str] = set()
-        self._unsettled: set[str] = set()
+        self._unsettled: dict[str, None] = {}  # in the order in which they came
         self.is_ours: Callable[[str], bool] = lambda uid: False
         self.on_bound: Callable[[str], None] = lambda uid: None
         self.on_gone: Callable[[str], None] = lambda uid: None
@@ -167,9 +167,9 @@ class PodBook:
         if namesake is None or namesake.version <= version:
             self._names[pod.ref.namespace, pod.ref.name] = uid
         if record.is_settled:
-            self._unsettled.discard(uid)
+            self._unsettled.pop(uid, None)
         else:
-            self._unsettled.add(uid)
+            self._unsettled[uid] = None
         if pod.node_name:
             self.on_bound(uid)
 
@@ -220,7 +220,7 @@ class PodBook:
     def _forget(self, uid: str) -> None:
         self._unreadable.pop(uid, None)
         self._handled.discard(uid)
-        self._unsettled.discard(uid)
+        self._unsettled.pop(uid, None)
         record = self._records.pop(uid, None)
         if record is None:
             return

@@ -10,7 +10,7 @@ from hami.scheduling.decide import Refusal
 from hami.scheduling.fit import Context, objection
 from hami.scheduling.usage import View
 
-__all__ = ["describe", "reason_counts", "summarize"]
+__all__ = ["describe", "nodes_by_reason", "summarize"]
 
 NAMED = 50  # nodes that one event names
 CLOSEST = 3  # nodes whose devices are described
@@ -19,24 +19,23 @@ DEVICES = 8  # devices described of each
 Views = Mapping[str, Sequence[View]]
 
 
-def reason_counts(refusal: Refusal) -> dict[Reason, list[str]]:
-    """For each reason the nodes on which it rules devices out, sorted by name. A node that has too few devices
-    has no device-by-device reasons and is left out."""
+def nodes_by_reason(refusal: Refusal) -> dict[Reason, list[str]]:
+    """For each reason the nodes on which it rules devices out, sorted by name."""
     nodes: dict[Reason, list[str]] = {}
     for name in sorted(refusal.unfit):
         for reason, _ in refusal.unfit[name].reasons:
-            if reason is not Reason.TOO_FEW_DEVICES:
-                nodes.setdefault(reason, []).append(name)
+            nodes.setdefault(reason, []).append(name)
     return nodes
 
 
 def summarize(refusal: Refusal) -> list[str]:
-    """A sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``.
+    """A sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``; none for nodes that have too few
+    devices whatever is free.
 
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """
     return [f"{len(nodes)} nodes {reason}({','.join(nodes[:NAMED])}{',…' if len(nodes) > NAMED else ''})"
-            for reason, nodes in sorted(reason_counts(refusal).items())]
+            for reason, nodes in sorted(nodes_by_reason(refusal).items()) if reason is not Reason.TOO_FEW_DEVICES]
 
 
 def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
