@@ -7,6 +7,7 @@ before first drops, by the flat columns, nodes that cannot fit. Every verdict th
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ __all__ = ["Choice", "Refusal", "Verdicts", "decide", "may_fit", "refusals"]
 
 Array = NDArray[Any]
 
-UNASKED, FITS, UNFIT, DROPPED = range(4)
+# what is known of a node; up to FITS it is a candidate
+UNASKED, POSSIBLE, FITS, UNFIT, DROPPED = range(5)
 ALL_JUDGED = 16  # up to so many candidates all are judged, so that the event can name each with its score
 REMEMBERED = 64  # requests
 FEW = 8  # nodes that are asked at once, without dropping any first
@@ -93,10 +95,14 @@ class _Table:
             self.version.resize(columns.version.shape, refcheck=False)
         return numpy.where(self.version[rows] == columns.version[rows], self.state[rows], UNASKED)
 
-    def drop(self, rows: Array) -> None:
-        """Remember that *rows* cannot fit; why is worked out when somebody wants to know."""
-        self.state[rows] = DROPPED
+    def sift(self, rows: Array, possible: Array) -> Array:
+        """Remember which of *rows* may fit, and that the others cannot: why is worked out when somebody wants to know.
+
+        Returns their states.
+        """
+        self.state[rows] = states = numpy.where(possible, POSSIBLE, DROPPED)
         self.version[rows] = self.index.columns.version[rows]
+        return states
 
     def judge(self, node: str) -> Placement | Unfit:
         """The exact verdict on *node*."""
@@ -120,8 +126,8 @@ def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], pol
     """
     index.settle()
     table = verdicts.table(ask)
-    places = list(map(index.rows.get, names))
-    rows = numpy.array([row for row in places if row is not None] if None in places else places, dtype=numpy.intp)
+    places = numpy.fromiter(map(index.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp, count=len(names))
+    rows = places[places >= 0]
     candidates = rows[_open(table, rows)]
     judge_all = len(candidates) <= ALL_JUDGED
 
@@ -157,9 +163,7 @@ def _open(table: _Table, rows: Array) -> Array:
     unasked = states == UNASKED
     if numpy.count_nonzero(unasked) > FEW:
         asked = rows[unasked]
-        possible = may_fit(table.index, table.ask, asked)
-        table.drop(asked[~possible])
-        states[unasked] = numpy.where(possible, UNASKED, DROPPED)
+        states[unasked] = table.sift(asked, may_fit(table.index, table.ask, asked))
     return numpy.asarray(states <= FITS)
 
 

@@ -111,7 +111,7 @@ class Index:
         self._namespaces: dict[tuple[str, str], list[int]] = {}
         self._free_rows: list[int] = []
         self._ranked = True
-        self._unsettled: set[str] = set()
+        self._unsettled: dict[str, None] = {}  # a set would search for its last members once many have left it
 
     def set_inventory(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
         """*node* has these devices of *vendor* (none: it has that vendor no more); whether that is news."""
@@ -124,7 +124,7 @@ class Index:
         else:
             del entry.inventory[vendor]
         if entry.inventory:
-            self._unsettled.add(node)
+            self._unsettled[node] = None
         else:
             self._remove_node(node, entry)
         return True
@@ -154,7 +154,7 @@ class Index:
     def settle(self) -> None:
         """Carry changes over into views, scores and columns; a burst of changes to a node is worked out once."""
         while self._unsettled:
-            node = self._unsettled.pop()
+            node, _ = self._unsettled.popitem()
             if (entry := self.nodes.get(node)) is not None:
                 self._refresh(node, entry)
 
@@ -210,7 +210,7 @@ class Index:
                 del self._namespaces[booking.namespace, vendor]
         if not taken:
             del self._taken[booking.node]
-        self._unsettled.add(booking.node)
+        self._unsettled[booking.node] = None
 
     def _refresh(self, node: str, entry: NodeEntry) -> None:
         """Work out the node's views, score and columns anew."""
