@@ -8,11 +8,9 @@ import pytest
 from hami.scheduling.index import Columns, Index
 from hami.scheduling.score import node_score
 from tests.builders import booking, charge, gpu, view
-from tests.scheduling.seeds import some_device
+from tests.scheduling.mirror import Mirror
 
-NAMES = [f"n{i}" for i in range(6)]
-UIDS = [f"pod{i}" for i in range(12)]
-VENDORS = ("NVIDIA", "DCU")
+NAMES = [f"n{number}" for number in range(6)]
 
 
 def test_devices_with_what_is_taken_of_them():
@@ -74,20 +72,20 @@ def test_versions_rise_with_every_change_of_a_node_and_only_then():
 def test_amounts_beyond_all_bounds_can_be_counted():
     index = Index()
     index.set_inventory("n1", "NVIDIA", (gpu("a", slots=2**31 - 1, memory_mib=2**31 - 1),))
-    for uid in UIDS:
-        index.book(booking(uid, "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
+    for number in range(12):
+        index.book(booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
     assert index.views("n1")["NVIDIA"][0].is_over
-    assert index.columns.cores_free[0, 0] == 100 - len(UIDS) * (2**31 - 1)
+    assert index.columns.cores_free[0, 0] == 100 - 12 * (2**31 - 1)
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_books_equal_adding_everything_up_again(seed):
-    rng, index, mirror = random.Random(seed), Index(), Mirror()
+    rng, mirror = random.Random(seed), Mirror(NAMES)
     for _ in range(rng.randint(1, 60)):
-        some_change(rng, index, mirror)
+        mirror.change(rng)
         if rng.random() < 0.3:
-            index.settle()
-    fresh = mirror.index()
+            mirror.index.settle()
+    index, fresh = mirror.index, mirror.fresh()
     assert {name: index.views(name) for name in NAMES} == {name: fresh.views(name) for name in NAMES}
     assert (index.bookings, index.namespaces()) == (fresh.bookings, fresh.namespaces())
     assert set(index.nodes) == set(index.rows) == set(index.names.values()) == set(fresh.nodes)
@@ -96,46 +94,6 @@ def test_books_equal_adding_everything_up_again(seed):
     for name, row in index.rows.items():
         assert index.columns.score[row] == node_score(index.nodes[name].all_views())
         assert facts(index, row) == facts(fresh, fresh.rows[name])
-
-
-class Mirror:
-    """What the index was told, and what it should be if it were told only the outcome."""
-
-    def __init__(self):
-        self.inventories = {}
-        self.bookings = {}
-
-    def index(self):
-        fresh = Index()
-        for (node, vendor), devices in sorted(self.inventories.items()):
-            fresh.set_inventory(node, vendor, devices)
-        for held in self.bookings.values():
-            fresh.book(held)
-        fresh.settle()
-        return fresh
-
-
-def some_change(rng, index, mirror):
-    """Tell *index* and *mirror* the same."""
-    node, uid, vendor = rng.choice(NAMES), rng.choice(UIDS), rng.choice(VENDORS)
-    match rng.randrange(10):
-        case 0 | 1 | 2:
-            devices = tuple(gpu(f"{vendor}-{i}", index=i, **some_device(rng)) for i in range(rng.randrange(5)))
-            index.set_inventory(node, vendor, devices)
-            mirror.inventories[node, vendor] = devices
-        case 3:
-            index.drop_node(node)
-            mirror.inventories = {key: devices for key, devices in mirror.inventories.items() if key[0] != node}
-        case 4 | 5:
-            index.unbook(uid)
-            mirror.bookings.pop(uid, None)
-        case _:
-            held = booking(uid, node, *(charge(f"{rng.choice(VENDORS)}-{rng.randrange(5)}", rng.randrange(3),
-                                               rng.randrange(500),
-                                               rng.randrange(50)) for _ in range(rng.randrange(3))),
-                           namespace=rng.choice(("a", "b")))
-            index.book(held)
-            mirror.bookings[uid] = held
 
 
 def facts(index, row):

@@ -1,0 +1,59 @@
+"""An index under random changes, beside a plain record of what it was told."""
+
+from hami.scheduling.index import Index
+from tests.builders import booking, charge, gpu
+from tests.scheduling.seeds import some_device
+
+VENDORS = ("NVIDIA", "NVIDIA", "DCU")
+
+
+class Mirror:
+    """*index* has been told change by change what ``fresh()`` makes an index of at once."""
+
+    def __init__(self, names, pods=12):
+        self.index = Index()
+        self.names = names
+        self.uids = [f"pod{number}" for number in range(pods)]
+        self.inventories = {}
+        self.bookings = {}
+
+    def fresh(self):
+        """An index that was told only the outcome."""
+        index = Index()
+        for (node, vendor), devices in sorted(self.inventories.items()):
+            index.set_inventory(node, vendor, devices)
+        for held in self.bookings.values():
+            index.book(held)
+        index.settle()
+        return index
+
+    def change(self, rng):
+        """Tell the index something."""
+        match rng.randrange(10):
+            case 0 | 1 | 2:
+                self.set_inventory(rng, rng.choice(self.names), rng.choice(VENDORS))
+            case 3:
+                self.drop(rng.choice(self.names))
+            case 4 | 5:
+                self.index.unbook(uid := rng.choice(self.uids))
+                self.bookings.pop(uid, None)
+            case _:
+                self.book(rng, rng.choice(self.uids), rng.choice(self.names))
+
+    def set_inventory(self, rng, node, vendor):
+        devices = tuple(gpu(f"{vendor}-{place}", index=place, **some_device(rng) | {"vendor": vendor})
+                        for place in range(rng.randrange(5)))
+        self.index.set_inventory(node, vendor, devices)
+        self.inventories[node, vendor] = devices
+
+    def drop(self, node):
+        self.index.drop_node(node)
+        self.inventories = {key: devices for key, devices in self.inventories.items() if key[0] != node}
+
+    def book(self, rng, uid, node):
+        charges = (charge(f"{rng.choice(VENDORS)}-{rng.randrange(5)}", rng.randrange(3), rng.randrange(500),
+                          rng.randrange(50))
+                   for _ in range(rng.randrange(3)))
+        held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")))
+        self.index.book(held)
+        self.bookings[uid] = held
