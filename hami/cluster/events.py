@@ -137,8 +137,10 @@ class EventRecorder:
                 queue[key] = replace(same, last=stamp, count=same.count + 1)
                 return
             if self._has_room_for(type):
+                idle = not self._is_anything_waiting()
                 queue[key] = _Waiting(stamp, stamp, 1, _event_name(subject))
-                self._turn.notify_all()
+                if idle:  # else the writer knows already; waking it for each one would cost more than the event
+                    self._turn.notify_all()
 
     def run(self) -> None:
         """Write what is recorded, until `stop`; never raises."""

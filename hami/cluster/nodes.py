@@ -26,12 +26,16 @@ _VERSION = re.compile(r"[0-9]{1,18}")  # what anybody may write into an annotati
 
 @dataclass(slots=True)
 class _Inventory:
-    """What a node registered for one vendor: the texts it was read from, the devices, or why they cannot be read."""
+    """What a node registered for one vendor: the texts it was read from, the devices, or why they cannot be read.
+
+    *unasked*: its device plugin should be asked to report.
+    """
 
     texts: Texts
     devices: tuple[Device, ...]
     problem: str | None
     vitals: Vitals
+    unasked: bool = False
 
 
 @dataclass(slots=True)
@@ -138,8 +142,7 @@ class NodeBook:
     def unasked(self) -> list[tuple[str, Vendor]]:
         """Nodes and vendors whose device plugin should be asked to report."""
         with self._guard:
-            return [(record.name, vendor) for record, vendor, inventory in self._inventories()
-                    if vendor.handshake and wants_request(inventory.vitals)]
+            return [(record.name, vendor) for record, vendor, inventory in self._inventories() if inventory.unasked]
 
     def problems(self) -> dict[tuple[str, str], str]:
         """Inventories that cannot be read, by node and vendor, and why."""
@@ -175,6 +178,7 @@ class NodeBook:
             devices, problem = _read(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(texts, devices, problem, vitals)
         known.vitals = vitals
+        known.unasked = bool(vendor.handshake) and wants_request(vitals)
         self._offer(record.name, vendor, known)
 
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
