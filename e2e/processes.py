@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,12 +18,20 @@ from pathlib import Path
 
 __all__ = ["Program", "free_port"]
 
+SERVER_PORTS = (20_000, 30_000)
+
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on.
+
+    It is none of those that the kernel gives to clients: a client that keeps trying to reach a server which is down
+    might else be given the server's own port, connect to itself, and keep the server from coming back.
+    """
+    for port in random.sample(range(*SERVER_PORTS), 100):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {SERVER_PORTS[0]} to {SERVER_PORTS[1]}")
 
 
 def group_members(group: int) -> list[int]:
