@@ -1,0 +1,193 @@
+"""A cluster in memory with replicas of the scheduler in it, device plugins and a clock: what tests of faults play with.
+
+Everything happens in the calling thread. A replica sees the cluster through its own client and its own watch.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hami.cluster.ledger import Ledger, Policies
+from hami.cluster.node_lock import LockTimes, NodeLocks
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.controller.loop import Controller
+from hami.controller.reconcile import Rules
+from hami.scheduling.usage import collapse
+from hami.verbs import BIND_DEADLINE, Verbs
+from tests.builders import NVIDIA
+from tests.fake_cluster import FakeCluster
+
+NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)
+
+
+class Clock:
+    """A steady clock and the time of day, both moved by hand."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def __call__(self):
+        return self.seconds
+
+    def now(self):
+        return NOON + timedelta(seconds=self.seconds - 1000)
+
+    def unix(self):
+        return int(self.now().timestamp())
+
+
+class Journal(list):
+    """Takes events as (reason, message)."""
+
+    def record(self, about, type, reason, message):
+        self.append((reason, message))
+
+    def reasons(self):
+        return [reason for reason, _ in self]
+
+
+class Meter:
+    """Counts what it is told."""
+
+    def __init__(self):
+        self.reasons, self.waits = [], []
+        self.refused, self.lock_wait = self.reasons.append, self.waits.append
+
+
+class Turn:
+    """A replica that leads as long as a test says so."""
+
+    def __init__(self, leads=True):
+        self.leads = leads
+
+    def leads_until(self):
+        return float("inf") if self.leads else 0.0
+
+    def await_turn(self, patience):
+        return self.leads
+
+
+class WatchedCluster(FakeCluster):
+    """A fake cluster that remembers every change, for watches, and which pods are on which node."""
+
+    def __init__(self, **things):
+        self.history = []
+        self.on = defaultdict(dict)
+        self.bindings = 0
+        super().__init__(**things)
+
+    def put_pod(self, pod):
+        stored = super().put_pod(pod)
+        if stored.node_name:
+            self.on[stored.node_name][stored.ref.uid] = stored
+        self.history.append(("pods", "upsert", stored))
+        return stored
+
+    def put_node(self, node):
+        stored = super().put_node(node)
+        self.history.append(("nodes", "upsert", stored))
+        return stored
+
+    def delete_pod(self, namespace, name):
+        pod = self.pods[namespace, name]
+        super().delete_pod(namespace, name)
+        self.on[pod.node_name].pop(pod.ref.uid, None)
+        self.history.append(("pods", "remove", replace(pod, resource_version=self._next_version())))
+
+    def delete_node(self, name):
+        node = self.nodes.pop(name)
+        self.history.append(("nodes", "remove", replace(node, resource_version=self._next_version())))
+
+    def bind(self, *arguments, **options):
+        super().bind(*arguments, **options)
+        self.bindings += 1
+
+    def lock_of(self, node):
+        return self.nodes[node].annotations.get(NODE_LOCK)
+
+    def allocate(self, node, *, releases=True):
+        """The device plugin of *node* hands out what the pod that holds the lock was given; the pod, if there was one.
+        """
+        holder = tuple((self.lock_of(node) or "").split(",")[1:])
+        pod = self.pods.get(holder)
+        if pod is None or pod.node_name != node or pod.annotations.get(BIND_PHASE) != "allocating":
+            return None
+        assert pod.annotations[NVIDIA.to_allocate], f"{pod.ref} holds the lock and has nothing to be handed out"
+        done = {**pod.annotations, BIND_PHASE: "success", NVIDIA.to_allocate: ""}
+        self.put_pod(replace(pod, annotations=done, phase="Running"))
+        if releases:
+            self.release(node)
+        return pod
+
+    def release(self, node):
+        annotations = {k: v for k, v in self.nodes[node].annotations.items() if k != NODE_LOCK}
+        self.put_node(replace(self.nodes[node], annotations=annotations))
+
+    def charges(self, node):
+        """What the pods on *node* hold, by device: slots, MiB, percent. Read from their annotations alone."""
+        taken = defaultdict(lambda: [0, 0, 0])
+        for pod in self.on[node].values():
+            if not pod.is_terminated:
+                shares = parse_shares(NVIDIA.allocated, pod.annotations.get(NVIDIA.allocated, ""))
+                for charge in collapse([c.kind for c in pod.containers], shares, init_done=pod.init_done):
+                    for place, amount in enumerate((charge.slots, charge.memory_mib, charge.cores)):
+                        taken[charge.uuid][place] += amount
+        return taken
+
+
+class Replica:
+    """One process of the scheduler over *cluster* (anything with its methods), which it has just listed.
+
+    A bind does not wait for its node: when it is not its turn at once, it gives up.
+    """
+
+    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=(NVIDIA,), policies=None, pod=None,
+                 times=None, **options):
+        self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, Turn(leads), Journal(), Meter()
+        cluster = cluster or fake
+        self.revoked = []
+        self.ledger = Ledger(vendors, policies or Policies(), clock=clock, now=clock.now)
+        self.locks = NodeLocks(cluster, self.ledger.nodes, self.ledger.pods, vendors, times or LockTimes(), clock=clock,
+                               now=clock.now, revoked=lambda ref, node: self.revoked.append((ref, node)))
+        self.locks.acting_since = lambda: self.since
+        self.ledger.nodes.on_lock = self.locks.wake
+        self.ledger.on_dropped = self.locks.wake_pod
+        self.verbs = Verbs(self.ledger, self.locks, cluster, self.events, self.turn, self.meter,
+                           scheduler_name="hami-scheduler", force_overwrite=True,
+                           clock=lambda: clock() - 2 * BIND_DEADLINE, **options)
+        self.controller = Controller(
+            cluster, self.ledger, self.locks, self.events, self.turn,
+            Rules(vendors=vendors, scheduler="hami-scheduler", overwrites=True, expire=300.0),
+            pod=pod, clock=clock, now=clock.now)
+        self.since = clock.now()
+        self.cursor = 0
+        self.relist()
+
+    def relist(self):
+        """What a reflector does at first, and when it has missed something."""
+        started = self.clock()
+        for kind, book, things in (("nodes", self.ledger.nodes, self.fake.nodes),
+                                   ("pods", self.ledger.pods, self.fake.pods)):
+            for thing in things.values():
+                book.upsert(thing)
+            book.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
+        self.cursor = len(self.fake.history)
+
+    def watch(self, events=None):
+        """The next *events* changes, or all."""
+        end = len(self.fake.history) if events is None else min(self.cursor + events, len(self.fake.history))
+        for kind, verb, thing in self.fake.history[self.cursor:end]:
+            getattr(getattr(self.ledger, kind), verb)(thing)
+        self.cursor = max(self.cursor, end)
+
+    def filter(self, pod, names=None):
+        """The node that *pod* gets, ``None`` when it gets none."""
+        return self.verbs.filter(pod, list(self.fake.nodes) if names is None else names).chosen
+
+    def schedule(self, pod):
+        """Filter and bind, as the kube-scheduler does; the node."""
+        node = self.filter(pod)
+        assert node is not None
+        self.verbs.bind(pod.ref, node)
+        return node
