@@ -10,14 +10,15 @@ from hami.errors import MalformedInput
 
 __all__ = ["Handshake", "HandshakeState", "NodeLock", "parse_handshake", "parse_lock", "render_lock", "render_request"]
 
-_REQUESTING = "Requesting"
+_REQUESTING, _REPORTED = "Requesting", "Reported"
 _LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
 
 
 class HandshakeState(enum.Enum):
-    """What a handshake annotation says: asked and unanswered, or anything else (which wants asking)."""
+    """What a handshake annotation says: asked and unanswered, answered, or nothing that counts as either."""
 
     REQUESTED = "requested"
+    REPORTED = "reported"
     OTHER = "other"
 
 
@@ -38,12 +39,13 @@ class NodeLock:
 
 
 def parse_handshake(text: str | None) -> Handshake:
-    """State of a handshake; absent, ``Reported…``, ``Deleted_…`` and what cannot be read are all «other».
+    """State of a handshake; absent, ``Deleted_…`` and what cannot be read are all «other».
 
     Both date forms are read, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, as UTC.
     """
     if text is None or _REQUESTING not in text:
-        return Handshake(HandshakeState.OTHER)
+        reported = text is not None and text.startswith(_REPORTED)
+        return Handshake(HandshakeState.REPORTED if reported else HandshakeState.OTHER)
     _, _, date = text.partition("_")
     for layout in _LAYOUTS:
         try:

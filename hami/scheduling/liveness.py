@@ -2,7 +2,8 @@
 
 A plugin is given up when the kubelet offers none of its devices and a request to report has gone unanswered for a
 minute, or at once when the kubelet has just taken them back. It is believed again as soon as the kubelet offers
-devices, or the plugin reports or registers anew; nothing needs to be deleted for that, so nothing flaps.
+devices, or the plugin reports or registers anew; nothing needs to be deleted for that, so nothing flaps, and what
+others delete or mark as deleted is no sign of life.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def examine(known: Vitals | None, signs: Signs, clock: float) -> Vitals:
         return Vitals(signs, clock)
     before = known.signs
     since = known.since if signs.handshake == before.handshake else clock
-    reported = signs.handshake != before.handshake and parse_handshake(signs.handshake).state is HandshakeState.OTHER
+    answered = parse_handshake(signs.handshake).state is HandshakeState.REPORTED
+    reported = answered and signs.handshake != before.handshake
     if signs.allocatable > 0 or reported or signs.register != before.register:
         return Vitals(signs, since)
     return replace(known, signs=signs, since=since, withdrawn=known.withdrawn or before.allocatable > 0)
@@ -65,4 +67,5 @@ def is_offered(vitals: Vitals, clock: float, now: datetime) -> bool:
 
 def wants_request(vitals: Vitals) -> bool:
     """The plugin should be asked to report: nobody is asking now, or what stands there cannot be read."""
-    return not vitals.withdrawn and parse_handshake(vitals.signs.handshake).state is HandshakeState.OTHER
+    asked = parse_handshake(vitals.signs.handshake).state is HandshakeState.REQUESTED
+    return not vitals.withdrawn and not asked

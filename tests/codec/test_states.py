@@ -12,7 +12,7 @@ from hami.codec.states import (Handshake, HandshakeState, NodeLock, parse_handsh
 from hami.errors import MalformedInput
 
 TEN = datetime(2026, 8, 21, 10, tzinfo=UTC)
-OTHER = Handshake(HandshakeState.OTHER)
+OTHER, REPORTED = Handshake(HandshakeState.OTHER), Handshake(HandshakeState.REPORTED)
 seconds = st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC)).map(
     lambda at: at.replace(microsecond=0))
 names = st.from_regex(r"[a-z0-9.-]+", fullmatch=True)
@@ -22,8 +22,8 @@ names = st.from_regex(r"[a-z0-9.-]+", fullmatch=True)
     param(None, OTHER, id="absent"),
     param("Requesting_2026-08-21 10:00:00", Handshake(HandshakeState.REQUESTED, TEN), id="requested"),
     param("Requesting_2026.08.21 10:00:00", Handshake(HandshakeState.REQUESTED, TEN), id="requested by v2.4"),
-    param("Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.777756895", OTHER, id="reported"),
-    param("Reported_2026-08-21 10:00:00", OTHER, id="reported by another vendor"),
+    param("Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.777756895", REPORTED, id="reported"),
+    param("Reported_2026-08-21 10:00:00", REPORTED, id="reported by another vendor"),
     param("Deleted_2026.08.21 10:00:00", OTHER, id="deleted by v2.4"),
     param("Requesting", OTHER, id="no time"),
     param("Requesting_", OTHER, id="empty time"),

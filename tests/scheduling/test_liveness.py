@@ -1,0 +1,109 @@
+"""Whether a device plugin is still there, from every state that its signs can be in."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pytest import param
+
+from hami.codec.states import render_request
+from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_request
+
+NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
+CLOCK = 1000.0
+
+
+def requested(seconds_ago, dotted=False):
+    text = render_request(NOW - timedelta(seconds=seconds_ago))
+    return text.replace("-", ".") if dotted else text
+
+
+STATES = [  # handshake, seconds that we have seen it so; with no device allocatable: is it offered, does it want asking
+    param(None, 0, True, True, id="absent"),
+    param(None, 3600, True, True, id="absent for long"),
+    param(requested(30), 0, True, False, id="fresh"),
+    param(requested(59), 59, True, False, id="just in time"),
+    param(requested(60), 0, False, False, id="a minute old when first seen"),
+    param(requested(86400), 0, False, False, id="old"),
+    param(requested(30, dotted=True), 0, True, False, id="dotted, fresh"),
+    param(requested(61, dotted=True), 0, False, False, id="dotted, old"),
+    param(requested(-3600), 0, True, False, id="from a clock that is ahead"),
+    param(requested(-3600), 60, False, False, id="from a clock that is ahead, seen for a minute"),
+    param("Requesting_yesterday", 3600, True, True, id="malformed"),
+    param("Requesting", 3600, True, True, id="no time"),
+    param("Reported 2024-01-23 04:30:04.43 +0000 UTC m=+1104711.7", 3600, True, True, id="reported"),
+    param("Reported_2026-08-21 10:00:00", 3600, True, True, id="reported by another vendor"),
+    param("Deleted_2026.08.21 10:00:00", 3600, True, True, id="deleted by v2.4"),
+    param("", 3600, True, True, id="empty"),
+]
+
+
+@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
+def test_no_device_allocatable(handshake, seen, offered, wants):
+    vitals = Vitals(Signs(handshake, "[]", 0), CLOCK - seen)
+    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (offered, wants)
+
+
+@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
+def test_devices_allocatable_keep_it_alive(handshake, seen, offered, wants):
+    vitals = Vitals(Signs(handshake, "[]", 20), CLOCK - seen)
+    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (True, wants)
+
+
+@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
+def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, wants):
+    vitals = Vitals(Signs(handshake, "[]", 0), CLOCK - seen, withdrawn=True)
+    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (False, False)
+
+
+ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00"
+REPORTED, DELETED = "Reported x", "Deleted_x"
+
+
+@pytest.mark.parametrize("signs, withdrawn", [
+    param([(None, "a", 0)], False, id="never had any"),
+    param([(None, "a", 20)], False, id="has some"),
+    param([(None, "a", 20), (None, "a", 0)], True, id="taken back"),
+    param([(None, "a", 20), (None, "a", 10)], False, id="fewer"),
+    param([(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True, id="asked since"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True, id="asked again"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True, id="handshake deleted"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True, id="marked as deleted"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)], True, id="made unreadable"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False, id="one is back"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False, id="reports"),
+    param([(REPORTED, "a", 20), (REPORTED, "a", 0)], True, id="reported before"),
+    param([(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)], False, id="reports again"),
+    param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False, id="registers anew"),
+    param([(ASKED, "a", 20), (ASKED, "b", 0)], False, id="registers anew while taken back"),
+])
+def test_withdrawn(signs, withdrawn):
+    vitals = None
+    for clock, sign in enumerate(signs):
+        vitals = examine(vitals, Signs(*sign), clock)
+    assert (vitals.signs, vitals.withdrawn) == (Signs(*signs[-1]), withdrawn)
+
+
+def test_the_minute_counts_from_when_the_handshake_last_changed():
+    vitals = examine(None, Signs(ASKED, "a", 0), 10.0)
+    assert examine(vitals, Signs(ASKED, "a", 0), 20.0).since == 10.0
+    assert examine(vitals, Signs(ASKED, "b", 0), 20.0).since == 10.0
+    assert examine(vitals, Signs(LATER, "a", 0), 20.0).since == 20.0
+
+
+def test_g15_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
+    handshake, vitals, offers = None, None, []
+    for minute, allocatable in enumerate([20, 20, 0, 0, 0, 0, 20]):
+        vitals = examine(vitals, Signs(handshake, "[]", allocatable), minute * 60.0)
+        now = NOW + timedelta(minutes=minute)
+        offers.append(is_offered(vitals, minute * 60.0, now))
+        handshake = render_request(now) if wants_request(vitals) else handshake
+    assert offers == [True, True, False, False, False, False, True]
+    assert handshake == render_request(NOW), "asked once only"
+
+
+def test_a_plugin_that_left_its_annotation_behind_is_given_up_after_a_minute():
+    vitals = examine(None, Signs(None, "[]", 0), 0.0)
+    assert is_offered(vitals, 0.0, NOW) and wants_request(vitals)
+    vitals = examine(vitals, Signs(render_request(NOW), "[]", 0), 1.0)
+    assert is_offered(vitals, 59.0, NOW + timedelta(seconds=59))
+    assert not is_offered(vitals, 61.0, NOW + timedelta(seconds=60))
