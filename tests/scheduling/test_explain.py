@@ -1,0 +1,55 @@
+"""Why a pod waits, in words."""
+
+from hami.model import NodePolicy, Reason
+from hami.scheduling.decide import Verdicts, decide
+from hami.scheduling.explain import describe, nodes_by_reason, summarize
+from tests.builders import ask, cluster, gpus, view
+
+INDEX = cluster(node2=[view("a", 1, 46000), view("b", healthy=False)], node1=[view("c", 1, 46000, 90)],
+                node3=[view("d", 10, 6068), view("e", 10, 100)])
+ASK = ask(gpus(1, 3000, 30))
+
+
+def refusal(asked=ASK, index=INDEX, names=("node1", "node2", "node3", "other")):
+    return decide(index, Verdicts(index), asked, names, NodePolicy.BINPACK)
+
+
+def test_nodes_by_reason():
+    assert nodes_by_reason(refusal()) == {
+        Reason.NO_MEMORY: ["node1", "node2"], Reason.UNHEALTHY: ["node2"], Reason.NO_SLOT: ["node3"]}
+
+
+def test_a_sentence_for_each_reason():
+    assert summarize(refusal()) == [
+        "2 nodes CardInsufficientMemory(node1,node2)", "1 nodes CardNotHealth(node2)",
+        "1 nodes CardTimeSlicingExhausted(node3)"]
+
+
+def test_g7_nodes_with_too_few_devices_have_no_sentence():
+    assert summarize(refusal(ask(gpus(3)))) == []
+
+
+def test_only_so_many_nodes_are_named():
+    crowd = cluster(**{f"n{number:03}": [view(f"g{number}", 10)] for number in range(60)})
+    (text,) = summarize(refusal(index=crowd, names=sorted(crowd.nodes)))
+    assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,") and text.endswith(",n049,…)")
+
+
+def test_what_is_asked_and_what_the_closest_nodes_have():
+    assert describe(refusal(), INDEX.views) == (
+        "asks 1 × NVIDIA with 3000 MiB, 30 cores. "
+        "node2: a 68/46068 MiB, 100/100 cores, 9/10 slots free (CardInsufficientMemory), "
+        "b 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardNotHealth). "
+        "node3: d 40000/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted), "
+        "e 45968/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted). "
+        "node1: c 68/46068 MiB, 10/100 cores, 9/10 slots free (CardInsufficientMemory)")
+
+
+def test_no_node_has_such_devices():
+    assert describe(refusal(names=["other"]), INDEX.views) == (
+        "asks 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
+
+
+def test_a_percentage():
+    assert describe(refusal(ask(gpus(2, cores=0, percent=50)), names=[]), INDEX.views).startswith(
+        "asks 2 × NVIDIA with 50 % memory, 0 cores. ")
