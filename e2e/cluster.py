@@ -60,7 +60,8 @@ class LocalCluster:
         self.binaries = programs
         self.extender_port = extender_port
         self.kubeconfig = folder / "kubeconfig"
-        self.name = folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-")
+        # a letter first: a name that began with "-" would be read as flags
+        self.name = "c" + folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-").rstrip("-")
         self.components: dict[str, Program] = {}
         self.kube: Kube
 
