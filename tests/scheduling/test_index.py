@@ -39,6 +39,17 @@ def test_bookings_wait_for_their_node():
     assert index.views("n1") == {"NVIDIA": (view("a", 1, 300, 10),)}
 
 
+def test_nothing_is_kept_of_what_is_gone():
+    index = Index()
+    for number in range(3):
+        index.set_inventory(f"n{number}", "NVIDIA", (gpu("a"),))
+        index.book(booking(f"p{number}", f"n{number}", charge("a", 1, 300, 10), charge("b", 0, 0, 0)))
+    for number in range(3):
+        index.unbook(f"p{number}")
+        index.drop_node(f"n{number}")
+    assert not any((index.nodes, index.rows, index.names, index.bookings, index.namespaces(), index._taken))
+
+
 def test_unbook_gives_back_what_there_was():
     index, held = Index(), booking("p", "n1", charge("a", 1, 300, 10))
     index.book(held)
