@@ -87,7 +87,7 @@ def _changed(container: Mapping[str, Any], limits: Mapping[str, str], env: Mappi
         resources = dict(container.get("resources") or {})
         changed["resources"] = resources | {"limits": {**(resources.get("limits") or {}), **limits}}
     if env:
-        kept = [entry for entry in _entries(container.get("env")) if entry.get("name") not in env]
+        kept = [entry for entry in _entries(container.get("env")) if entry.get("name") not in list(env)]
         changed["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
     return changed if limits or env else container
 

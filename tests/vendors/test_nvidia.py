@@ -46,6 +46,11 @@ def test_an_entry_of_the_same_name_is_replaced():
         env[1], {"name": "CUDA_TASK_PRIORITY", "value": "1"}]
 
 
+def test_entries_with_odd_names_stay():
+    env = [{"name": {}}, {"name": None}, {}]
+    assert admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env).container["env"][:3] == env
+
+
 @pytest.mark.parametrize("env", ["A=1", {"A": "1"}, ["A=1"], [None], 3])
 def test_an_environment_that_is_none(env):
     with pytest.raises(MalformedInput, match="^env: expected a list of name and value"):
