@@ -1,6 +1,5 @@
 """Device scores and the order in which devices are tried."""
 
-import struct
 from fractions import Fraction
 
 import pytest
@@ -12,6 +11,7 @@ from hami.codec.policies import parse_device_policy
 from hami.model import Weights
 from hami.scheduling.order import device_score, sort_views
 from tests.builders import request, view
+from tests.scheduling.precision import f32
 
 G3 = request(1, 3000, cores=30)
 G4 = request(1, 1000, cores=20)
@@ -41,11 +41,6 @@ A, B = view("a", 1, 10, 90, memory_mib=100), view("b", 7, 20, 10, memory_mib=100
 ])
 def test_score(device, asked, weights, score):
     assert f"{device_score(device, asked, weights):.2f}" == score
-
-
-def f32(value):
-    """The nearest number of single precision."""
-    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 amounts = st.integers(0, 100_000)

@@ -1,10 +1,15 @@
 """How full a node is."""
 
+from fractions import Fraction
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pytest import param
 
 from hami.scheduling.score import node_score
 from tests.builders import view
+from tests.scheduling.precision import f32
 
 HALF = view("half", 5, 4000, 50, memory_mib=8000)
 IDLE = view("idle", memory_mib=8000)
@@ -31,5 +36,9 @@ def test_score(views, score):
     assert f"{node_score(views):.2f}" == score
 
 
-def test_scores_have_single_precision():
-    assert node_score([view("b0", 1, 3000, 30), view("b1")]) == 2.3256056308746338
+@given(st.lists(st.tuples(*[st.integers(1, 50_000)] * 6), min_size=1, max_size=8))
+def test_score_is_rounded_to_single_precision_after_each_step(devices):
+    slots, memory, cores, slots_used, memory_used, cores_used = map(sum, zip(*devices))
+    parts = [f32(Fraction(slots_used, slots)), f32(Fraction(cores_used, cores)), f32(Fraction(memory_used, memory))]
+    assert node_score(view("x", su, mu, cu, slots=s, memory_mib=m, cores=c) for s, m, c, su, mu, cu in devices) == f32(
+        10 * f32(f32(parts[0] + parts[1]) + parts[2]))
