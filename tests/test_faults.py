@@ -6,6 +6,7 @@ what the API server has alone. Between any call of one replica and its effect ot
 
 import logging
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from hami.cluster.ledger import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from hami.errors import ClusterError, Conflict, HamiError
+from hami.errors import ClusterError, HamiError
 from tests.builders import INIT, NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -44,7 +45,7 @@ class Client:
     def _call(self, name, *arguments, **options):
         storm, rng = self.storm, self.storm.rng
         self._live()
-        storm.meanwhile()
+        storm.meanwhile(moves=0.02 if name == "bind" else 0)
         self._live()
         if name == "bind" and storm.clock() > storm.moved_at + ON_THE_WAY and storm.leader.client is not self:
             raise no_answer()
@@ -79,7 +80,7 @@ class Storm:
             node(f"n{n}", *(gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3))) for n in range(4)])
         self.late = []
         self.assigned = {}
-        self.stormy, self.depth, self.made, self.seen = True, 0, 0, 0
+        self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
         self.kept = {}
         self.kills = self.moves = 0
         self.replicas = [self.start(0), self.start(1)]
@@ -106,10 +107,13 @@ class Storm:
     def leader(self):
         return next(replica for replica in self.replicas if replica.turn.leads)
 
-    def meanwhile(self):
-        """What else happens while a call is on its way."""
-        if self.stormy and self.depth < 2 and self.rng.random() < 0.04:
+    def meanwhile(self, moves=0.0):
+        """What else happens while a call is on its way; *moves*: how likely it is that the leadership is lost then."""
+        moved = self.stormy and self.depth < 2 and self.rng.random() < moves
+        if moved or (self.stormy and self.depth < 2 and self.rng.random() < 0.04):
             self.depth += 1
+            if moved:
+                self.move()
             for _ in range(self.rng.randint(1, 6)):
                 self.step()
             self.depth -= 1
@@ -181,7 +185,7 @@ class Storm:
                 pass
             if self.rng.random() < 0.9:
                 self.allocate()
-                self.leader.watch(self.rng.choice((4, None, None, None)))
+                self.watch_some(self.leader)
 
     def allocate(self):
         for name in self.fake.nodes:
@@ -207,22 +211,25 @@ class Storm:
 
     def watch(self):
         for replica in self.replicas:
-            replica.watch(self.rng.choice((1, 5, None)))
+            self.watch_some(replica)
+
+    def watch_some(self, replica):
+        """Nodes and pods are watched apart: one may be far behind the other."""
+        for kind in ("nodes", "pods"):
+            replica.watch(kind, events=self.rng.choice((0, 4, None, None, None)))
 
     def disturb(self):
         """Lose events until the next list, repeat some, or change their order."""
-        replica, history = self.rng.choice(self.replicas), self.fake.history
+        replica, kind = self.rng.choice(self.replicas), self.rng.choice(("nodes", "pods"))
+        at, history = replica.cursors[kind], self.fake.history[kind]
         match self.rng.randrange(3):
             case 0:
-                replica.cursor = min(len(history), replica.cursor + self.rng.randint(1, 10))
+                replica.cursors[kind] = min(len(history), at + self.rng.randint(1, 10))
             case 1:
-                at = replica.cursor
-                replica.cursor = max(0, at - self.rng.randint(1, 20))
-                replica.watch(at - replica.cursor)
+                replica.cursors[kind] = max(0, at - self.rng.randint(1, 20))
+                replica.watch(kind, events=at - replica.cursors[kind])
             case 2:
-                for kind, verb, thing in reversed(history[replica.cursor:replica.cursor + 4]):
-                    getattr(getattr(replica.ledger, kind), verb)(thing)
-                replica.cursor = min(len(history), replica.cursor + 4)
+                replica.deliver(kind, history[at:at + 4][::-1])
 
     def list(self):
         self.rng.choice(self.replicas).relist()
@@ -257,13 +264,14 @@ class Storm:
 
     def check(self):
         """Nothing is handed out twice; a bound pod has its devices, and keeps them; the lock names who allocates."""
-        for kind, _, thing in self.fake.history[self.seen:]:
-            if kind == "pods" and thing.node_name:
-                self.check_pod(thing)
-                self.check_node(thing.node_name)
-            elif kind == "nodes":
-                self.check_node(thing.name)
-        self.seen = len(self.fake.history)
+        pods, nodes = self.fake.history["pods"], self.fake.history["nodes"]
+        for _, changed in pods[self.seen[0]:]:
+            if changed.node_name:
+                self.check_pod(changed)
+                self.check_node(changed.node_name)
+        for _, changed in nodes[self.seen[1]:]:
+            self.check_node(changed.name)
+        self.seen = len(pods), len(nodes)
 
     def check_pod(self, bound):
         allocated = bound.annotations.get(NVIDIA.allocated)
@@ -321,3 +329,108 @@ def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
             seen = {view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
                     for view in replica.ledger.views()[name] if view.slots_used}
             assert seen == storm.fake.charges(name)
+
+
+# one death, at every place where there is one
+
+class Mortal:
+    """A client whose process dies at its *last* call, before or after that takes effect; alive for ever with ``None``."""
+
+    def __init__(self, fake, last, after):
+        self.calls = 0
+        for name in CALLS:
+            setattr(self, name, lambda *a, _name=name, **o: self._call(getattr(fake, _name), last, after, a, o))
+
+    def _call(self, method, last, after, arguments, options):
+        self.calls += 1
+        if last is not None and (self.calls > last or (self.calls == last and not after)):
+            raise Killed
+        result = method(*arguments, **options)
+        if self.calls == last:
+            raise Killed
+        return result
+
+
+def one_card(*pods, lock=None):
+    clock = Clock()
+    fake = WatchedCluster(pods=pods, nodes=[
+        node("n1", gpu("GPU-0", slots=40), annotations={"hami.io/mutex.lock": lock} if lock else {})])
+    return fake, clock
+
+
+def plain():
+    return one_card(pod(gpus(1, memory=30000), name="a"))
+
+
+def behind_a_holder_that_is_gone():
+    return one_card(pod(gpus(1, memory=30000), name="a"), lock="2026-08-21T12:00:00Z,default,gone")
+
+
+def behind_a_holder_that_never_finished():
+    stuck = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "allocating", "hami.io/bind-time": "1",
+             NVIDIA.to_allocate: "GPU-0,NVIDIA,10,0:;", NVIDIA.allocated: "GPU-0,NVIDIA,10,0:;"}
+    return one_card(pod(gpus(1, memory=30000), name="a"),
+                    pod(gpus(1, memory=10), name="stuck", node_name="n1", annotations=stuck),
+                    lock="2026-08-21T11:00:00Z,default,stuck")
+
+
+DEATHS = [pytest.param(scene, last, after, id=f"{scene.__name__}: {'after' if after else 'before'} call {last}")
+          for scene, calls in ((plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5))
+          for last in range(1, calls + 1) for after in (False, True)]
+
+
+@pytest.mark.parametrize(("scene", "calls"), [
+    (plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5)])
+def test_the_calls_of_a_bind_are_counted(scene, calls):
+    fake, clock = scene()
+    client = Mortal(fake, None, False)
+    replica = Replica(fake, clock, cluster=client)
+    replica.schedule(fake.pods["default", "a"])
+    assert client.calls == calls
+
+
+@pytest.mark.parametrize(("scene", "last", "after"), DEATHS)
+def test_a_death_between_any_two_calls_is_made_good(scene, last, after):
+    fake, clock = scene()
+    with pytest.raises(Killed):
+        Replica(fake, clock, cluster=Mortal(fake, last, after)).schedule(fake.pods["default", "a"])
+    clock.seconds += 10
+    heir = Replica(fake, clock)
+    fake.put_pod(pod(gpus(1, memory=16000), name="b"))
+    for _ in range(12):
+        clock.seconds += 5
+        heir.watch()
+        heir.controller.tick()
+        for waiting in [p for p in fake.pods.values() if not p.node_name]:
+            try:
+                heir.verbs.bind(waiting.ref, heir.filter(waiting))
+            except HamiError:
+                pass
+        fake.allocate("n1")
+    assert [fake.pods["default", name].node_name for name in "ab"] == ["n1", "n1"]
+    assert fake.lock_of("n1") is None and fake.charges("n1")["GPU-0"][1] in (46000, 46010)
+
+
+def test_forty_pods_for_one_node_at_once_are_bound_one_after_the_other():
+    fake, clock = one_card(*(pod(gpus(1, memory=1000), name=f"p{n}") for n in range(40)))
+    replica = Replica(fake, clock, patient=True)
+    done = threading.Event()
+    plugin = threading.Thread(target=allocate_until, args=(done, fake, replica), daemon=True)
+    plugin.start()
+    binders = [threading.Thread(target=replica.schedule, args=(p,), daemon=True) for p in list(fake.pods.values())]
+    for binder in binders:
+        binder.start()
+    for binder in binders:
+        binder.join(20)
+    done.set()
+    plugin.join(20)
+    assert all(p.node_name == "n1" for p in fake.pods.values())
+    assert fake.charges("n1")["GPU-0"] == [40, 40000, 0]
+    assert len(fake.calls_of("bind")) == 40
+
+
+def allocate_until(done, fake, replica):
+    while not done.wait(0.001):
+        with fake._lock:
+            fake.allocate("n1")
+        replica.watch()

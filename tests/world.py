@@ -72,7 +72,7 @@ class WatchedCluster(FakeCluster):
     """A fake cluster that remembers every change, for watches, and which pods are on which node."""
 
     def __init__(self, **things):
-        self.history = []
+        self.history = {"nodes": [], "pods": []}
         self.on = defaultdict(dict)
         self.bindings = 0
         super().__init__(**things)
@@ -81,23 +81,23 @@ class WatchedCluster(FakeCluster):
         stored = super().put_pod(pod)
         if stored.node_name:
             self.on[stored.node_name][stored.ref.uid] = stored
-        self.history.append(("pods", "upsert", stored))
+        self.history["pods"].append(("upsert", stored))
         return stored
 
     def put_node(self, node):
         stored = super().put_node(node)
-        self.history.append(("nodes", "upsert", stored))
+        self.history["nodes"].append(("upsert", stored))
         return stored
 
     def delete_pod(self, namespace, name):
         pod = self.pods[namespace, name]
         super().delete_pod(namespace, name)
         self.on[pod.node_name].pop(pod.ref.uid, None)
-        self.history.append(("pods", "remove", replace(pod, resource_version=self._next_version())))
+        self.history["pods"].append(("remove", replace(pod, resource_version=self._next_version())))
 
     def delete_node(self, name):
         node = self.nodes.pop(name)
-        self.history.append(("nodes", "remove", replace(node, resource_version=self._next_version())))
+        self.history["nodes"].append(("remove", replace(node, resource_version=self._next_version())))
 
     def bind(self, *arguments, **options):
         super().bind(*arguments, **options)
@@ -139,11 +139,11 @@ class WatchedCluster(FakeCluster):
 class Replica:
     """One process of the scheduler over *cluster* (anything with its methods), which it has just listed.
 
-    A bind does not wait for its node: when it is not its turn at once, it gives up.
+    Unless it is *patient*, a bind does not wait for its node: when it is not its turn at once, it gives up.
     """
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=(NVIDIA,), policies=None, pod=None,
-                 times=None, **options):
+                 times=None, patient=False):
         self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, Turn(leads), Journal(), Meter()
         cluster = cluster or fake
         self.revoked = []
@@ -155,13 +155,13 @@ class Replica:
         self.ledger.on_dropped = self.locks.wake_pod
         self.verbs = Verbs(self.ledger, self.locks, cluster, self.events, self.turn, self.meter,
                            scheduler_name="hami-scheduler", force_overwrite=True,
-                           clock=lambda: clock() - 2 * BIND_DEADLINE, **options)
+                           clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE))
         self.controller = Controller(
             cluster, self.ledger, self.locks, self.events, self.turn,
             Rules(vendors=vendors, scheduler="hami-scheduler", overwrites=True, expire=300.0),
             pod=pod, clock=clock, now=clock.now)
         self.since = clock.now()
-        self.cursor = 0
+        self.cursors = {"nodes": 0, "pods": 0}
         self.relist()
 
     def relist(self):
@@ -172,14 +172,19 @@ class Replica:
             for thing in things.values():
                 book.upsert(thing)
             book.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
-        self.cursor = len(self.fake.history)
+            self.cursors[kind] = len(self.fake.history[kind])
 
-    def watch(self, events=None):
-        """The next *events* changes, or all."""
-        end = len(self.fake.history) if events is None else min(self.cursor + events, len(self.fake.history))
-        for kind, verb, thing in self.fake.history[self.cursor:end]:
+    def watch(self, *kinds, events=None):
+        """The next *events* changes of *kinds*, or all of all."""
+        for kind in kinds or ("nodes", "pods"):
+            news = self.fake.history[kind][self.cursors[kind]:]
+            self.deliver(kind, news if events is None else news[:events])
+
+    def deliver(self, kind, news):
+        """What a watch shows next; it has come so far then."""
+        for verb, thing in news:
             getattr(getattr(self.ledger, kind), verb)(thing)
-        self.cursor = max(self.cursor, end)
+        self.cursors[kind] += len(news)
 
     def filter(self, pod, names=None):
         """The node that *pod* gets, ``None`` when it gets none."""
