@@ -170,7 +170,8 @@ CLUSTER = (
 DEVICES = (
     Flag("--device-config-file", FILE, "YAML with resource names and defaults by vendor; without, those of the chart.",
          "device_config_file"),
-    Flag("--enable-ascend", BOOLEAN, "Taken for upstream's sake: Ascend devices are not scheduled yet.", "enable_ascend"),
+    Flag("--enable-ascend", BOOLEAN, "Taken for upstream's sake: Ascend devices are not scheduled yet.",
+         "enable_ascend"),
     Flag("--enable-iluvatar", BOOLEAN, "Taken for upstream's sake: Iluvatar devices are not scheduled yet.",
          "enable_iluvatar"),
 )

@@ -14,6 +14,7 @@ __all__ = [
     "NodePolicy", "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Weights",
 ]
 
+
 class Reason(enum.StrEnum):
     """Why a device, or a node, cannot serve; the values are what users of HAMi see."""
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from uuid import uuid4
 
 import flask
 import msgspec
@@ -18,6 +15,7 @@ from hami.cluster.acting import Acting
 from hami.cluster.api import Api
 from hami.cluster.cluster import Cluster
 from hami.cluster.events import EventRecorder
+from hami.cluster.identity import has_ended, make_identity
 from hami.cluster.lease import AlwaysLeader, Election, Leadership
 from hami.cluster.ledger import Ledger, Policies
 from hami.cluster.node_lock import LockTimes, NodeLocks
@@ -80,8 +78,8 @@ class Service:
         self._acting.follow(self._election)
         self._controller = Controller(
             cluster, self._ledger, self._locks, self._events, self._acting,
-            Rules(vendors=known, scheduler=settings.scheduler_name, overwrites=settings.force_overwrite_default_scheduler,
-                  expire=settings.node_lock_timeout),
+            Rules(vendors=known, scheduler=settings.scheduler_name,
+                  overwrites=settings.force_overwrite_default_scheduler, expire=settings.node_lock_timeout),
             pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -91,7 +89,8 @@ class Service:
         self._exporter = Exporter(registry, address, self._families) if address is not None else None
         self._verbs = Verbs(
             self._ledger, self._locks, cluster, self._events, self._acting, self._meter,
-            scheduler_name=settings.scheduler_name, force_overwrite=settings.force_overwrite_default_scheduler, clock=clock)
+            scheduler_name=settings.scheduler_name, force_overwrite=settings.force_overwrite_default_scheduler,
+            clock=clock)
         self._threads: list[threading.Thread] = []
 
     def app(self) -> flask.Flask:
@@ -133,7 +132,8 @@ class Service:
             reserved=ledger.reserved, waiting=self._locks.waiting,
             ages={"nodes": self._nodes.age, "pods": self._pods.age, "resourcequotas": self._quotas.age},
             leads=self._election.is_leader, unreadable_inventories=ledger.nodes.problems,
-            unreadable_pods=ledger.pods.unreadable, events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
+            unreadable_pods=ledger.pods.unreadable,
+            events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.requests_written)
 
     def _families(self) -> list[Family]:
@@ -150,7 +150,8 @@ class Service:
         return Election(
             cluster, namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
             name=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
-            identity=f"{settings.pod_name or socket.gethostname()}_{uuid4()}",
+            identity=make_identity(settings.pod_name),
+            has_ended=lambda identity: has_ended(identity, settings.pod_name),
             on_started=self._acting.started, on_stopped=self._acting.stopped, may_hand_over=self._acting.is_idle)
 
     def _read_pods(self) -> None:

@@ -214,9 +214,12 @@ class Verbs:
 
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + BIND_DEADLINE
-        if self._ledger.reservation(ref.uid) is None and self._asks_nothing(ref):
-            self._cluster.bind(ref, node, {}, {})
-            return
+        if self._ledger.reservation(ref.uid) is None:
+            if self._ledger.is_bound(ref.uid, node):
+                return  # asked again, because the answer did not arrive
+            if self._asks_nothing(ref):
+                self._cluster.bind(ref, node, {}, {})
+                return
         reservation = self._ledger.begin_bind(ref, node)
         try:
             with self._turn(reservation, deadline):

@@ -23,7 +23,8 @@ IDLE = 3.0  # seconds without a verb after which the leadership may go where it 
 
 
 class Acting:
-    """Leadership that counts from when *catch_up* has succeeded. *clock* is that of the election, *now* the time of day."""
+    """Leadership that counts from when *catch_up* has succeeded. *clock* is that of the election, *now* tells
+    the time of day."""
 
     def __init__(self, catch_up: Callable[[], None], clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._catch_up = catch_up

@@ -72,6 +72,7 @@ class Election:
     def __init__(self, cluster: LeaseCalls, *, namespace: str, name: str, identity: str,
                  on_started: Callable[[], object], on_stopped: Callable[[], object],
                  may_hand_over: Callable[[], bool] = lambda: False,
+                 has_ended: Callable[[str], bool] = lambda identity: False,
                  duration: float = 10.0, renew: float = 7.0, retry: float = 2.0,
                  clock: Callable[[], float] = time.monotonic,
                  now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -81,6 +82,7 @@ class Election:
         *duration*: seconds after which others may take a lease that is not renewed. *renew*: seconds we lead after
         a renewal was sent. *retry*: seconds between renewals; a candidate looks twice as often; no request takes as
         long. The callbacks run in the election's thread and must return soon: no renewal happens meanwhile.
+        *has_ended* may say of a holder's identity that it certainly runs no more: its lease is then free at once.
         *on_stopped* is called when the leadership has ended, never before *on_started*. *now* is only written down.
         *wait*: sleeps that many seconds; the default is woken by `stop` and `request_handover`.
         Raises: ValueError unless retry < renew < duration.
@@ -94,6 +96,7 @@ class Election:
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._may_hand_over = may_hand_over
+        self._has_ended = has_ended
         self._duration_s = math.ceil(duration)
         self._renew = renew
         self._retry = retry
@@ -228,7 +231,8 @@ class Election:
 
     def _lasts(self, seen: LeaseRecord) -> float:
         """Seconds without a change after which we may take the lease; the candidate that asked for it comes first."""
-        lasts = (seen.duration_s or self._duration_s) if seen.holder else 0
+        free = not seen.holder or self._has_ended(seen.holder)
+        lasts = 0 if free else seen.duration_s or self._duration_s
         reserved = seen.annotations.get(HANDOVER_KEY, self._identity) != self._identity
         return lasts + (2 * self._retry if reserved else 0)
 

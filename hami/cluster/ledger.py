@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,9 +19,9 @@ from hami.cluster.quotas import QuotaBook
 from hami.codec.allocation import render_shares
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
 from hami.errors import HamiError
-from hami.model import BindPhase, ContainerKind, Node, Pod, PodRef, QuotaLimits, Share
+from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
-from hami.scheduling.decide import Choice, Refusal, Verdicts, decide, refusals
+from hami.scheduling.decide import Choice, Refusal, Verdicts, choose_node, decide, refusals
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.place import Placement
 from hami.scheduling.quota import Budget, budget
@@ -30,6 +31,10 @@ from hami.vendors.spec import Vendor
 
 __all__ = ["Ledger", "Policies", "Rejected", "Reservation", "Snapshot"]
 
+WAITING = 500  # refused pods that are remembered, the latest
+ASKED_AGAIN = 5  # different requests of theirs that are looked at in one go
+GRACE = 0.2  # seconds in which kube-scheduler asks again by itself, if it knows of a change
+RETELL_LIMIT = 60.0
 RESERVED_FOR = 60.0  # seconds until a reservation that is not bound is dropped
 
 
@@ -88,6 +93,18 @@ class _Held:
     in_doubt: bool = False  # a Binding was sent and nobody knows whether it was written
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A pod that was refused. *names*: the nodes offered, ``None`` for all. *changes*: the state of the books that it
+    was last held against. *told*: how often kube-scheduler was nudged for it; *due*: when that may be done next."""
+
+    pod: Pod
+    names: tuple[str, ...] | None
+    changes: tuple[int, int]
+    due: float
+    told: int = 0
+
+
 class Ledger:
     """The books and the reservations. *clock* is steady, *now* is the time of day in UTC."""
 
@@ -101,6 +118,7 @@ class Ledger:
         self._index = Index()
         self._verdicts = Verdicts(self._index)
         self._held: dict[str, _Held] = {}
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self.nodes = NodeBook(vendors, self._index, self._guard, clock=clock, now=now, matches=matches)
         self.pods = PodBook(vendors, self._index, self._guard, clock=clock, now=now)
         self.quotas = QuotaBook(self._guard)
@@ -133,7 +151,33 @@ class Ledger:
             answer = decide(self._index, self._verdicts, ask, names, node_policy_of(pod, self.policies.node))
             if isinstance(answer, Choice):
                 self._reserve(pod, ask, answer)
+                self._waiting.pop(pod.ref.uid, None)
+            else:
+                self._remember_waiting(pod, names)
             return answer
+
+    def missed_room(self) -> str | None:
+        """A node that one of the pods refused earlier would get now, ``None`` if there is none.
+
+        kube-scheduler asks again when it sees a change. It may see one before our watch does, or not at all (an init
+        container that has finished, a quota): then the pod waits beside free devices until somebody tells it so. The
+        same pod is named again only after a while, as other things than devices may keep it waiting.
+        """
+        with self._guard:
+            self._index.settle()
+            changes, looked_at = self._changes(), set[tuple[Ask | None, tuple[str, ...] | None]]()
+            for waiting in self._due(changes):
+                request = self._ask(waiting.pod, self._budgets(waiting.pod.ref.namespace)), waiting.names
+                if request not in looked_at:
+                    if len(looked_at) == ASKED_AGAIN:
+                        return None
+                    looked_at.add(request)
+                    if (node := self._room_for(*request)) is not None:
+                        waiting.told += 1
+                        waiting.due = self._clock() + min(2.0 ** waiting.told, RETELL_LIMIT)
+                        return node
+                waiting.changes = changes
+            return None
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> tuple[Choice | None, Refusal] | None:
         """The same decision over *nodes* as if nothing were taken on them, and why others do not fit.
@@ -180,6 +224,13 @@ class Ledger:
                 raise Rejected(f"pod {ref} is already being bound")
             held.stage = _Stage.WAITING
             return held.reservation
+
+    def is_bound(self, uid: str, node: str) -> bool:
+        """The pod is known to be bound to *node*."""
+        with self._guard:
+            record, held = self.pods.get(uid), self._held.get(uid)
+            return (record is not None and record.node == node) or (
+                held is not None and held.stage is _Stage.BOUND and held.reservation.node == node)
 
     def is_current(self, reservation: Reservation) -> bool:
         """*reservation* still stands: no later filter has replaced it, the pod is not gone."""
@@ -338,6 +389,28 @@ class Ledger:
     def _ask(self, pod: Pod, budgets: Mapping[str, Budget]) -> Ask | None:
         return ask_of(pod, self.vendors, self.policies.device, budgets)
 
+    def _remember_waiting(self, pod: Pod, names: Sequence[str]) -> None:
+        everywhere = len(names) >= len(self._index.rows) and self._index.rows.keys() <= set(names)
+        self._waiting[pod.ref.uid] = _Waiting(
+            pod, None if everywhere else tuple(names), self._changes(), self._clock() + GRACE)
+        if len(self._waiting) > WAITING:
+            self._waiting.popitem(last=False)
+
+    def _due(self, changes: tuple[int, int]) -> list[_Waiting]:
+        clock = self._clock()
+        return [one for one in self._waiting.values() if one.changes != changes and clock >= one.due]
+
+    def _room_for(self, ask: Ask | None, names: tuple[str, ...] | None) -> str | None:
+        if ask is None:
+            return None
+        names = names if names is not None else tuple(self._index.rows)
+        choice = choose_node(self._index, self._verdicts, ask, names, NodePolicy.BINPACK)
+        return choice.node if choice is not None else None
+
+    def _changes(self) -> tuple[int, int]:
+        """A value that is another one after each change that could let a pod in."""
+        return self._index.changes, self.quotas.changes
+
     def _reserve(self, pod: Pod, ask: Ask, choice: Choice) -> None:
         by_vendor = {vendor.key: vendor for vendor in self.vendors}
         used = [by_vendor[claim.vendor] for claim in ask.claims]
@@ -367,12 +440,14 @@ class Ledger:
         return None
 
     def _drop(self, uid: str) -> None:
+        self._waiting.pop(uid, None)
         if self._held.pop(uid, None) is not None:
             self._index.unbook(uid)
             self.on_dropped(uid)
 
     def _seen_bound(self, uid: str) -> None:
         """The watch shows the pod bound: from here on its annotations are what counts."""
+        self._waiting.pop(uid, None)
         if self._held.pop(uid, None) is not None:
             self.on_dropped(uid)
 

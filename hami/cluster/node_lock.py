@@ -41,7 +41,8 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what a namespace or a p
 class LockTimes:
     """Seconds. *expire*: a holder that has not finished by then is revoked. *unbound*: a holder that was never bound
     by then never will be (a bind gives up long before); *orphaned*: the same for a lock from before this replica acted:
-    the one before it sent no Binding that could come later. *finished*: how long a holder that has finished may leave the lock behind."""
+    the one before it sent no Binding that could come later. *finished*: how long a holder that has finished may leave
+    the lock behind."""
 
     expire: float = 300.0
     unbound: float = 40.0
@@ -380,7 +381,7 @@ class NodeLocks:
         raise ClusterError(f"node {node}: lock still contended after {ATTEMPTS} attempts")
 
     def _is_held_for(self, node: str, ref: PodRef) -> bool:
-        """The lock names this pod, from a bind that did not come to its end: the line waits for it, not it for the line."""
+        """The lock names this pod, from a bind that did not come to its end: the line waits for it, not the reverse."""
         known = self._nodes.lock_of(node)
         return known is not None and known[0] is not None and _names(known[0], ref)
 

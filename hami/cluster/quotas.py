@@ -17,6 +17,7 @@ class QuotaBook:
     def __init__(self, guard: threading.RLock) -> None:
         self._guard = guard
         self._quotas: dict[str, dict[str, QuotaLimits]] = {}
+        self.changes = 0  # how often a limit has changed
 
     def upsert(self, quota: QuotaLimits) -> None:
         """Take over what the API server says of *quota*, unless something newer is known; several in one namespace
@@ -25,6 +26,7 @@ class QuotaBook:
             known = self._quotas.get(quota.namespace, {}).get(quota.uid)
             if known is None or version_of(quota.resource_version) >= version_of(known.resource_version):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
+                self.changes += known is None or known.limits != quota.limits
 
     def remove(self, quota: QuotaLimits) -> None:
         """*quota* is gone; its limits hold no more, those of others do."""
@@ -49,6 +51,6 @@ class QuotaBook:
 
     def _drop(self, namespace: str, uid: str) -> None:
         quotas = self._quotas.get(namespace, {})
-        quotas.pop(uid, None)
+        self.changes += quotas.pop(uid, None) is not None
         if not quotas:
             self._quotas.pop(namespace, None)

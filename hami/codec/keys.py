@@ -6,7 +6,7 @@ import re
 
 __all__ = [
     "ASSIGNED_NODE", "ASSIGNED_TIME", "BIND_PHASE", "BIND_TIME", "CORDON", "GPU_POLICY", "MIG_ALLOCATIONS",
-    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "POD_GROUP", "SCHEDULER_OWNED", "WEBHOOK", "WEIGHTS",
+    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "POD_GROUP", "ROOM", "SCHEDULER_OWNED", "WEBHOOK", "WEIGHTS",
     "is_label_value", "is_scheduler_owned",
 ]
 
@@ -17,6 +17,7 @@ BIND_TIME = "hami.io/bind-time"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 
 NODE_LOCK = "hami.io/mutex.lock"
+ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 
 NODE_POLICY = "hami.io/node-scheduler-policy"

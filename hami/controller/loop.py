@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from hami.cluster.events import Recorder
 from hami.cluster.ledger import Ledger, Reservation
 from hami.cluster.pods import PodRecord
 from hami.cluster.node_lock import NodeLocks
-from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
 from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
@@ -93,7 +94,7 @@ class Controller:
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Those of every replica, then those of the leader; asked anew before each, as leadership may end."""
         yield from (self._sweep, self._resolve_doubts, self._locks.tidy)
-        for duty in (self._request_reports, self._look_after_pods, self._reap_locks, self._report_problems,
+        for duty in (self._nudge, self._request_reports, self._look_after_pods, self._reap_locks, self._report_problems,
                      self._label_replicas):
             if self._role.leads_until() > self._clock():
                 yield duty
@@ -127,6 +128,15 @@ class Controller:
             self._ledger.pods.upsert(pod)
         if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
             self._ledger.dispel(reservation)
+
+    def _nudge(self) -> None:
+        """Let kube-scheduler know of room that it was told there is not: a node that changes makes it ask again."""
+        node = self._ledger.missed_room()
+        if node is None:
+            return
+        with contextlib.suppress(NotFound):
+            self._ledger.nodes.upsert(self._cluster.annotate_node(node, {ROOM: f"{self._now():%Y-%m-%dT%H:%M:%S.%fZ}"}))
+            log.info("kube-scheduler nudged: a waiting pod has room now", extra={"node": node})
 
     def _request_reports(self) -> None:
         """Ask device plugins to report, where nobody does."""

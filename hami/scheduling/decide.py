@@ -23,7 +23,7 @@ from hami.scheduling.index import Index
 from hami.scheduling.place import Placement, place
 from hami.vendors.spec import Rule
 
-__all__ = ["Choice", "Refusal", "Verdicts", "decide", "may_fit", "refusals"]
+__all__ = ["Choice", "Refusal", "Verdicts", "choose_node", "decide", "may_fit", "refusals"]
 
 Array = NDArray[Any]
 
@@ -120,7 +120,12 @@ class _Table:
 
 
 def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], policy: NodePolicy) -> Choice | Refusal:
-    """The best of the nodes *names* that fits *ask*; of equally good ones the first by name.
+    """The best of the nodes *names* that fits *ask*, or why none does."""
+    return choose_node(index, verdicts, ask, names, policy) or refusals(index, verdicts, ask, names)
+
+
+def choose_node(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], policy: NodePolicy) -> Choice | None:
+    """The best of the nodes *names* that fits *ask*; of equally good ones the first by name; ``None`` if none fits.
 
     Binpack takes the fullest node, spread the emptiest.
     """
@@ -143,7 +148,7 @@ def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], pol
         if not judge_all:
             break
     if chosen is None:
-        return refusals(index, verdicts, ask, names)
+        return None
     unfit = len(names) - (len(fitting) if judge_all else len(candidates))
     return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))
 
