@@ -363,6 +363,7 @@ def _mutate(vendors: Sequence[Vendor], spec: Mapping[str, Any]) -> tuple[Mapping
 def _privileged(spec: Mapping[str, Any]) -> str | None:
     """The name of the first container that is privileged, init containers first."""
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        if (container.get("securityContext") or {}).get("privileged") is True:
+        context = container.get("securityContext")
+        if isinstance(context, dict) and context.get("privileged") is True:
             return str(container.get("name") or "")
     return None
