@@ -4,7 +4,7 @@ import pytest
 
 from e2e.agent import Mishap
 from e2e.nodes import REGISTER, gpu, gpus, registered
-from e2e.pods import container, init, job, pod
+from e2e.pods import job, pod
 
 LOCK = "hami.io/mutex.lock"
 HANDSHAKE = "hami.io/node-handshake"
@@ -166,27 +166,14 @@ def test_a_plugin_that_dies_loses_its_turn(sandbox, agent, scheduler, mishap):
 
 def test_a_pod_that_waits_for_quota_is_placed_when_the_quota_is_raised(sandbox):
     """kube-scheduler does not ask again because a quota has changed."""
-    sandbox.add_gpu_node("gpu-0", gpu())
+    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=80_000))
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
-             "spec": {"hard": {"limits.nvidia.com/gpumem": "30000"}}}
+             "spec": {"hard": {"limits.nvidia.com/gpumem": "50000"}}}
     sandbox.kube.create(quota, sandbox.namespace)
     sandbox.create(pod("half", gpu=1, percent=50))  # what a percentage comes to is known at the filter only
     sandbox.started()
     sandbox.create(pod("more", gpu=1, percent=50))
     sandbox.refusal("more", "ResourceQuotaNotFit")
-    sandbox.kube.merge_patch("ResourceQuota", "gpus", {"spec": {"hard": {"limits.nvidia.com/gpumem": "60000"}}},
+    sandbox.kube.merge_patch("ResourceQuota", "gpus", {"spec": {"hard": {"limits.nvidia.com/gpumem": "80000"}}},
                              sandbox.namespace)
     assert sandbox.started() == {"half": "gpu-0", "more": "gpu-0"}
-
-
-def test_a_pod_that_waits_for_an_init_container_is_placed_when_that_has_ended(sandbox, agent):
-    """Nor because another pod's init container has ended."""
-    sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
-    agent.pause()
-    sandbox.create(pod("first", inits=[init("load", gpu=1, gpumem=80_000)], containers=[container("main", gpu=1,
-                                                                                                  gpumem=1000)]))
-    sandbox.bound(wait_for=1)
-    sandbox.create(pod("second", gpu=1, gpumem=70_000))
-    sandbox.refusal("second", "CardInsufficientMemory")
-    agent.resume()
-    assert sandbox.started() == {"first": "gpu-0", "second": "gpu-0"}
