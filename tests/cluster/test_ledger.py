@@ -7,51 +7,11 @@ import threading
 
 import pytest
 
-from hami.cluster.ledger import RESERVED_FOR, Ledger, Policies, Rejected
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.cluster.ledger import RESERVED_FOR, Rejected
 from hami.errors import MalformedInput
-from hami.scheduling.decide import Choice, Refusal
+from hami.scheduling.decide import Refusal
 from tests.builders import INIT, NVIDIA, SIDECAR, gpu, gpus, node, pod, quota
-from tests.world import Clock
-
-BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
-
-
-def bound_to(name, text, *containers, version="50", **fields):
-    """A pod that is bound and carries *text* as its allocation."""
-    return pod(*(containers or (gpus(),)), name=name, node_name="n1", resource_version=version,
-               annotations=BOUND | {NVIDIA.allocated: text}, **fields)
-
-
-class Books(Ledger):
-    """A ledger with one node of two cards, and short ways to ask it."""
-
-    def __init__(self, *nodes, **options):
-        self.time = Clock()
-        super().__init__((NVIDIA,), Policies(), clock=self.time, now=self.time.now, **options)
-        for one in nodes or (node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1)),):
-            self.nodes.upsert(one)
-
-    def place(self, asked, *names):
-        answer = self.choose(asked, names or ("n1",))
-        return answer.node if isinstance(answer, Choice) else None
-
-    def used(self, uuid="GPU-0", node="n1"):
-        found = next(view for view in self.views()[node] if view.device.uuid == uuid)
-        return found.slots_used, found.memory_used_mib, found.cores_used
-
-    def free(self, uuid="GPU-0"):
-        return self.used(uuid) == (0, 0, 0)
-
-    def in_doubt(self, asked):
-        """A bind of *asked* that ended without an answer."""
-        self.place(asked)
-        reservation = self.begin_bind(asked.ref, "n1")
-        self.confirm(reservation)
-        self.doubt(reservation)
-        self.give_up(reservation, drop=False)
-        return reservation
-
+from tests.cluster.books import BOUND, Books, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
 
@@ -72,14 +32,13 @@ def test_a_reservation_says_what_the_binding_will_carry():
 
 def test_containers_that_ask_for_nothing_keep_their_place_w1():
     books = Books()
-    books.place(pod(gpus(1, memory=10, cores=0, kind=INIT), pod().containers[0] if pod().containers else gpus(0),
-                    gpus(1, memory=20, cores=0)))
+    books.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
     assert books.reservation("uid-pod1").annotations[NVIDIA.allocated] == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
 def test_a_node_name_that_is_no_label_does_not_stand_in_one_w19():
     books = Books(node("n" * 64, gpu()))
-    assert books.place(ASKS.__class__(ref=ASKS.ref, containers=(gpus(1, memory=1),)), "n" * 64) == "n" * 64
+    assert books.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
     assert books.reservation("uid-pod1").labels == {}
 
 
@@ -225,10 +184,13 @@ def test_deleting_a_pod_drops_its_reservation():
     assert books.free() and books.reservation("uid-pod1") is None
 
 
+def devices(*found):
+    return lambda books: books.nodes.upsert(node("n1", *found, resource_version="9"))
+
+
 @pytest.mark.parametrize(("change", "problem"), [
-    (lambda books: books.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=8000), resource_version="9")), "gone or unhealthy"),
-    (lambda books: books.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1, healthy=False),
-                                           resource_version="9")), "gone or unhealthy"),
+    (devices(gpu("GPU-0")), "gone or unhealthy"),
+    (devices(gpu("GPU-0"), gpu("GPU-1", healthy=False)), "gone or unhealthy"),
     (lambda books: books.nodes.remove(node("n1")), "gone or unhealthy"),
     (lambda books: books.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")), "taken by another pod")],
     ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"])
@@ -252,7 +214,7 @@ def test_a_binding_in_doubt_stays_promised():
 
 
 def test_a_binding_in_doubt_is_promised_again_and_nothing_else():
-    books = Books(*(node(name, gpu(f"{name}-{card}") ) for name in ("n1", "n2") for card in "a"))
+    books = Books(*(node(name, gpu(f"GPU-{name}")) for name in ("n1", "n2")))
     asked = pod(gpus(1, memory=3000, cores=10))
     reservation = books.in_doubt(asked)
     books.nodes.upsert(node("n3", gpu("better", memory_mib=3000)))
