@@ -76,11 +76,14 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
         operations = [{"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
                       for key in after if key not in before]
         for key in before:
-            operations += _difference(before[key], after[key], f"{path}/{_escaped(key)}")
+            if before[key] is not after[key]:
+                operations += _difference(before[key], after[key], f"{path}/{_escaped(key)}")
         return operations
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [operation for place, pair in enumerate(zip(before, after))
                 for operation in _difference(*pair, f"{path}/{place}")]
+    if isinstance(before, str) and isinstance(after, str) and path:
+        return [{"op": "replace", "path": path, "value": after}] if before != after else []
     return [operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
             for operation in jsonpatch.make_patch(before, after).patch]
 
