@@ -24,6 +24,7 @@ from e2e.kube import Kube, path_of
 __all__ = ["job"]
 
 PHASE = "hami.io/bind-phase"
+BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
 def job(*, kubeconfig: Path, pod: dict[str, Any], namespace: str, count: int, allocated: bool, creators: int = 8,
@@ -95,14 +96,23 @@ def follow(kube: Kube, path: str, version: str, asked: dict[str, Any], begun: fl
     """When each pod was bound, and when it was done."""
     bound: dict[str, float] = {}
     done: dict[str, float] = {}
-    for change, pod in kube.watch(path, version, asked["patience"], {"fieldSelector": "spec.nodeName!="}):
-        if change in ("ADDED", "MODIFIED"):
-            now, name = time.monotonic() - begun, pod["metadata"]["name"]
-            bound.setdefault(name, now)
-            if not asked["allocated"] or (pod["metadata"].get("annotations") or {}).get(PHASE) == "success":
-                done.setdefault(name, now)
+
+    def see(pod: dict[str, Any]) -> None:
+        now, name = time.monotonic() - begun, pod["metadata"]["name"]
+        bound.setdefault(name, now)
+        if not asked["allocated"] or (pod["metadata"].get("annotations") or {}).get(PHASE) == "success":
+            done.setdefault(name, now)
+
+    while len(done) < asked["count"] and (left := asked["patience"] + begun - time.monotonic()) > 0:
+        for change, pod in kube.watch(path, version, left, BOUND):
+            if change in ("ADDED", "MODIFIED"):
+                see(pod)
             if len(done) == asked["count"]:
-                break
+                return bound, done
+        page = kube.call("GET", path, query=BOUND)  # the server has ended the watch
+        version = page["metadata"]["resourceVersion"]
+        for pod in page["items"] or []:
+            see(pod)
     return bound, done
 
 
