@@ -456,6 +456,7 @@ class Ledger:
             for uid, held in list(self._held.items()):
                 if uid not in seen and held.stage is _Stage.BOUND and held.since < started:
                     self._drop(uid)
+            self.nodes.trust(started)
 
 
 def _only(vendor: Vendor, placement: Placement) -> tuple[tuple[Share, ...], ...]:

@@ -41,13 +41,14 @@ class _Inventory:
 @dataclass(slots=True)
 class NodeRecord:
     """What is remembered of a node. *own_lock*: the lock that this process writes or has written. *foreign_lock*:
-    another process may have bound pods here since we last looked."""
+    another process may have bound pods here since we last looked; *foreign_since*: from when on that is so."""
 
     name: str
     version: int
     lock: str | None = None
     own_lock: str | None = None
     foreign_lock: bool = True
+    foreign_since: float = 0.0
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
 
@@ -83,11 +84,11 @@ class NodeBook:
             if record is not None and version < record.version:
                 return
             if record is None:
-                record = self._records[node.name] = NodeRecord(node.name, version)
+                record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())
             record.version = version
             lock, record.lock = record.lock, node.annotations.get(NODE_LOCK)
             if record.lock is not None and record.lock not in (lock, record.own_lock):
-                record.foreign_lock = True
+                record.foreign_lock, record.foreign_since = True, self._clock()
             for vendor in self._vendors:
                 self._take_inventory(record, vendor, node)
         if lock != record.lock:
@@ -102,7 +103,7 @@ class NodeBook:
         with self._guard:
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
-                record.foreign_lock = True
+                record.foreign_lock, record.foreign_since = True, self._clock()
         for name in gone:
             self._forget(name)
 
@@ -129,6 +130,13 @@ class NodeBook:
         with self._guard:
             if (record := self._records.get(node)) is not None:
                 record.own_lock = text
+
+    def trust(self, started: float) -> None:
+        """All pods have been listed since *started*: what others bound before is known, where no lock is held."""
+        with self._guard:
+            for record in self._records.values():
+                if record.lock is None and record.foreign_since < started:
+                    record.foreign_lock = False
 
     def mark_foreign(self, node: str, foreign: bool) -> bool:
         """Remember whether another process may have bound pods to *node*; what was remembered before."""

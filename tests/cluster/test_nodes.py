@@ -135,3 +135,16 @@ def test_after_a_list_any_node_may_be_foreign():
     books.nodes.mark_foreign("n1", False)
     books.nodes.prune({"n1"}, 0.0)
     assert books.nodes.mark_foreign("n1", False)
+
+
+def test_after_a_later_list_of_pods_no_free_node_is_foreign():
+    books = Books(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
+    books.nodes.trust(books.time() + 1)
+    assert not books.nodes.mark_foreign("n1", False)
+    assert books.nodes.mark_foreign("n2", False), "the pod that holds its lock may be bound any moment"
+
+
+def test_an_earlier_list_of_pods_says_nothing_about_later_doubts():
+    books = Books()
+    books.nodes.trust(books.time())
+    assert books.nodes.mark_foreign("n1", False)
