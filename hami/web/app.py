@@ -193,7 +193,10 @@ def _answer_error(error: Exception) -> flask.Response:
 
 def _body(limit: int) -> bytes:
     flask.request.max_content_length = limit
-    return flask.request.get_data(cache=False)
+    body = flask.request.get_data(cache=False)
+    if flask.request.content_length is None and len(body) >= limit:
+        raise RequestEntityTooLarge  # a body without a length is cut off there, without a word
+    return body
 
 
 def _content_problem() -> str | None:

@@ -49,8 +49,8 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
     (SLIPPED, {"overwrites": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "not yet stuck", "just stuck", "runs though allocating", "no label", "no label value",
-         "foreign", "stuck without label", "unreadable", "over", "stale promise", "fresh promise", "forged promise", "waits",
-         "of another scheduler", "slipped", "slipped without name", "meant for another", "asks nothing",
+         "foreign", "stuck without label", "unreadable", "over", "stale promise", "fresh promise", "forged promise",
+         "waits", "of another scheduler", "slipped", "slipped without name", "meant for another", "asks nothing",
          "we do not overwrite", "slipped and bound"])
 def test_what_is_done(fields, rules, moves):
     assert [type(move) for move in pod_moves(record(**fields), replace(RULES, **rules), NOW)] == moves
