@@ -76,8 +76,8 @@ class Storm:
     def __init__(self, seed):
         self.seed, self.rng = seed, random.Random(seed)
         self.clock = Clock()
-        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[
-            node(f"n{n}", *(gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3))) for n in range(4)])
+        cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
+        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n]) for n in cards])
         self.late = []
         self.assigned = {}
         self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
@@ -167,8 +167,8 @@ class Storm:
         if chosen is not None:
             self.assigned[asked.ref] = chosen, replica.number
         elif self.rng.random() < 0.5:  # room for others
-            self.fake.pods.get((asked.ref.namespace, asked.ref.name)) is asked and self.fake.delete_pod(
-                asked.ref.namespace, asked.ref.name)
+            if self.fake.pods.get((asked.ref.namespace, asked.ref.name)) is asked:
+                self.fake.delete_pod(asked.ref.namespace, asked.ref.name)
 
     def bind(self):
         if not self.assigned:
@@ -334,7 +334,7 @@ def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
 # one death, at every place where there is one
 
 class Mortal:
-    """A client whose process dies at its *last* call, before or after that takes effect; alive for ever with ``None``."""
+    """A client whose process dies at its *last* call, before or after that takes effect; never with ``None``."""
 
     def __init__(self, fake, last, after):
         self.calls = 0
