@@ -34,14 +34,24 @@ def free_port() -> int:
     raise OSError(f"no free port from {SERVER_PORTS[0]} to {SERVER_PORTS[1]}")
 
 
+def is_alive(pid: int) -> bool:
+    """A thread of the process still lives. Its first may have ended before the others, which keep its sockets open."""
+    with contextlib.suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                if Path(task.path, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    return True
+    return False
+
+
 def group_members(group: int) -> list[int]:
     """Living processes (zombies apart) of a process group."""
     members = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                state, _, its_group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
-                if int(its_group) == group and state not in "ZX":
+                its_group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[2]
+                if int(its_group) == group and is_alive(int(entry.name)):
                     members.append(int(entry.name))
     return members
 
@@ -75,15 +85,12 @@ class Program:
         return self
 
     def running(self) -> bool:
-        """The process is there and no zombie."""
+        """The process is there, and it is no zombie."""
         if self._child is not None:
             return self._child.poll() is None
         if self.pid is None:
             return False
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
+        return is_alive(self.pid)
 
     @property
     def exit_code(self) -> int | None:
