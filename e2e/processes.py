@@ -37,9 +37,9 @@ def free_port() -> int:
 def is_alive(pid: int) -> bool:
     """A thread of the process still lives. Its first may have ended before the others, which keep its sockets open."""
     with contextlib.suppress(OSError):
-        for task in os.scandir(f"/proc/{pid}/task"):
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                if Path(task.path, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                if Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                     return True
     return False
 
