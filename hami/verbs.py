@@ -255,6 +255,8 @@ class Verbs:
         """Write the Binding, after a last look at what is known."""
         if reservation.locks_node:
             self._look_around(reservation.node)
+            if self._ledger.is_bound(reservation.ref.uid, reservation.node):
+                return  # by an earlier attempt that had no answer
         leads_for = self._acting.leads_until() - self._clock()
         if leads_for <= 0:
             raise NodeLocked("this replica of the scheduler leads no more")

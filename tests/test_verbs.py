@@ -475,6 +475,22 @@ def test_after_another_process_locked_the_node_its_pods_are_read_before_the_bind
     assert scheduler.fake.calls_of("pods_on") and scheduler.fake.bindings == 0
 
 
+@pytest.mark.parametrize("ahead", ["a conflict", "an answer"])
+def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed(ahead):
+    scheduler = ready()
+    scheduler.ledger.nodes.mark_foreign("n1", False)
+    scheduler.fake.put_node(replace(scheduler.fake.nodes["n1"], annotations=scheduler.fake.nodes["n1"].annotations | {
+        NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}))
+    scheduler.fake.put_pod(holding("other", "n1", "GPU-n1-0,NVIDIA,45000,0:;"))
+    scheduler.fake.release("n1")
+    if ahead == "an answer":
+        scheduler.controller.tick()  # writes the handshake
+        assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
+    with pytest.raises(Rejected, match="taken by another pod meanwhile"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0
+
+
 def test_a_node_whose_pods_could_not_be_read_is_read_again():
     scheduler = ready()
     scheduler.fake.fail("pods_on", no_answer())

@@ -296,7 +296,7 @@ class NodeLocks:
         fresh = self._cluster.node(node)
         if fresh is None:
             return None
-        self._nodes.upsert(fresh)
+        self._nodes.learn(fresh)
         return self._nodes.lock_of(node)
 
     def _is_free(self, node: str, text: str) -> bool:

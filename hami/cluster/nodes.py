@@ -94,6 +94,11 @@ class NodeBook:
         if lock != record.lock:
             self.on_lock(node.name)
 
+    def learn(self, node: Node) -> None:
+        """Take over an answer of the API server that is ahead of the watch: a lock may have come and gone meanwhile."""
+        self.upsert(node)
+        self.mark_foreign(node.name, True)
+
     def remove(self, node: Node) -> None:
         """*node* is gone, or does not count any more."""
         self._forget(node.name)
@@ -145,6 +150,8 @@ class NodeBook:
             if record is None:
                 return foreign
             before, record.foreign_lock = record.foreign_lock, foreign
+            if foreign:
+                record.foreign_since = self._clock()
             return before
 
     def unasked(self) -> list[tuple[str, Vendor]]:

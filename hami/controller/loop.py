@@ -135,7 +135,7 @@ class Controller:
         if node is None:
             return
         with contextlib.suppress(NotFound):
-            self._ledger.nodes.upsert(self._cluster.annotate_node(node, {ROOM: f"{self._now():%Y-%m-%dT%H:%M:%S.%fZ}"}))
+            self._ledger.nodes.learn(self._cluster.annotate_node(node, {ROOM: f"{self._now():%Y-%m-%dT%H:%M:%S.%fZ}"}))
             log.info("kube-scheduler nudged: a waiting pod has room now", extra={"node": node})
 
     def _request_reports(self) -> None:
@@ -146,7 +146,7 @@ class Controller:
         node, vendor = unasked
         answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())})
         self.requests_written += 1
-        self._ledger.nodes.upsert(answer)
+        self._ledger.nodes.learn(answer)
 
     def _look_after_pods(self) -> None:
         self._each(self._ledger.pods.unsettled(), self._look_after)
