@@ -296,7 +296,7 @@ def run_scheduler(settings: Settings) -> int:
         parts.append(Service(settings))
         return parts[-1].app()
 
-    return serve(make_app, bind=settings.http_bind, tls=tls, threads=settings.threads,
+    return serve(make_app, bind=settings.http_bind, tls=tls, threads=settings.threads, waiting=("/bind",),
                  on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
 
 

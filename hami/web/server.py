@@ -8,19 +8,19 @@ nothing of Kubernetes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
 import os
 import resource
-import select
 import signal
 import socket
 import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,7 @@ from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from hami.errors import HamiError
+from hami.web.sockets import PlainSocket, TlsSocket
 from hami.web.tls import TlsContext
 
 __all__ = ["App", "Timeouts", "serve"]
@@ -55,6 +56,7 @@ LINGER_BYTES = 65_536
 WORKER_SILENCE_SECONDS = 60
 # a thread waits so long for its client's next request, as kube-scheduler asks for one pod after the other
 STAY_SECONDS = 0.05
+TURN_SECONDS = 0.02
 # a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
 SWITCH_INTERVAL_SECONDS = 0.0005
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -90,6 +92,7 @@ def serve(
     threads: int = 320,
     grace: float = 8.0,
     timeouts: Timeouts = Timeouts(),
+    waiting: Collection[str] = (),
     on_start: Callable[[App], None] | None = None,
     on_stop: Callable[[App], None] | None = None,
 ) -> int:
@@ -99,12 +102,12 @@ def serve(
     first signal *on_stop* runs in a thread of its own, beside requests that finish, for at most *grace* seconds
     (rounded up); a second signal ends what is left. An exception out of *make_app* or *on_start* is logged once and
     ends the process with 1; a worker that is killed later is started anew, with both called again.
-    *bind*: host and port; an empty host listens on all addresses.
+    *bind*: host and port; an empty host listens on all addresses. *waiting*: paths whose requests wait for others.
     Raises: HamiError when the address cannot be listened on.
     """
     application = _Application(
         _Plan(make_app=make_app, on_start=on_start, on_stop=on_stop, tls=tls, threads=threads, grace=math.ceil(grace),
-              timeouts=timeouts),
+              timeouts=timeouts, waiting=frozenset(waiting)),
         _listen(*bind))
     arbiter_pid = os.getpid()
     try:
@@ -149,6 +152,7 @@ class _Plan(Generic[App]):
     threads: int
     grace: int
     timeouts: Timeouts
+    waiting: frozenset[str]
 
 
 # gunicorn ships no types: its classes are Any to mypy, hence the ignored base classes below
@@ -187,7 +191,8 @@ class _Application(BaseApplication):  # type: ignore[misc]
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,
         }
         if plan.tls is not None:
-            settings |= {"certfile": plan.tls.cert_file, "keyfile": plan.tls.key_file, "ssl_context": plan.tls}
+            settings |= {"certfile": plan.tls.cert_file, "keyfile": plan.tls.key_file,
+                         "ssl_context": partial(_frugal_context, plan.tls)}
         for name, value in settings.items():
             self.cfg.set(name, value)
 
@@ -201,6 +206,12 @@ class _Application(BaseApplication):  # type: ignore[misc]
             log.critical("cannot start", exc_info=True)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
         return app
+
+
+def _frugal_context(tls: TlsContext, config: object, default_factory: object) -> ssl.SSLContext:
+    context = tls(config, default_factory)
+    context.sslsocket_class = TlsSocket
+    return context
 
 
 class _Arbiter(Arbiter):  # type: ignore[misc]
@@ -266,6 +277,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         # made here, after the fork: Python 3.13 does not start a thread that its parent has made
         self._stopper = threading.Thread(target=self._call_on_stop, name="stop", daemon=True)
+        self._turns = _Turns()
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         _allow_open_files(OPEN_FILES)
         super().init_process()
@@ -340,7 +352,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
                     raise
                 return
             self.nr_conns += 1
-            self._park(_Connection(self.cfg, client, address, listener.getsockname(), self._plan.timeouts))
+            self._park(_Connection(self.cfg, PlainSocket.over(client), address, listener.getsockname(),
+                                   self._plan.timeouts))
 
     def _park(self, conn: _Connection) -> None:
         conn.timeout = time.monotonic() + self._plan.timeouts.head
@@ -396,6 +409,16 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             conn.linger()
         return keep
 
+    def handle_request(self, req: Any, conn: _Connection) -> Any:
+        """Let the application answer, and send it; whether the connection stays."""
+        if req.path in self._plan.waiting:
+            keep = super().handle_request(req, conn)
+        else:
+            with self._turns.one():
+                keep = super().handle_request(req, conn)
+        conn.sock.flush()
+        return keep
+
     def _is_spare(self) -> bool:
         """This thread may wait for a client: there are enough for others, and no end is near."""
         return self.alive and 2 * len(self._busy) <= self._plan.threads
@@ -406,6 +429,27 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             self.log.complain("TLS failed", addr[0], exc.reason or str(exc))
         else:
             super().handle_error(req, client, addr, exc)
+
+
+class _Turns:
+    """Lets one thread compute at a time, as far as that goes: threads that fight for the interpreter cost each other
+    more than the work itself. Whoever has its turn for long waits for something else, and the next one goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """A turn; it comes after TURN_SECONDS at the latest, unless there are many who wait."""
+        lock = self._lock
+        while not lock.acquire(timeout=TURN_SECONDS):
+            if lock is self._lock:
+                self._lock = threading.Lock()
+            lock = self._lock
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -420,9 +464,9 @@ class _Connection(TConn):  # type: ignore[misc]
     """One client. *reading_since*: since when a thread has been waiting for its bytes; the loop looks at it."""
 
     initialized: bool
-    sock: socket.socket
+    sock: PlainSocket | TlsSocket
 
-    def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, timeouts: Timeouts) -> None:
+    def __init__(self, cfg: Any, sock: PlainSocket, client: Any, server: Any, timeouts: Timeouts) -> None:
         super().__init__(cfg, sock, client, server)
         self.timeouts = timeouts
         self.reading_since: float | None = None
@@ -449,11 +493,7 @@ class _Connection(TConn):  # type: ignore[misc]
 
     def speaks(self, seconds: float) -> bool:
         """Whether the client sends something, or leaves, within so many seconds."""
-        if self.parser.unreader.buf.getvalue() or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
-            return True
-        poller = select.poll()
-        poller.register(self.sock, select.POLLIN)
-        return bool(poller.poll(1000 * seconds))
+        return bool(self.parser.unreader.buf.getvalue()) or self.sock.speaks(seconds)
 
     def set_timeout(self) -> None:
         """Start the time that the client may leave between two requests."""
@@ -472,6 +512,7 @@ class _Connection(TConn):  # type: ignore[misc]
         self.reading_since = time.monotonic()
         unread = LINGER_BYTES
         try:
+            self.sock.settimeout(self.timeouts.linger)
             self.sock.shutdown(socket.SHUT_WR)
             while unread > 0 and (left := deadline - time.monotonic()) > 0:
                 self.sock.settimeout(left)
