@@ -197,10 +197,15 @@ NO_EFFECT = (
     Flag("--log_backtrace_at", STRING),
     Flag("--legacy_stderr_threshold_behavior", BOOLEAN),
 )
-RESOURCE_NAMES = tuple(Flag(f"--{name}", STRING) for name in (
-    "metax-name", "metax-vcount", "metax-vcore", "metax-vmemory", "sgpu-topology-aware", "mthreads-name",
-    "mthreads-memory", "mthreads-cores", "cambricon-mlu-name", "cambricon-mlu-memory", "cambricon-mlu-cores",
-    "dcu-name", "dcu-memory", "dcu-cores", "kunlun-name", "kunlun-vcount", "kunlun-vmemory"))
+RESOURCE_NAMES = (
+    *(Flag(f"--{name}", STRING) for name in (
+        "metax-name", "metax-vcount", "metax-vcore", "metax-vmemory", "mthreads-name", "mthreads-memory",
+        "mthreads-cores", "cambricon-mlu-name", "cambricon-mlu-memory", "cambricon-mlu-cores", "dcu-name", "dcu-memory",
+        "dcu-cores", "kunlun-name", "kunlun-vcount", "kunlun-vmemory", "enflame-gcu-resource-name",
+        "enflame-drs-gcu-resource-name", "enflame-gcu-memory-resource-name", "enflame-gcu-core-resource-name",
+        "enflame-vgcu-resource-name", "enflame-vgcu-legacy-resource-name", "enflame-vgcu-percentage-resource-name")),
+    Flag("--sgpu-topology-aware", BOOLEAN),
+)
 SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("Listening", LISTENING),
     ("Scheduling", SCHEDULING),

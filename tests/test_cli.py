@@ -121,6 +121,14 @@ def test_klog_s_flags_are_taken_without_effect(args):
     assert settings_of(*args) == DEFAULTS
 
 
+@pytest.mark.parametrize("args", [
+    ["--metax-vcount=metax-tech.com/sgpu"], ["--cambricon-mlu-name", "cambricon.com/vmlu"], ["--dcu_cores=x"],
+    ["--enflame-gcu-resource-name=enflame.com/gcu"], ["--sgpu-topology-aware"], ["--sgpu-topology-aware=false"],
+], ids=words)
+def test_names_of_other_vendors_resources_are_taken_without_effect(args):
+    assert settings_of(*args) == DEFAULTS
+
+
 @pytest.mark.parametrize("args, named", [
     (["--http_bnd=:80"], "--http-bnd"), (["--default-mem=1"], "--default-mem"), (["-x"], "-x"), (["more"], "more"),
     (["--scheduler-name"], "--scheduler-name"),
