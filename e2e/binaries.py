@@ -59,7 +59,8 @@ def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None) -> 
         if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:
             raise BinariesMissing(f"HAMI_E2E_BIN={folder} lacks {', '.join(missing)}")
         return Binaries(paths, spoken_version(paths))
-    if all(found := {name: shutil.which(name) for name in wanted}.values()):
+    found = {name: shutil.which(name) for name in wanted}
+    if all(found.values()):
         paths = {name: Path(path) for name, path in found.items() if path}
         return Binaries(paths, spoken_version(paths))
     version = pinned_version("k8s.io/kubernetes")
