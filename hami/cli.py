@@ -138,7 +138,8 @@ LISTENING = (
     Flag("--client-ca-file", FILE, "CA (PEM) whose clients may call /filter and /bind from other machines; others only "
          "from this one.", "client_ca_file"),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
-    Flag("--threads", THREADS, "Requests served at once; each /bind that waits for its node is one.", "threads"),
+    Flag("--threads", THREADS, "Requests served at once, started as needed. Each /bind that waits for its node is "
+         "one; all but 64 may be, and more are told to come again.", "threads"),
     Flag("--profiling", BOOLEAN, "Taken for upstream's sake: there are no Go profiles to serve.", "profiling"),
 )
 SCHEDULING = (

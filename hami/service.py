@@ -96,7 +96,7 @@ class Service:
     def app(self) -> flask.Flask:
         """The WSGI application over these parts."""
         health = Health(started=self._is_synced, unready=self._unready, await_start=self._await_sync)
-        return create_app(self._verbs, self._reservation, health, self._meter.observe)
+        return create_app(self._verbs, self._reservation, health, self._meter.observe, threads=self._settings.threads)
 
     def start(self) -> None:
         """Start what runs beside the requests. Nodes are read before pods, whose shares are of their devices."""

@@ -86,7 +86,7 @@ class Settings:
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
-    threads: int = 320
+    threads: int = 1024
 
     scheduler_name: str = "hami-scheduler"
     node_scheduler_policy: str = "binpack"

@@ -6,6 +6,7 @@ A verb's answer is always 200 with a well-formed body: kube-scheduler and the AP
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from hami import __version__
 from hami.codec import admission, extender
 from hami.codec.admission import Review
-from hami.errors import HamiError
+from hami.errors import HamiError, NodeLocked
 from hami.verbs import Denied, Verbs
 from hami.web.tls import client_is_trusted
 
@@ -28,6 +29,7 @@ MIB = 1 << 20
 WEBHOOK_LIMIT = 7 * MIB
 FILTER_LIMIT = 64 * MIB  # a simulation carries whole nodes
 BIND_LIMIT = MIB
+SPARE = 64  # threads that waiting binds leave to all else; of a few threads, half
 JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
@@ -44,12 +46,14 @@ class Health:
 
 
 def create_app(verbs: Verbs, reservation: Callable[[str], bytes | None], health: Health,
-               observe: Observe = lambda verb, outcome, seconds: None) -> flask.Flask:
+               observe: Observe = lambda verb, outcome, seconds: None, *, threads: int) -> flask.Flask:
     """The application. *reservation* renders what stands reserved for a pod uid. *observe* is told of each verb, its
-    outcome (``ok``, ``refused``, ``error``) and the seconds it took."""
+    outcome (``ok``, ``refused``, ``error``) and the seconds it took. *threads*: how many serve it. Binds that wait for
+    their node hold one each, so they get only so many that the webhook and the filter never wait for one; a bind
+    beyond that is refused at once, and kube-scheduler tries its pod again."""
     app = flask.Flask(__name__, static_folder=None)
     app.register_blueprint(_webhook(verbs, observe))
-    app.register_blueprint(_extender(verbs, reservation, health, observe))
+    app.register_blueprint(_extender(verbs, reservation, health, observe, max(1, threads - SPARE, threads // 2)))
     app.register_blueprint(_health(health))
     app.register_error_handler(Exception, _answer_error)
     return app
@@ -94,8 +98,9 @@ def _admit(verbs: Verbs, review: Review) -> tuple[bytes, str]:
 
 
 def _extender(verbs: Verbs, reservation: Callable[[str], bytes | None], health: Health,
-              observe: Observe) -> flask.Blueprint:
+              observe: Observe, binds: int) -> flask.Blueprint:
     blueprint = flask.Blueprint("extender", __name__)
+    places = threading.BoundedSemaphore(binds)
 
     @blueprint.before_request
     def only_the_scheduler() -> flask.Response | None:
@@ -113,7 +118,7 @@ def _extender(verbs: Verbs, reservation: Callable[[str], bytes | None], health: 
     @blueprint.post("/bind")
     def bind() -> flask.Response:
         """Scheduler extender: bind the pod with what was reserved for it."""
-        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs, body), extender.render_bind, observe)
+        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs, places, body), extender.render_bind, observe)
 
     @blueprint.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
@@ -155,9 +160,14 @@ def _filter(verbs: Verbs, health: Health, body: bytes) -> tuple[bytes, str]:
 START_PATIENCE = 5.0
 
 
-def _bind(verbs: Verbs, body: bytes) -> tuple[bytes, str]:
+def _bind(verbs: Verbs, places: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_bind(body)
-    verbs.bind(args.ref, args.node)
+    if not places.acquire(blocking=False):
+        raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")
+    try:
+        verbs.bind(args.ref, args.node)
+    finally:
+        places.release()
     return extender.render_bind(), "ok"
 
 

@@ -57,6 +57,7 @@ WORKER_SILENCE_SECONDS = 60
 # a thread waits so long for its client's next request, as kube-scheduler asks for one pod after the other
 STAY_SECONDS = 0.05
 TURN_SECONDS = 0.02
+LOOK_SECONDS = 0.25  # between two looks at who keeps a thread waiting
 # a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
 SWITCH_INTERVAL_SECONDS = 0.0005
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -69,18 +70,18 @@ class Timeouts:
     """How long a client may take, in seconds.
 
     *head*: for a first byte, a TLS handshake, the head of a request. *request*: from the first byte to the end of the
-    body. *write*: to take the answer. *keep_alive*: between requests; longer than the 60 s or so for which proxies and
-    Go clients keep theirs. *patience*: to hold a thread without sending while others wait for one; short, as what
-    was sent in one piece is there at once. *linger*: to send the rest of a request once the stop has begun, and to
-    close after the last answer.
-    Source: HAMi v2.10 has 15 and 60 seconds for head and request.
+    body. *write*: to take the answer. *keep_alive*: between requests; longer than the 90 s for which Go's clients keep
+    theirs, as a POST that meets a closing connection is not sent again. *patience*: to hold a thread without sending
+    while others wait for one; longer than an honest client takes on a machine that has no time for it. *linger*: to
+    send the rest of a request once the stop has begun, and to close after the last answer.
+    Source: HAMi v2.10 has 15 and 60 seconds for head and request; Go's http.DefaultTransport.IdleConnTimeout.
     """
 
     head: float = 15.0
     request: float = 60.0
     write: float = 60.0
-    keep_alive: float = 75.0
-    patience: float = 0.1
+    keep_alive: float = 120.0
+    patience: float = 2.0
     linger: float = 1.0
 
 
@@ -89,7 +90,7 @@ def serve(
     *,
     bind: tuple[str, int],
     tls: TlsContext | None = None,
-    threads: int = 320,
+    threads: int = 1024,
     grace: float = 8.0,
     timeouts: Timeouts = Timeouts(),
     waiting: Collection[str] = (),
@@ -291,7 +292,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
         """Threads are started as they are needed."""
-        return ThreadPoolExecutor(self.cfg.threads, thread_name_prefix="request")
+        return _Threads(self.cfg.threads, thread_name_prefix="request")
 
     def run(self) -> NoReturn:
         """Serve until told to stop, then let requests and the stop hook finish."""
@@ -373,7 +374,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """One turn of the loop; shorter ones while someone waits for a thread."""
         if len(self._busy) > self._plan.threads or self._stop_began is not None:
-            timeout = min(timeout, self._plan.timeouts.patience / 4)
+            timeout = min(timeout, self._plan.timeouts.patience / 4, LOOK_SECONDS)
         super().wait_for_and_dispatch_events(timeout)
 
     def murder_pending(self) -> None:
@@ -391,7 +392,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         """Take threads back from up to *wanted* clients that have kept one waiting for longest."""
         timeouts = self._plan.timeouts
         limit = time.monotonic() - (timeouts.patience if self._stop_began is None else timeouts.linger)
-        waiting = [(since, conn) for conn in self._busy if (since := conn.reading_since) is not None and since <= limit]
+        waiting = [(since, conn) for conn in self._busy
+                   if (since := conn.reading_since) is not None and since <= limit and not conn.sock.has_unread()]
         for _, conn in sorted(waiting, key=lambda entry: entry[0])[:wanted]:
             conn.cut()
 
@@ -429,6 +431,22 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             self.log.complain("TLS failed", addr[0], exc.reason or str(exc))
         else:
             super().handle_error(req, client, addr, exc)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Makes do with the threads that it has when the system gives it no more: a container's limit of processes."""
+
+    _complained = False
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()  # no part of its documented face; the same in 3.11 to 3.14
+        except RuntimeError as error:
+            if not self._threads:
+                raise
+            if not self._complained:
+                self._complained = True
+                log.warning("fewer threads than asked for", extra={"threads": len(self._threads), "problem": error})
 
 
 class _Turns:

@@ -88,6 +88,10 @@ class _Frugal(_Base):
         """Whether the other side sends something, or leaves, within so many seconds."""
         return self._poll(select.POLLIN, seconds)
 
+    def has_unread(self) -> bool:
+        """Whether bytes of the other side, or its end, have arrived and lie in the kernel; any thread may ask."""
+        return self.fileno() >= 0 and self._poll(select.POLLIN, 0.0)
+
     def _persist(self, error: OSError, event: int, call: Any, *arguments: Any) -> Any:
         """*call* again, after it was blocked by *error*, when *event* or what TLS waits for has come."""
         ends = None if self._timeout is None else time.monotonic() + self._timeout

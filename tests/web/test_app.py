@@ -3,6 +3,8 @@
 import base64
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ STRANGER = {"REMOTE_ADDR": "10.1.2.3"}
 class Web:
     """The application over a replica with one node, and a client on loopback."""
 
-    def __init__(self, *, started=True, unready=None):
+    def __init__(self, *, started=True, unready=None, threads=4):
         self.fake = WatchedCluster(nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
                                    pods=[pod(gpus(1, memory=1000, cores=10))])
         self.replica = Replica(self.fake, Clock())
@@ -32,7 +34,8 @@ class Web:
         self.started = started
         health = Health(started=lambda: self.started, unready=lambda: unready, await_start=lambda _: self.started)
         self.client = create_app(self.replica.verbs, self.reservation, health,
-                                 lambda verb, outcome, seconds: self.observed.append((verb, outcome))).test_client()
+                                 lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
+                                 threads=threads).test_client()
 
     def reservation(self, uid):
         found = self.replica.ledger.reservation(uid)
@@ -77,6 +80,25 @@ def test_filter_and_bind(web):
     assert web.fake.pods["default", "pod1"].node_name == "n1"
     assert web.client.get("/reservations/uid-pod1").status_code == 404
     assert web.observed == [("filter", "ok"), ("bind", "ok")]
+
+
+@pytest.mark.parametrize(("threads", "binds"), [(1, 1), (4, 2), (100, 50), (200, 136)])
+def test_binds_that_wait_leave_threads_to_others(threads, binds):
+    web, entered, goes_on = Web(threads=threads), threading.Semaphore(0), threading.Event()
+
+    def wait(ref, node):
+        entered.release()
+        goes_on.wait(10)
+
+    web.replica.verbs.bind = wait
+    with ThreadPoolExecutor(binds) as pool:
+        waiting = [pool.submit(web.post, "/bind", BIND) for _ in range(binds)]
+        assert all(entered.acquire(timeout=10) for _ in range(binds))
+        assert "too many pods are being bound" in web.post("/bind", BIND)["Error"]
+        assert web.post("/filter", BODIES["/filter"])["NodeNames"] == ["n1"]
+        goes_on.set()
+        assert [answer.result() for answer in waiting] == [{"Error": ""}] * binds
+    assert web.post("/bind", BIND) == {"Error": ""}
 
 
 def test_keys_in_lower_case_and_what_follows_the_first_value_do_no_harm(web):

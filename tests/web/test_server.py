@@ -35,7 +35,16 @@ PROGRAM = textwrap.dedent("""
 
     options = json.loads(sys.argv[1])
     logs.configure("json", options.pop("verbosity", 0))
-    fail, stop_takes, tls = (options.pop(key, None) for key in ("fail", "stop_takes", "tls"))
+    fail, stop_takes, tls, most = (options.pop(key, None) for key in ("fail", "stop_takes", "tls", "most_threads"))
+    if most:
+        start = threading.Thread.start
+
+        def start_if_there_is_room(thread):
+            if threading.active_count() >= most and thread.name.startswith("request"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        threading.Thread.start = start_if_there_is_room
     released = threading.Event()
 
     def app(environ, start_response):
@@ -308,6 +317,37 @@ def test_waiting_requests_are_not_cut_for_others(start):
         assert server.get("/hello", timeout=5) == (200, "/hello")
     server.signal()
     assert [answer() for answer in waiting] == [(200, "released")] * 3
+
+
+@pytest.mark.parametrize("sent, rest", [
+    (b"", b"GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    (b"GET /hello HTT", b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n/he", b"llo"),
+], ids=["nothing", "half a line", "half a body"])
+def test_a_client_that_the_machine_keeps_from_sending_is_not_cut_for_others(start, sent, rest):
+    server = start(threads=2)
+    waiting = [in_background(server.get, "/wait")]
+    busy(server, 1)
+    with server.connect(sent) as client:
+        queueing = [in_background(server.get, "/hello") for _ in range(4)]
+        threading.Event().wait(0.4)  # both cores are busy elsewhere
+        client.sendall(rest)
+        assert read_to_end(client).endswith(b"\r\n\r\n/hello")
+    assert [answer() for answer in queueing] == [(200, "/hello")] * 4
+    server.signal()
+    assert [answer() for answer in waiting] == [(200, "released")]
+
+
+def test_without_further_threads_those_that_are_there_serve_all(start):
+    server = start(threads=16, most_threads=3)  # one is the main thread
+    waiting = in_background(server.get, "/wait")
+    busy(server, 1)
+    answers = [in_background(server.get, "/hello") for _ in range(8)]
+    assert [answer() for answer in answers] == [(200, "/hello")] * 8
+    assert len(server.lines("fewer threads than asked for")) == 1
+    server.signal()
+    assert waiting() == (200, "released")
+    assert server.end()[0] == 0
 
 
 # stopping

@@ -47,6 +47,19 @@ def test_what_is_sent_is_gathered_until_it_is_flushed(pair):
     assert other.recv(100) == b"head body"
 
 
+def test_what_has_arrived_is_known_before_it_is_read(pair):
+    ours, other = pair
+    assert not ours.has_unread()
+    other.sendall(b"x")
+    assert ours.has_unread()
+    ours.recv(1)
+    assert not ours.has_unread()
+    other.close()
+    assert ours.has_unread()
+    ours.close()
+    assert not ours.has_unread()
+
+
 @pytest.mark.parametrize("leave", [
     pytest.param(lambda sock: sock.send(b"!"), id="send"),
     pytest.param(lambda sock: sock.shutdown(socket.SHUT_WR), id="shutdown"),
