@@ -144,9 +144,12 @@ class Controller:
 
     def _request_report(self, unasked: tuple[str, Vendor]) -> None:
         node, vendor = unasked
-        answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())})
+        if (known := self._ledger.nodes.lock_of(node)) is None:
+            return
+        # on top of what is known, lest the answer hide a lock that has come and gone meanwhile
+        answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())}, str(known[1]))
         self.requests_written += 1
-        self._ledger.nodes.learn(answer)
+        self._ledger.nodes.upsert(answer)
 
     def _look_after_pods(self) -> None:
         self._each(self._ledger.pods.unsettled(), self._look_after)
