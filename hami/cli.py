@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from hami import __version__, logs
+from hami.codec.device_section import Flagged, parse_resource_name
 from hami.codec.durations import render_duration
 from hami.errors import HamiError, MalformedInput
 from hami.settings import (
@@ -89,6 +90,7 @@ ADDRESS = Text("host:port", parse_address)
 SELECTOR = Text("selector", parse_node_selector)
 NODE_POLICY = Text("policy", _one_of(*NODE_POLICIES))
 DEVICE_POLICY = Text("policy", parse_device_policy_flag)
+RESOURCE = Text("name", parse_resource_name)
 LOG_FORMAT = Text("format", _one_of(*logs.FORMATS))
 
 
@@ -96,7 +98,9 @@ LOG_FORMAT = Text("format", _one_of(*logs.FORMATS))
 class Flag:
     """One flag: its name (upstream's way), other names of it, its type, its help, and the field of Settings it sets.
 
-    The default is that of the field. Without a *field* the flag is taken and has no effect.
+    The default is that of the field. *stands_for*: the key of the device configuration whose place it takes where the
+    file has none: mapping, dot, key, the mapping as in :data:`hami.codec.device_config.Fallback`. Without either the
+    flag is taken and has no effect.
     """
 
     name: str
@@ -104,19 +108,35 @@ class Flag:
     help: str = ""
     field: str = ""
     also: tuple[str, ...] = ()
+    stands_for: str = ""
+
+    @property
+    def kept_as(self) -> str:
+        """The name by which the command gets its value."""
+        return self.field or self.name.lstrip("-").replace("-", "_")
 
     def option(self) -> click.Option:
         """The flag as click wants it; a boolean may stand alone."""
-        kept = self.field or self.name.lstrip("-").replace("-", "_")
-        names = [self.name, *self.also, kept]
+        names = [self.name, *self.also, self.kept_as]
         if self.type is BOOLEAN:
             return click.Option(names, type=self.type, help=self._help(), metavar="[BOOL]", is_flag=False,
                                 flag_value="true")
         return click.Option(names, type=self.type, help=self._help(), metavar=self.type.name.upper())
 
     def _help(self) -> str:
+        if self.stands_for:
+            return " ".join(filter(None, (f"Stands for {_described(self.stands_for)}.", self.help)))
         default = _render(getattr(DEFAULTS, self.field), self.type) if self.field else ""
         return f"{self.help}  [default: {default}]" if default else self.help
+
+
+def _described(path: str) -> str:
+    """The thing at *path* of the device configuration, in words."""
+    mapping, _, key = path.rpartition(".")
+    section, bracket, word = mapping.rstrip("]").partition("[")
+    if word:
+        return f"{key} of {word} in {section}"
+    return f"{key} of the one entry in {section} that has none" if bracket else path
 
 
 def _render(value: object, type: Text) -> str:
@@ -171,9 +191,9 @@ CLUSTER = (
 DEVICES = (
     Flag("--device-config-file", FILE, "YAML with resource names and defaults by vendor; without, those of the chart.",
          "device_config_file"),
-    Flag("--enable-ascend", BOOLEAN, "Taken for upstream's sake: Ascend devices are not scheduled yet.",
+    Flag("--enable-ascend", BOOLEAN, "Schedule Ascend devices, those of the file's vnpus.",
          "enable_ascend"),
-    Flag("--enable-iluvatar", BOOLEAN, "Taken for upstream's sake: Iluvatar devices are not scheduled yet.",
+    Flag("--enable-iluvatar", BOOLEAN, "Schedule Iluvatar devices, those of the file's iluvatars.",
          "enable_iluvatar"),
 )
 OUTPUT = (
@@ -198,14 +218,63 @@ NO_EFFECT = (
     Flag("--log_backtrace_at", STRING),
     Flag("--legacy_stderr_threshold_behavior", BOOLEAN),
 )
-RESOURCE_NAMES = (
-    *(Flag(f"--{name}", STRING) for name in (
-        "metax-name", "metax-vcount", "metax-vcore", "metax-vmemory", "mthreads-name", "mthreads-memory",
-        "mthreads-cores", "cambricon-mlu-name", "cambricon-mlu-memory", "cambricon-mlu-cores", "dcu-name", "dcu-memory",
-        "dcu-cores", "kunlun-name", "kunlun-vcount", "kunlun-vmemory", "enflame-gcu-resource-name",
-        "enflame-drs-gcu-resource-name", "enflame-gcu-memory-resource-name", "enflame-gcu-core-resource-name",
-        "enflame-vgcu-resource-name", "enflame-vgcu-legacy-resource-name", "enflame-vgcu-percentage-resource-name")),
-    Flag("--sgpu-topology-aware", BOOLEAN),
+STAND_INS = (
+    *(Flag(name, RESOURCE, stands_for=path) for name, path in (
+        ("--resource-name", "nvidia.resourceCountName"),
+        ("--resource-mem", "nvidia.resourceMemoryName"),
+        ("--resource-mem-percentage", "nvidia.resourceMemoryPercentageName"),
+        ("--resource-cores", "nvidia.resourceCoreName"),
+        ("--resource-priority", "nvidia.resourcePriorityName"),
+    )),
+    Flag("--default-gpu", COUNT, "Cards for a container that asks for memory or cores alone.",
+         stands_for="nvidia.defaultGPUNum"),
+    Flag("--default-mem", COUNT, "MiB for a container that does not say; 0 for the whole card.",
+         stands_for="nvidia.defaultMemory"),
+    Flag("--default-cores", COUNT, "Percent of a card for a container that does not say.",
+         stands_for="nvidia.defaultCores"),
+    Flag("--overwrite-env", BOOLEAN, "Containers without a request see no card.", stands_for="nvidia.overwriteEnv"),
+    *(Flag(name, RESOURCE, stands_for=path) for name, path in (
+        ("--cambricon-mlu-name", "cambricon.resourceCountName"),
+        ("--cambricon-mlu-memory", "cambricon.resourceMemoryName"),
+        ("--cambricon-mlu-cores", "cambricon.resourceCoreName"),
+        ("--dcu-name", "hygon.resourceCountName"),
+        ("--dcu-memory", "hygon.resourceMemoryName"),
+        ("--dcu-cores", "hygon.resourceCoreName"),
+        ("--metax-name", "metax.resourceCountName"),
+        ("--metax-vcount", "metax.resourceVCountName"),
+        ("--metax-vmemory", "metax.resourceVMemoryName"),
+        ("--metax-vcore", "metax.resourceVCoreName"),
+    )),
+    Flag("--sgpu-topology-aware", BOOLEAN, "Whole sGPU cards are chosen by their links.",
+         stands_for="metax.sgpuTopologyAware"),
+    *(Flag(name, RESOURCE, stands_for=path) for name, path in (
+        ("--mthreads-name", "mthreads.resourceCountName"),
+        ("--mthreads-memory", "mthreads.resourceMemoryName"),
+        ("--mthreads-cores", "mthreads.resourceCoreName"),
+        ("--kunlun-name", "kunlun.resourceCountName"),
+        ("--kunlun-vcount", "kunlun.resourceVCountName"),
+        ("--kunlun-vmemory", "kunlun.resourceVMemoryName"),
+        ("--enflame-gcu-resource-name", "enflame.resourceNameGCU"),
+        ("--enflame-drs-gcu-resource-name", "enflame.resourceNameDRSGCU"),
+        ("--enflame-vgcu-resource-name", "enflame.resourceNameDRSGCU"),  # an older name: the one above goes before it
+        ("--enflame-gcu-memory-resource-name", "enflame.resourceNameGCUMemory"),
+        ("--enflame-gcu-core-resource-name", "enflame.resourceNameGCUCore"),
+    )),
+    Flag("--enflame-vgcu-legacy-resource-name", RESOURCE, "Counts where nothing gives resourceNameDRSGCU.",
+         stands_for="enflame.resourceNameVGCU"),
+    Flag("--enflame-vgcu-percentage-resource-name", RESOURCE, "Without effect, as that is.",
+         stands_for="enflame.resourceNameVGCUPercentage"),
+    *(Flag(name, RESOURCE, "With --enable-iluvatar only.", stands_for=path) for name, path in (
+        ("--iluvatar-name", "iluvatars[].resourceCountName"),
+        ("--iluvatar-memory", "iluvatars[].resourceMemoryName"),
+        ("--iluvatar-cores", "iluvatars[].resourceCoreName"),
+    )),
+    *(Flag(name, RESOURCE, "With --enable-ascend only.", stands_for=path) for name, path in (
+        ("--ascend-name", "vnpus.configs[].resourceName"),
+        ("--ascend-memory", "vnpus.configs[].resourceMemoryName"),
+        ("--ascend310p-name", "vnpus.configs[Ascend310P].resourceName"),
+        ("--ascend310p-memory", "vnpus.configs[Ascend310P].resourceMemoryName"),
+    )),
 )
 SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("Listening", LISTENING),
@@ -213,8 +282,8 @@ SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("Cluster", CLUSTER),
     ("Devices", DEVICES),
     ("Output", OUTPUT),
+    ("In place of keys that --device-config-file lacks; without a file, they go before the chart's", STAND_INS),
     ("Taken without effect (klog's)", NO_EFFECT),
-    ("Taken without effect (resource names are those of --device-config-file)", RESOURCE_NAMES),
 )
 
 
@@ -276,15 +345,29 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are the same; a BOOL may
     be left out (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE say which pod this is.
     """
-    known = {flag.field for _, flags in SCHEDULER_FLAGS for flag in flags if flag.field}
-    given = {name: value for name, value in values.items()
-             if name in known and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    settings = read_settings(given, os.environ)
+    given, named = _given(ctx, values)
+    settings = read_settings(given, os.environ, named=named)
     logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
     serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # a test hands in its own
     ctx.exit(serve(settings))
+
+
+def _given(ctx: click.Context,
+           values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, dict[str, Flagged]]]:
+    """What the command line says: values by field of Settings, and what stands in for the device configuration."""
+    given: dict[str, object] = {}
+    named: dict[str, dict[str, Flagged]] = {}
+    for flag in (flag for _, flags in SCHEDULER_FLAGS for flag in flags):
+        if ctx.get_parameter_source(flag.kept_as) is not ParameterSource.COMMANDLINE:
+            continue
+        if flag.field:
+            given[flag.field] = values[flag.kept_as]
+        elif flag.stands_for:
+            mapping, _, key = flag.stands_for.rpartition(".")
+            named.setdefault(mapping, {}).setdefault(key, Flagged(values[flag.kept_as], flag.name))
+    return given, named
 
 
 def run_scheduler(settings: Settings) -> int:

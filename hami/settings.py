@@ -7,12 +7,14 @@ business of the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from hami.codec.device_config import DeviceConfig, parse_device_config
+from hami.codec.device_config import DeviceConfig, Fallback, chart_config, parse_device_config
+from hami.codec.device_section import Flagged
 from hami.codec.durations import parse_duration
 from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
@@ -25,6 +27,8 @@ __all__ = [
 
 NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
+
+_SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # sections that count when switched on only
 
 _KEY = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
@@ -78,7 +82,7 @@ class Settings:
 
     *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two the listener speaks TLS.
     *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
-    *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said.
+    *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
@@ -104,7 +108,7 @@ class Settings:
     kube_timeout: int = 0
 
     device_config_file: str = ""
-    devices: DeviceConfig = field(default_factory=DeviceConfig)
+    devices: DeviceConfig = field(default_factory=chart_config)
     enable_ascend: bool = False
     enable_iluvatar: bool = False
 
@@ -118,9 +122,12 @@ class Settings:
     pod_namespace: str = "kube-system"
 
 
-def read_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, named: Fallback = MappingProxyType({}),
+                  known: Collection[str] = ()) -> Settings:
     """Settings of the flags that were *given*, by field name, and the environment; the device configuration is read.
 
+    *named*: what other flags say in place of the device configuration. *known*: its sections that vendors of third
+    parties read.
     Raises: HamiError when a file cannot be read or settings do not go together.
     """
     values: dict[str, object] = {"pod_name": environ.get("POD_NAME", ""), **given}
@@ -128,8 +135,7 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Se
         values["pod_namespace"] = namespace
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
         values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
-    if path := values.get("device_config_file"):
-        values["devices"] = _read_device_config(str(path))
+    values["devices"] = _devices(str(values.get("device_config_file", "")), values, named, known)
     if unknown := values.keys() - {entry.name for entry in fields(Settings)}:
         raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
     settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
@@ -147,14 +153,28 @@ def _check(settings: Settings) -> None:
         raise HamiError("--node-lock-timeout: expected more than 0s")
 
 
-def _read_device_config(path: str) -> DeviceConfig:
+def _devices(path: str, values: Mapping[str, object], named: Fallback, known: Collection[str]) -> DeviceConfig:
+    """The device configuration, in which flags that name what is switched off have no say."""
+    fallback: dict[str, Mapping[str, Flagged]] = {}
+    notes = []
+    for place, flagged in named.items():
+        switch = _SWITCHES.get(re.split(r"[.\[]", place)[0], "")
+        if switch and not values.get(switch):
+            notes += [f"{flag}: counts with --{switch.replace('_', '-')} only, skipped" for _, flag in flagged.values()]
+        else:
+            fallback[place] = flagged
+    config = _read_device_config(path, fallback, known) if path else chart_config(fallback)
+    return replace(config, notes=(*config.notes, *notes))
+
+
+def _read_device_config(path: str, fallback: Fallback, known: Collection[str]) -> DeviceConfig:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise HamiError(f"--device-config-file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise HamiError(f"--device-config-file {path}: not UTF-8 text: {error.reason}") from error
-    return parse_device_config(text, path)
+    return parse_device_config(text, path, fallback=fallback, known=known)
 
 
 def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
-from hami.cli import DEFAULTS, SCHEDULER_FLAGS, main
+from hami.cli import DEFAULTS, SCHEDULER_FLAGS, STAND_INS, main
+from hami.codec.device_config import NvidiaConfig
 from hami.errors import ClusterError
 from hami.settings import Address, parse_node_selector
 
@@ -121,17 +122,111 @@ def test_klog_s_flags_are_taken_without_effect(args):
     assert settings_of(*args) == DEFAULTS
 
 
-@pytest.mark.parametrize("args", [
-    ["--metax-vcount=metax-tech.com/sgpu"], ["--cambricon-mlu-name", "cambricon.com/vmlu"], ["--dcu_cores=x"],
-    ["--enflame-gcu-resource-name=enflame.com/gcu"], ["--sgpu-topology-aware"], ["--sgpu-topology-aware=false"],
+@pytest.mark.parametrize("args, backend, field, value", [
+    (["--cambricon-mlu-name", "a.b/c"], "MLU", "count", "a.b/c"),
+    (["--cambricon-mlu-memory=a.b/c"], "MLU", "memory", "a.b/c"),
+    (["--cambricon_mlu_cores=a.b/c"], "MLU", "cores", "a.b/c"),
+    (["--dcu-name=a.b/c"], "DCU", "count", "a.b/c"),
+    (["--dcu-memory=a.b/c"], "DCU", "memory", "a.b/c"),
+    (["--dcu_cores=a.b/c"], "DCU", "cores", "a.b/c"),
+    (["--dcu_cores="], "DCU", "cores", ""),
+    (["--metax-name=a.b/c"], "Metax-GPU", "count", "a.b/c"),
+    (["--metax-vcount=a.b/c"], "Metax-SGPU", "count", "a.b/c"),
+    (["--metax-vmemory=a.b/c"], "Metax-SGPU", "memory", "a.b/c"),
+    (["--metax-vcore=a.b/c"], "Metax-SGPU", "cores", "a.b/c"),
+    (["--mthreads-name=a.b/c"], "Mthreads", "count", "a.b/c"),
+    (["--mthreads-memory=a.b/c"], "Mthreads", "memory", "a.b/c"),
+    (["--mthreads-cores=a.b/c"], "Mthreads", "cores", "a.b/c"),
+    (["--kunlun-name=a.b/c"], "kunlun", "count", "a.b/c"),
+    (["--kunlun-vcount=a.b/c"], "XPU", "count", "a.b/c"),
+    (["--kunlun-vmemory=a.b/c"], "XPU", "memory", "a.b/c"),
+    (["--enflame-gcu-resource-name=a.b/c"], "GCU", "count", "a.b/c"),
+    (["--enflame-drs-gcu-resource-name=a.b/c"], "Enflame", "count", "a.b/c"),
+    (["--enflame-vgcu-resource-name=a.b/c"], "Enflame", "count", "a.b/c"),
+    (["--enflame-vgcu-resource-name=d.e/f", "--enflame-drs-gcu-resource-name=a.b/c"], "Enflame", "count", "a.b/c"),
+    (["--enflame-gcu-memory-resource-name=a.b/c"], "Enflame", "memory", "a.b/c"),
+    (["--enflame-gcu-core-resource-name=a.b/c"], "Enflame", "cores", "a.b/c"),
 ], ids=words)
-def test_names_of_other_vendors_resources_are_taken_without_effect(args):
-    assert settings_of(*args) == DEFAULTS
+def test_a_name_flag_goes_before_the_chart(args, backend, field, value):
+    assert getattr(settings_of(*args).devices.names[backend], field) == value
+
+
+@pytest.mark.parametrize("args, field, value", [
+    (["--resource-name=a.b/c"], "resource_count_name", "a.b/c"),
+    (["--resource-mem=a.b/c"], "resource_memory_name", "a.b/c"),
+    (["--resource-mem-percentage=a.b/c"], "resource_memory_percentage_name", "a.b/c"),
+    (["--resource-cores=a.b/c"], "resource_core_name", "a.b/c"),
+    (["--resource-priority=a.b/c"], "resource_priority_name", "a.b/c"),
+    (["--default-gpu=2"], "default_gpu_num", 2),
+    (["--default-mem=5000"], "default_memory", 5000),
+    (["--default-cores=30"], "default_cores", 30),
+    (["--overwrite-env"], "overwrite_env", True),
+], ids=words)
+def test_nvidia_s_old_flags_go_before_the_chart(args, field, value):
+    assert getattr(settings_of(*args).devices.nvidia, field) == value
+
+
+@pytest.mark.parametrize("args, chips, word, field, value", [
+    (["--iluvatar-name=a.b/c", "--enable-iluvatar"], "iluvatars", "BI-V100", "count", "a.b/c"),
+    (["--iluvatar-memory=a.b/c", "--enable-iluvatar"], "iluvatars", "BI-V100", "memory", "a.b/c"),
+    (["--iluvatar-cores=a.b/c", "--enable-iluvatar"], "iluvatars", "BI-V100", "cores", "a.b/c"),
+    (["--ascend-name=a.b/c", "--enable-ascend"], "ascends", "Ascend910A", "count", "a.b/c"),
+    (["--ascend-memory=a.b/c", "--enable-ascend"], "ascends", "Ascend910A", "memory", "a.b/c"),
+    (["--ascend310p-name=a.b/c", "--enable-ascend"], "ascends", "Ascend310P", "count", "a.b/c"),
+    (["--ascend310p-memory=a.b/c", "--enable-ascend"], "ascends", "Ascend310P", "memory", "a.b/c"),
+    (["--ascend-name=a.b/c"], "ascends", "Ascend910A", "count", ""),
+    (["--iluvatar-name=a.b/c"], "iluvatars", "BI-V100", "count", ""),
+], ids=words)
+def test_a_name_flag_for_chips_names_the_chip_that_the_file_does_not(tmp_path, args, chips, word, field, value):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("iluvatars: [{commonWord: BI-V100}]\n"
+                      "vnpus: {configs: [{commonWord: Ascend910A, memoryAllocatable: 1, memoryCapacity: 1},"
+                      " {commonWord: Ascend310P, memoryAllocatable: 1, memoryCapacity: 1}]}")
+    found = getattr(settings_of(f"--device-config-file={config}", *args).devices, chips)
+    assert {chip.common_word: getattr(chip.names, field) for chip in found}[word] == value
+
+
+@pytest.mark.parametrize("args, aware", [(["--sgpu-topology-aware"], True), (["--sgpu-topology-aware=false"], False)])
+def test_links_of_metax_cards_count_by_flag(args, aware):
+    assert settings_of(*args).devices.sgpu_topology_aware is aware
+
+
+def test_the_file_goes_before_the_flags(tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("hygon: {resourceCountName: a.b/c}")
+    result, settings = scheduler(f"--device-config-file={config}", "--dcu-name=d.e/f", "--log-format=json")
+    assert settings.devices.names["DCU"].count == "a.b/c"
+    assert json.loads(result.stderr)["note"] == f"{config}: hygon.resourceCountName: goes before --dcu-name d.e/f"
+
+
+def test_the_command_line_of_hami_2_3_is_understood():
+    devices = settings_of(
+        "--resource-name=nvidia.com/vgpu", "--resource-mem=nvidia.com/gpumem", "--resource-cores=nvidia.com/gpucores",
+        "--resource-mem-percentage=nvidia.com/gpumem-percentage", "--resource-priority=nvidia.com/priority",
+        "--http_bind=0.0.0.0:443", "--cert_file=/tls/tls.crt", "--key_file=/tls/tls.key",
+        "--scheduler-name=hami-scheduler", "--metrics-bind-address=:9395", "--default-mem=0", "--default-gpu=1",
+        "--default-cores=0", "--iluvatar-memory=iluvatar.ai/vcuda-memory", "--iluvatar-cores=iluvatar.ai/vcuda-core",
+        "--cambricon-mlu-name=cambricon.com/vmlu", "--cambricon-mlu-memory=cambricon.com/mlu.smlu.vmemory",
+        "--cambricon-mlu-cores=cambricon.com/mlu.smlu.vcore", "--ascend-name=huawei.com/Ascend910",
+        "--ascend-memory=huawei.com/Ascend910-memory", "--ascend310p-name=huawei.com/Ascend310P",
+        "--ascend310p-memory=huawei.com/Ascend310P-memory", "--overwrite-env=false", "--node-scheduler-policy=binpack",
+        "--gpu-scheduler-policy=spread", "--debug", "-v=4").devices
+    assert devices.nvidia == NvidiaConfig(resource_count_name="nvidia.com/vgpu")
+    assert devices.names == DEFAULTS.devices.names
+    assert [note.split(":")[0] for note in devices.notes] == [
+        "--iluvatar-memory", "--iluvatar-cores", "--ascend-name", "--ascend-memory", "--ascend310p-name",
+        "--ascend310p-memory"]
+
+
+def test_every_flag_that_stands_in_for_a_key_has_a_key_of_its_own():
+    paths = [flag.stands_for for flag in STAND_INS]
+    assert all(paths)
+    assert {path for path in paths if paths.count(path) > 1} == {"enflame.resourceNameDRSGCU"}
 
 
 @pytest.mark.parametrize("args, named", [
-    (["--http_bnd=:80"], "--http-bnd"), (["--default-mem=1"], "--default-mem"), (["-x"], "-x"), (["more"], "more"),
-    (["--scheduler-name"], "--scheduler-name"),
+    (["--http_bnd=:80"], "--http-bnd"), (["--default-memory=1"], "--default-memory"), (["-x"], "-x"),
+    (["more"], "more"), (["--scheduler-name"], "--scheduler-name"),
 ], ids=words)
 def test_what_is_not_known_is_named(args, named):
     result, settings = scheduler(*args)
@@ -155,6 +250,7 @@ def test_what_is_not_known_is_named(args, named):
     (["--leader-elect", "yes"], "expected true or false"),
     (["--v", "four"], "expected a whole number"),
     (["--log-format", "xml"], "expected text or json"),
+    (["--dcu-name", "dcu num"], "expected a resource name such as nvidia.com/gpu"),
 ], ids=words)
 def test_a_bad_value_is_named_with_what_would_be_right(args, right):
     result, settings = scheduler(*args)
@@ -167,6 +263,12 @@ def test_a_bad_value_is_named_with_what_would_be_right(args, right):
 @pytest.mark.parametrize("args, environ, problem", [
     (["--device-config-file=/nowhere.yaml"], {}, "--device-config-file /nowhere.yaml: No such file or directory"),
     (["--cert_file=a"], {}, "--cert_file without --key_file: give both for HTTPS, or none for plain HTTP"),
+    (["--default-cores=101"], {}, "--default-cores: expected a whole number from 0 to 100: '101'"),
+    (["--dcu-name=amd.com/gpu"], {}, "the chart's configuration: amd.resourceCountName: expected another name than "
+                                     "that of --dcu-name: 'amd.com/gpu'"),
+    (["--iluvatar-name=a.b/c", "--enable-iluvatar"], {},
+     "--iluvatar-name: it could mean MR-V100, MR-V50, BI-V150, BI-V100: expected resourceCountName in the entries of "
+     "iluvatars in --device-config-file instead: 'a.b/c'"),
     ([], {"HAMI_NODELOCK_EXPIRE": "soon"}, "environment variable HAMI_NODELOCK_EXPIRE: expected numbers with units, "
                                            "such as 28s, 5m0s or 1h30m: 'soon'"),
 ])

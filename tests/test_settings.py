@@ -2,7 +2,8 @@
 
 import pytest
 
-from hami.codec.device_config import DeviceConfig
+from hami.codec.device_config import chart_config
+from hami.codec.device_section import Flagged
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node
 from hami.settings import (
@@ -14,7 +15,7 @@ from hami.settings import (
 def test_nothing_given_means_the_defaults():
     settings = read_settings({}, {})
     assert settings == Settings()
-    assert settings.devices == DeviceConfig()
+    assert settings.devices == chart_config()
     assert settings.devices.nvidia.resource_count_name == "nvidia.com/gpu"
     assert (settings.node_lock_timeout, settings.pod_namespace) == (300.0, "kube-system")
 
@@ -52,6 +53,37 @@ def test_the_device_configuration_is_read(tmp_path):
     settings = read_settings({"device_config_file": str(path)}, {})
     assert settings.devices.nvidia.resource_count_name == "example.com/gpu"
     assert settings.devices.nvidia.resource_memory_name == ""
+
+
+NAMED = {"hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
+         "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
+         "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")}}
+
+
+def test_flags_stand_in_for_the_device_configuration():
+    devices = read_settings({"enable_ascend": True}, {}, named=NAMED).devices
+    assert devices.names["DCU"].count == "a.b/dcu"
+    assert {chip.common_word: chip.names.count for chip in devices.ascends}["Ascend310P"] == "a.b/npu"
+    assert devices.notes == ("--iluvatar-name: counts with --enable-iluvatar only, skipped",)
+
+
+def test_flags_that_name_what_is_switched_off_have_no_say():
+    devices = read_settings({"enable_ascend": False}, {}, named=NAMED).devices
+    assert devices.ascends == chart_config().ascends
+    assert devices.notes == ("--ascend310p-name: counts with --enable-ascend only, skipped",
+                             "--iluvatar-name: counts with --enable-iluvatar only, skipped")
+
+
+def test_what_is_switched_on_and_could_mean_several_chips_is_refused():
+    with pytest.raises(MalformedInput, match="--iluvatar-name: it could mean MR-V100, MR-V50"):
+        read_settings({"enable_iluvatar": True}, {}, named=NAMED)
+
+
+def test_sections_that_third_parties_read_are_known(tmp_path):
+    path = tmp_path / "device-config.yaml"
+    path.write_text("acme: {count: acme.com/gpu}")
+    devices = read_settings({"device_config_file": str(path)}, {}, known=["acme"]).devices
+    assert (devices.thirds, devices.notes) == ({"acme": {"count": "acme.com/gpu"}}, ())
 
 
 @pytest.mark.parametrize("content, problem", [

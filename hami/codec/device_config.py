@@ -1,37 +1,45 @@
-"""The device configuration: which resource names HAMi manages, and the defaults of requests.
+"""The device configuration: which resource names HAMi manages, their units, and the defaults of requests.
 
 Upstream's YAML is read as upstream reads it: keys that are not known are skipped (and listed in ``notes``), a name
-that a given file leaves out is empty, which makes that resource inert. A value of the wrong type or out of range is an
-error.
+that a given file leaves out is empty, which makes that resource inert. A value of the wrong type or out of range, and
+one name for two things, are errors.
 This module opens no file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any
 
 import yaml
 
+from hami.codec.device_chart import CHART
+from hami.codec.device_section import Flagged, Reading, Section
 from hami.errors import MalformedInput
-from hami.quantity import INT32_MAX
 
-__all__ = ["DeviceConfig", "MigAllowance", "NvidiaConfig", "parse_device_config"]
+__all__ = [
+    "AscendChip", "DeviceConfig", "Fallback", "IluvatarChip", "MigAllowance", "Names", "NvidiaConfig", "Template",
+    "chart_config", "parse_device_config",
+]
 
-T = TypeVar("T")
+Fallback = Mapping[str, Mapping[str, Flagged]]
+"""What flags name: path of a mapping (``hygon``; ``iluvatars[]`` for the entry that is meant, whichever it is;
+``vnpus.configs[Ascend310P]`` for that of one common word) → key → value."""
 
-SECTIONS: Mapping[str, type] = MappingProxyType({
-    "nvidia": dict, "metax": dict, "hygon": dict, "cambricon": dict, "mthreads": dict, "iluvatars": list,
-    "enflame": dict, "kunlun": dict, "awsneuron": dict, "amd": dict, "vastai": dict, "biren": dict, "vnpus": dict,
+SECTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType({
+    "nvidia": (dict,), "metax": (dict,), "hygon": (dict,), "cambricon": (dict,), "mthreads": (dict,),
+    "iluvatars": (list,), "enflame": (dict,), "kunlun": (dict,), "awsneuron": (dict,), "amd": (dict,),
+    "vastai": (dict,), "biren": (dict,), "vnpus": (dict, list),  # a list: the configs alone, as older HAMi has it
 })
 _YAML_NAMES: Mapping[type, str] = {dict: "mapping", list: "list"}
+_NO_FLAGS: Fallback = MappingProxyType({})
 _CORE_POLICIES = ("default", "force", "disable")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MIG_PROFILE = re.compile(r"\S+?g\.\S+")
+_WORD_LENGTH = 63 - len("-devices-to-allocate")  # the longest that an annotation's key adds to a common word
+_CHIPS_WITH_FLAGS = ("Ascend310P",)  # --ascend310p-…: the flags of Ascend chips at large do not mean this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +86,316 @@ class NvidiaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """What the device configuration says; ``DeviceConfig()`` is what holds without a file.
+class Names:
+    """Resource names of one backend; an empty name is a resource that does not exist.
 
-    *nvidia* is ``None`` when a file was given and has no such section. *others*: sections of the other vendors, as they
-    stand in the file. *notes*: what was skipped, one sentence each.
+    *memory_factor*: MiB that one unit of the memory resource stands for, where the file may say so (else 1: a unit that
+    is fixed is not configuration).
+    """
+
+    count: str = ""
+    memory: str = ""
+    cores: str = ""
+    memory_factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A size into which an Ascend chip can be divided, and its name for the device plugin."""
+
+    name: str
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendChip:
+    """One entry of ``vnpus.configs``. *common_word* is the backend's key; memory in MiB.
+
+    *memory_allocatable*: what a pod that takes a whole chip gets; *memory_capacity*: the most that may be asked for.
+    *templates*: smallest first, empty for a chip that is never divided. *overwrite_env*: containers without a request
+    are kept from seeing any chip. *super_pod*: chips come in pairs.
+    """
+
+    chip_name: str
+    common_word: str
+    names: Names
+    memory_allocatable: int
+    memory_capacity: int
+    runtime_class: str = ""
+    overwrite_env: bool = False
+    super_pod: bool = False
+    templates: tuple[Template, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IluvatarChip:
+    """One entry of ``iluvatars``. *common_word* is the backend's key."""
+
+    chip_name: str
+    common_word: str
+    names: Names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """What the device configuration says; ``DeviceConfig()`` is NVIDIA alone. See :func:`chart_config`, too.
+
+    *nvidia* is ``None`` when a file was given and neither it nor a flag says anything of NVIDIA. *names*: by backend
+    key (``MLU``, ``DCU``, …), for backends whose count has a name. *hami_vnpu_core*: Ascend nodes divide chips in
+    software unless they say otherwise. *sgpu_topology_aware*: whole MetaX sGPU cards are chosen by their links unless
+    the pod says otherwise. *thirds*: sections that no vendor of ours has, as they stand. *notes*: what was skipped,
+    one sentence each.
     """
 
     nvidia: NvidiaConfig | None = NvidiaConfig()
-    others: Mapping[str, object] = field(default_factory=dict, hash=False)
+    names: Mapping[str, Names] = field(default_factory=dict, hash=False)
+    iluvatars: tuple[IluvatarChip, ...] = ()
+    ascends: tuple[AscendChip, ...] = ()
+    hami_vnpu_core: bool = False
+    sgpu_topology_aware: bool = False
+    thirds: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
 
-def parse_device_config(text: str, source: str) -> DeviceConfig:
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """Where the names of one backend stand; an empty key is a resource that the backend does not have."""
+
+    key: str
+    section: str
+    count: str = "resourceCountName"
+    memory: str = "resourceMemoryName"
+    cores: str = "resourceCoreName"
+    has_factor: bool = False
+
+
+_BACKENDS = (
+    _Backend("MLU", "cambricon"),
+    _Backend("DCU", "hygon", has_factor=True),
+    _Backend("Metax-GPU", "metax", memory="", cores=""),
+    _Backend("Metax-SGPU", "metax", "resourceVCountName", "resourceVMemoryName", "resourceVCoreName"),
+    _Backend("GCU", "enflame", "resourceNameGCU", "", ""),
+    _Backend("Mthreads", "mthreads"),
+    _Backend("kunlun", "kunlun", memory="", cores=""),
+    _Backend("XPU", "kunlun", "resourceVCountName", "resourceVMemoryName", ""),
+    _Backend("AWSNeuron", "awsneuron", memory=""),
+    _Backend("AMD", "amd"),
+    _Backend("Vastai", "vastai", memory="", cores=""),
+    _Backend("Biren", "biren", memory="", cores=""),
+)
+_DRS = "Enflame"
+_KEYS = ("NVIDIA", _DRS, *(backend.key for backend in _BACKENDS))
+
+
+def parse_device_config(text: str, source: str, *, fallback: Fallback = _NO_FLAGS,
+                        known: Collection[str] = ()) -> DeviceConfig:
     """The configuration in *text*; *source* is the file's name, for errors.
 
-    Raises: MalformedInput, naming file and key.
+    *fallback*: what flags name, which counts where the file has no such key (or ``null``; ``""`` says that there is no
+    such resource). A flag for a kind of chip is the entry's that lacks the name; if several do, it is an error.
+    *known*: sections that vendors of third parties read.
+    Raises: MalformedInput, naming file and key, or flag.
     Source: HAMi v2.10, pkg/device-config, LoadConfig and ValidateConfig.
     """
-    document = _load(text, source)
-    sections = {name: value for name in SECTIONS if (value := document.get(name))}
+    return _read(_load(text, source), Reading(source, fallback), known)
+
+
+def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
+    """What holds without a file: the chart's names, all of them, save for what flags name.
+
+    Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
+    """
+    return _read(CHART, Reading("the chart's configuration", fallback, flags_first=True), ())
+
+
+def _read(document: Mapping[Any, object], reading: Reading, known: Collection[str]) -> DeviceConfig:
+    sections: dict[str, Any] = {name: value for name in SECTIONS if (value := document.get(name))}
     for name, value in sections.items():
         if not isinstance(value, SECTIONS[name]):
-            raise MalformedInput(f"{source}: {name}", value, f"expected a {_YAML_NAMES[SECTIONS[name]]}")
-    if not sections:
-        raise MalformedInput(source, ", ".join(map(str, document)),
-                             f"all configurations are empty, expected at least one of {', '.join(SECTIONS)}")
-    notes = [f"{source}: {key}: unknown section, skipped" for key in document if key not in SECTIONS]
+            raise MalformedInput(f"{reading.source}: {name}", value, f"expected a {_YAML_NAMES[SECTIONS[name][0]]}")
+    thirds = _thirds(document, reading, known)
+    if not sections and not thirds.keys() & set(known):
+        raise MalformedInput(reading.source, ", ".join(map(str, document)), "all configurations are empty, expected "
+                             f"at least one of {', '.join((*SECTIONS, *known))}")
     nvidia = None
-    if isinstance(found := sections.pop("nvidia", None), dict):
-        section = _Section(found, f"{source}: nvidia")
-        nvidia = _nvidia(section)
-        notes += section.unknown()
-    return DeviceConfig(nvidia=nvidia, others=sections, notes=tuple(notes))
+    if sections.get("nvidia") or reading.flags("nvidia"):
+        nvidia = _nvidia(section := reading.section("nvidia", sections.get("nvidia", {})))
+        section.note_unknown()
+    names, aware = _names(sections, reading)
+    words = {key.casefold(): key for key in _KEYS}
+    iluvatars = _iluvatars(sections.get("iluvatars", []), reading, words)
+    ascends, vnpu_core = _ascends(sections.get("vnpus", {}), reading, words)
+    return DeviceConfig(nvidia=nvidia, names=names, iluvatars=iluvatars, ascends=ascends, hami_vnpu_core=vnpu_core,
+                        sgpu_topology_aware=aware, thirds=thirds, notes=tuple(reading.notes))
+
+
+def _thirds(document: Mapping[Any, object], reading: Reading,
+            known: Collection[str]) -> dict[str, Mapping[str, object]]:
+    """Sections that are not ours; what nobody is *known* to read is noted."""
+    thirds: dict[str, Mapping[str, object]] = {}
+    for name, value in document.items():
+        if name in SECTIONS:
+            continue
+        if name not in known:
+            reading.notes.append(f"{reading.source}: {name}: unknown section, skipped")
+        elif value is not None and not isinstance(value, dict):
+            raise MalformedInput(f"{reading.source}: {name}", value, "expected a mapping")
+        if isinstance(name, str) and isinstance(value, dict) and value:
+            thirds[name] = value
+    return thirds
+
+
+def _names(sections: Mapping[str, Any], reading: Reading) -> tuple[dict[str, Names], bool]:
+    """The names of the backends that consist of nothing else, and whether MetaX sGPUs are chosen by their links."""
+    names: dict[str, Names] = {}
+    aware = False
+    for name in dict.fromkeys(backend.section for backend in _BACKENDS):
+        section = reading.section(name, sections.get(name, {}))
+        for backend in _BACKENDS:
+            if backend.section == name:
+                names[backend.key] = _backend(section, backend)
+        if name == "metax":
+            aware = section.flag("sgpuTopologyAware")
+        if name == "enflame":
+            names[_DRS] = _drs(section)
+        section.note_unknown()
+    return {key: found for key, found in names.items() if found.count}, aware
+
+
+def _backend(section: Section, backend: _Backend) -> Names:
+    names = Names(
+        count=section.resource(backend.count),
+        memory=section.resource(backend.memory) if backend.memory else "",
+        cores=section.resource(backend.cores) if backend.cores else "",
+        memory_factor=section.integer("memoryFactor", 1, least=1) if backend.has_factor else 1,
+    )
+    if not names.count and (names.memory or names.cores):
+        section.note(backend.count, f"no name, so the other names of {backend.key} have no effect")
+    return names
+
+
+def _drs(section: Section) -> Names:
+    """Enflame's slices, which have names even without a section.
+
+    Source: HAMi v2.10, pkg/device/enflame/device.go.
+    """
+    legacy = section.resource("resourceNameVGCU", claimed=False)
+    if section.resource("resourceNameVGCUPercentage", claimed=False):
+        section.note("resourceNameVGCUPercentage", "slices are asked for by memory and cores now, skipped")
+    count = section.resource("resourceNameDRSGCU")
+    if not count:
+        count = section.resource("resourceNameVGCU") if legacy else section.resource("resourceNameDRSGCU",
+                                                                                     "enflame.com/drs-gcu")
+    return Names(count=count, memory=section.resource("resourceNameGCUMemory", "enflame.com/gcu-memory"),
+                 cores=section.resource("resourceNameGCUCore", "enflame.com/gcu-core"))
+
+
+def _iluvatars(entries: list[object], reading: Reading, words: dict[str, str]) -> tuple[IluvatarChip, ...]:
+    chips = _chips("iluvatars", entries, reading, words)
+    found = tuple(IluvatarChip(
+        chip_name=chip.text("chipName"),
+        common_word=word,
+        names=Names(count=chip.resource("resourceCountName"), memory=chip.resource("resourceMemoryName"),
+                    cores=chip.resource("resourceCoreName")),
+    ) for word, chip in chips.items())
+    for chip in chips.values():
+        chip.note_unknown()
+    return found
+
+
+def _ascends(value: object, reading: Reading, words: dict[str, str]) -> tuple[tuple[AscendChip, ...], bool]:
+    """The chips of ``vnpus``, and whether nodes divide them in software by default."""
+    section = reading.section("vnpus", {} if isinstance(value, list) else value)
+    vnpu_core = section.flag("hamiVnpuCore")
+    entries = section.items("configs") or (value if isinstance(value, list) else [])
+    section.note_unknown()
+    chips = _chips("vnpus.configs", entries, reading, words, "vnpus" if isinstance(value, list) else "")
+    found = tuple(_ascend(word, chip) for word, chip in chips.items())
+    for chip in chips.values():
+        chip.note_unknown()
+    return found, vnpu_core
+
+
+def _ascend(word: str, chip: Section) -> AscendChip:
+    """One chip. One that the chart does not know, too, for new ones come; but then nothing may be left out."""
+    if word not in (ours := _known_chips()):
+        if not chip.has("templates"):
+            raise MalformedInput(chip.place("templates"), "", f"missing, expected a list ([] for a chip that is never "
+                                 f"divided), since {word} is none of {', '.join(ours)}")
+        chip.note("commonWord", f"{word} is none of {', '.join(ours)}; taken as described")
+    allocatable = chip.needed_integer("memoryAllocatable", "MiB that a whole chip offers")
+    capacity = chip.needed_integer("memoryCapacity", "MiB of the chip, memoryAllocatable or more", least=allocatable)
+    chip.integer("aiCore", 0)  # this and the next are read by the device plugin
+    chip.integer("aiCPU", 0)
+    return AscendChip(
+        chip_name=chip.text("chipName"),
+        common_word=word,
+        names=Names(count=chip.resource("resourceName"), memory=chip.resource("resourceMemoryName"),
+                    cores=chip.resource("resourceCoreName"), memory_factor=chip.integer("memoryFactor", 1, least=1)),
+        memory_allocatable=allocatable,
+        memory_capacity=capacity,
+        runtime_class=chip.object_name("runtimeClassName"),
+        overwrite_env=chip.flag("overwriteEnv"),
+        super_pod=chip.flag("superPod"),
+        templates=_templates(chip, capacity),
+    )
+
+
+def _templates(chip: Section, capacity: int) -> tuple[Template, ...]:
+    """Smallest first, in whichever order they stand."""
+    sizes: dict[int, str] = {}
+    for entry in chip.entries("templates"):
+        name = entry.key_part("name", "the name of a template", 63)
+        memory = entry.needed_integer("memory", "MiB of the template, memoryCapacity at most", most=capacity)
+        entry.check_distinct("name", name, sizes.values(), "another name than that of an earlier template")
+        entry.check_distinct("memory", memory, sizes, f"another size than that of {sizes.get(memory)}")
+        sizes[memory] = name
+        entry.integer("aiCore", 0)
+        entry.integer("aiCPU", 0)
+        entry.note_unknown()
+    return tuple(Template(name, memory) for memory, name in sorted(sizes.items()))
+
+
+def _known_chips() -> tuple[str, ...]:
+    vnpus: Any = CHART["vnpus"]
+    return tuple(entry["commonWord"] for entry in vnpus["configs"])
+
+
+def _chips(path: str, entries: list[object], reading: Reading, words: dict[str, str],
+           stands_at: str = "") -> dict[str, Section]:
+    """The entries of a list of chips by common word, with the flags that mean them; *words* are taken, and it grows.
+
+    Common words are told apart without regard to case, as the devices of a node are. *stands_at*: the path of the list
+    in this document, if not *path*.
+    """
+    chips: dict[str, Section] = {}
+    for place, value in enumerate(entries):
+        chip = reading.section(f"{stands_at or path}[{place}]", value)
+        word = chip.key_part("commonWord", "the word by which the chip is known in annotations", _WORD_LENGTH)
+        holder = words.setdefault(word.casefold(), chip.path)
+        if holder != chip.path:
+            raise MalformedInput(chip.place("commonWord"), word, f"expected another word than that of {holder}")
+        chips[word] = chip
+    for word in _CHIPS_WITH_FLAGS:
+        for key, flagged in reading.flags(f"{path}[{word}]").items():
+            _offer(path, {word: chips[word]} if word in chips else {}, key, flagged, reading)
+    for key, flagged in reading.flags(f"{path}[]").items():
+        others = {word: chip for word, chip in chips.items() if word not in _CHIPS_WITH_FLAGS}
+        _offer(path, others, key, flagged, reading)
+    return chips
+
+
+def _offer(path: str, chips: Mapping[str, Section], key: str, flagged: Flagged, reading: Reading) -> None:
+    """Hand what a flag says to the one of *chips* that lacks it."""
+    lacking = [word for word, chip in chips.items() if not chip.goes_before_flags(key)]
+    if len(lacking) > 1:
+        raise MalformedInput(flagged.flag, flagged.value, f"it could mean {', '.join(lacking)}: expected {key} in the "
+                             f"entries of {path} in --device-config-file instead")
+    if lacking:
+        chips[lacking[0]].offer(key, flagged)
+    else:
+        reading.notes.append(f"{flagged.flag} {flagged.value}: {reading.source}: {path} "
+                             + (f"has {key} for every chip" if chips else "has no such chip") + ", skipped")
 
 
 def _load(text: str, source: str) -> dict[object, object]:
@@ -129,15 +414,14 @@ def _load(text: str, source: str) -> dict[object, object]:
     return document
 
 
-def _nvidia(section: _Section) -> NvidiaConfig:
-    config = NvidiaConfig(
+def _nvidia(section: Section) -> NvidiaConfig:
+    return NvidiaConfig(
         resource_count_name=section.resource("resourceCountName"),
         resource_memory_name=section.resource("resourceMemoryName"),
         resource_memory_percentage_name=section.resource("resourceMemoryPercentageName"),
         resource_core_name=section.resource("resourceCoreName"),
         resource_priority_name=section.resource("resourcePriorityName"),
-        # upstream treats 0, what an absent key becomes there, as 1
-        memory_factor=max(section.integer("memoryFactor", 1), 1),
+        memory_factor=section.integer("memoryFactor", 1, least=1),
         default_memory=section.integer("defaultMemory", 0),
         default_cores=section.integer("defaultCores", 0, most=100),
         # an absent key is 0 upstream, not the chart's 1: memory alone then asks for no card
@@ -154,115 +438,11 @@ def _nvidia(section: _Section) -> NvidiaConfig:
         disable_core_limit=section.flag("disableCoreLimit"),
         mig_profile_allowlist=tuple(_allowance(entry) for entry in section.entries("migProfileAllowlist")),
     )
-    section.check_distinct("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName",
-                           "resourceCoreName", "resourcePriorityName")
-    return config
 
 
-def _allowance(entry: _Section) -> MigAllowance:
+def _allowance(entry: Section) -> MigAllowance:
     models, profiles = entry.words("models"), entry.words("profiles")
     for profile in profiles:
         if _MIG_PROFILE.fullmatch(profile) is None:
-            raise MalformedInput(f"{entry.place}.profiles", profile, "expected a MIG profile such as 1g.10gb")
+            raise MalformedInput(entry.place("profiles"), profile, "expected a MIG profile such as 1g.10gb")
     return MigAllowance(models, profiles)
-
-
-class _Section:
-    """Typed reading of one mapping; remembers which keys were asked for."""
-
-    def __init__(self, values: Mapping[object, object], place: str) -> None:
-        self.place = place
-        self._values = values
-        self._known: set[object] = set()
-
-    def unknown(self) -> list[str]:
-        """A note for each key that nobody asked for."""
-        return [f"{self.place}.{key}: unknown key, skipped" for key in self._values if key not in self._known]
-
-    def integer(self, key: str, default: int, *, least: int = 0, most: int = INT32_MAX) -> int:
-        right = f"a whole number from {least} to {most}"
-        return self._get(key, default, lambda value: _whole(value, least, most), right)
-
-    def factor(self, key: str) -> float:
-        return self._get(key, 1.0, _positive, "a number above 0, such as 1.5")
-
-    def flag(self, key: str) -> bool:
-        return self._get(key, False, lambda value: value if isinstance(value, bool) else None, "true or false")
-
-    def resource(self, key: str) -> str:
-        return self._get(key, "", _qualified_name, "a resource name such as nvidia.com/gpu")
-
-    def object_name(self, key: str) -> str:
-        right = "the name of an object: lower case letters, digits, - and ."
-        return self._get(key, "", lambda value: value if isinstance(value, str) and _is_domain(value) else None, right)
-
-    def word(self, key: str, choices: tuple[str, ...]) -> str:
-        return self._get(key, choices[0], lambda value: next((word for word in choices if word == value), None),
-                         " or ".join(choices))
-
-    def words(self, key: str) -> tuple[str, ...]:
-        nothing: tuple[str, ...] = ()
-        found = self._get(key, nothing, _words, "a list of words")
-        if not found:
-            raise MalformedInput(f"{self.place}.{key}", self._values.get(key), "expected at least one word")
-        return found
-
-    def entries(self, key: str) -> list[_Section]:
-        nothing: list[object] = []
-        found = self._get(key, nothing, lambda value: value if isinstance(value, list) else None, "a list")
-        return [_entry(value, f"{self.place}.{key}[{place}]") for place, value in enumerate(found)]
-
-    def check_distinct(self, *keys: str) -> None:
-        """Refuse one name for two resources: nobody could say what a container asks for."""
-        names: dict[object, str] = {}
-        for key in keys:
-            if name := self._values.get(key):
-                if (other := names.setdefault(name, key)) != key:
-                    raise MalformedInput(f"{self.place}.{key}", name, f"expected another name than that of {other}")
-
-    def _get(self, key: str, default: T, convert: Callable[[object], T | None], right: str) -> T:
-        self._known.add(key)
-        value = self._values.get(key)
-        if value is None or value == "" and isinstance(default, str):
-            return default
-        if (converted := convert(value)) is None:
-            quoted = " without quotes" if isinstance(value, str) and not isinstance(default, str) else ""
-            raise MalformedInput(f"{self.place}.{key}", value, f"expected {right}{quoted}")
-        return converted
-
-
-def _entry(value: object, place: str) -> _Section:
-    if not isinstance(value, dict):
-        raise MalformedInput(place, value, "expected a mapping")
-    return _Section(value, place)
-
-
-def _whole(value: object, least: int, most: int) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-        return None
-    return int(value) if least <= value <= most else None
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value < float("inf") else None
-
-
-def _words(value: object) -> tuple[str, ...] | None:
-    if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
-        return None
-    return tuple(value)
-
-
-def _qualified_name(value: object) -> str | None:
-    """*value* when it is a name as Kubernetes' IsQualifiedName wants it."""
-    if not isinstance(value, str):
-        return None
-    domain, slash, name = value.rpartition("/")
-    legal = len(name) <= 63 and _NAME.fullmatch(name) is not None and (not slash or _is_domain(domain))
-    return value if legal else None
-
-
-def _is_domain(text: str) -> bool:
-    return len(text) <= 253 and _DOMAIN.fullmatch(text) is not None
