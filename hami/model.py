@@ -8,10 +8,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
-    "BindPhase", "Container", "ContainerKind", "Device", "DevicePolicy", "MigPlacement", "MigProfile", "Node",
-    "NodePolicy", "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Weights",
+    "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "MigProfile", "Node", "NodePolicy",
+    "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Spot", "View", "Weights",
 ]
 
 
@@ -34,6 +35,9 @@ class Reason(enum.StrEnum):
     TOO_FEW_FITTING = "AllocatedCardsInsufficientRequest"
     QUOTA = "ResourceQuotaNotFit"
     MODE = "ModeNotFit"
+    SGPU_UNHEALTHY = "CardUnhealthy"  # MetaX's own word
+    QOS = "CardQosPolicyMismatch"
+    APP_CLASS = "CardAppClassMismatch"
 
 
 class ContainerKind(enum.Enum):
@@ -107,12 +111,20 @@ class Selector:
     mode: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MigPlacement:
-    """Where a MIG instance lies on its card, in memory slices."""
+@dataclass(frozen=True, slots=True, order=True)
+class Spot:
+    """A part of a device that one container holds alone: the place of a MIG instance, in memory slices, or a core.
+
+    *name*: what stands there (a MIG profile), where that matters.
+    """
 
     start: int
-    size: int
+    size: int = 1
+    name: str = ""
+
+    def overlaps(self, other: Spot) -> bool:
+        """Both cannot be held at once."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +135,15 @@ class MigProfile:
     memory_mib: int
     cores: int
     slices: int
-    placements: tuple[MigPlacement, ...] = ()
+    placements: tuple[Spot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator as its node registered it; *slots* is how many containers may share it."""
+    """One accelerator as its node registered it; *slots* is how many containers may share it.
+
+    *info*: what only its vendor's own rules read, by names of theirs.
+    """
 
     uuid: str
     vendor: str
@@ -143,6 +158,42 @@ class Device:
     cordoned: bool = False
     mig_profiles: tuple[MigProfile, ...] = ()
     pair_scores: Mapping[str, int] = field(default_factory=dict, hash=False)
+    info: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A device and what of it is taken.
+
+    *spots*: the parts that containers hold alone. *tags*: what pods that share the device have to know of each other,
+    in words of its vendor, one entry a pod.
+    """
+
+    device: Device
+    slots_used: int = 0
+    memory_used_mib: int = 0
+    cores_used: int = 0
+    spots: tuple[Spot, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def charged(self, slots: int, memory_mib: int, cores: int) -> View:
+        """The same device with so much more taken."""
+        return View(self.device, self.slots_used + slots, self.memory_used_mib + memory_mib, self.cores_used + cores,
+                    self.spots, self.tags)
+
+    @property
+    def memory_free_mib(self) -> int:
+        """MiB that nobody has taken; negative when more is taken than there is."""
+        return self.device.memory_mib - self.memory_used_mib
+
+    @property
+    def is_over(self) -> bool:
+        """More is taken than there is, or one part twice. In MIG mode cores are rounded and do not count."""
+        device = self.device
+        if any(one.overlaps(other) for place, one in enumerate(self.spots) for other in self.spots[:place]):
+            return True
+        return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
+                or (self.cores_used > device.cores and device.mode != "mig"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +218,30 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of one device, held by one container. *type* is the word written into the annotation."""
+    """Part of one device, held by one container. *type* is the vendor's key, or the word in the annotation.
+
+    *spots* and *tags* as in :class:`View`; they do not stand in the annotation itself.
+    """
 
     uuid: str
     type: str
     memory_mib: int
     cores: int
+    spots: tuple[Spot, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a namespace has left of one vendor, MiB and percent; ``None`` is no limit. It may be negative."""
+
+    memory_mib: int | None = None
+    cores: int | None = None
+
+    def covers(self, memory_mib: int, cores: int) -> bool:
+        """So much more may be taken."""
+        return ((self.memory_mib is None or memory_mib <= self.memory_mib)
+                and (self.cores is None or cores <= self.cores))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeL
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.decide import Choice, Refusal
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
-from hami.vendors.request import request_of
-from hami.vendors.spec import Vendor
+from hami.vendors.admission import admit
+from hami.vendors.request import asks
+from hami.vendors.spec import Admission, Catalog, Vendor
 
 __all__ = ["Admitted", "Binder", "Denied", "Filtered", "Meter", "Turn", "Verbs"]
 
@@ -131,17 +132,16 @@ class Verbs:
         if self._belongs_elsewhere(known.scheduler_name):
             return Admitted(pod, "pod already has different scheduler assigned")
         try:
-            changed, found = _mutate(self._ledger.vendors, spec)
+            after, found = _mutate(self._ledger.vendors, pod)
         except MalformedInput as error:
             return Denied(str(error), 500)
         if found and (name := _privileged(spec)) is not None:
             return Denied(f"container {name} is privileged")
         if found and self._scheduler_name:
             if known.scheduler_name != self._scheduler_name:
-                changed = {**changed, "schedulerName": self._scheduler_name}
+                after = {**after, "spec": {**after["spec"], "schedulerName": self._scheduler_name}}
             if known.node_name:
                 return Denied("pod has node assigned")
-        after = pod if changed is spec else {**pod, "spec": changed}
         namespace = review.namespace or known.ref.namespace
         if not self._ledger.covers(namespace, known if after is pod else parse_pod(msgspec.json.encode(after))):
             return Denied("exceeding resource quota")
@@ -314,7 +314,7 @@ class Verbs:
         pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or (ref.uid and pod.ref.uid != ref.uid):
             raise NotFound(f'pod "{ref.name}" not found', 404)
-        return not any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._ledger.vendors)
+        return not asks(self._ledger.vendors, pod.containers)
 
     def _belongs_elsewhere(self, scheduler: str) -> bool:
         if not scheduler or scheduler == self._scheduler_name:
@@ -345,21 +345,35 @@ def _success(choice: Choice) -> str:
     return f"find fit node({choice.node}), {choice.unfit} nodes not fit, {len(choice.fitting)} nodes fit({scores})"
 
 
-def _mutate(vendors: Sequence[Vendor], spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """*spec* as admission makes it (the same object when nothing changes), and whether it asks for devices."""
-    found, changed = False, spec
+def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """*pod* as admission makes it (the same object when nothing changes), and whether it asks for devices."""
+    found = False
     for field in ("initContainers", "containers"):
-        containers = list(spec.get(field) or ())
-        for place, container in enumerate(containers):
-            for vendor in vendors:
-                admission = vendor.admit(vendor, changed, containers[place])
-                containers[place] = admission.container
+        for place, container in enumerate(pod["spec"].get(field) or ()):
+            for vendor in _concerned(vendors, container):
+                admission = admit(vendor, pod, pod["spec"][field][place])
+                pod = _changed(pod, field, place, admission)
                 found = found or admission.found
-                if admission.pod_spec:
-                    changed = {**changed, **admission.pod_spec}
-        if any(new is not old for new, old in zip(containers, spec.get(field) or ())):
-            changed = {**changed, field: containers}
-    return changed, found
+    return pod, found
+
+
+def _concerned(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:
+    """The vendors that have a say about *container*."""
+    resources = container.get("resources") or {}
+    asked = vendors.asked_by(resources.get("limits") or {}, resources.get("requests") or {})
+    return asked + tuple(vendor for vendor in vendors.admitting_all if vendor not in asked)
+
+
+def _changed(pod: Mapping[str, Any], field: str, place: int, admission: Admission) -> Mapping[str, Any]:
+    spec, metadata = pod["spec"], pod.get("metadata") or {}
+    if admission.container is not spec[field][place]:
+        spec = {**spec, field: [*spec[field][:place], admission.container, *spec[field][place + 1:]]}
+    if admission.pod_spec:
+        spec = {**spec, **admission.pod_spec}
+    if admission.annotations:
+        metadata = {**metadata, "annotations": {**(metadata.get("annotations") or {}), **admission.annotations}}
+        pod = {**pod, "metadata": metadata}
+    return pod if spec is pod["spec"] else {**pod, "spec": spec}
 
 
 def _privileged(spec: Mapping[str, Any]) -> str | None:

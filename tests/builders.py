@@ -2,11 +2,12 @@
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
-from hami.model import Container, ContainerKind, Device, Node, Pod, PodRef, QuotaLimits, Request, Share
+from hami.model import Container, ContainerKind, Device, Node, Pod, PodRef, QuotaLimits, Request, Share, View
 from hami.scheduling.ask import Ask, ask_of
 from hami.scheduling.index import Booking, Index
-from hami.scheduling.usage import Charge, View
+from hami.scheduling.usage import Charge
 from hami.vendors.catalog import vendors
+from hami.vendors.spec import Catalog
 
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
 
@@ -18,6 +19,7 @@ def nvidia(**config):
 
 
 NVIDIA = nvidia()
+ONLY_NVIDIA = Catalog([NVIDIA])
 
 
 def gpu(uuid="GPU-0", **fields):
@@ -73,7 +75,7 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
 
 def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> Ask:
     """What a pod of *containers* asks under the device policy *policy*."""
-    found = ask_of(pod(*containers, annotations=annotations or {}), vendors, policy, budgets or {})
+    found = ask_of(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
     assert found is not None, "no container asks for a device"
     return found
 

@@ -15,7 +15,7 @@ from hami.controller.loop import Controller
 from hami.controller.reconcile import Rules
 from hami.scheduling.usage import collapse
 from hami.verbs import BIND_DEADLINE, Verbs
-from tests.builders import NVIDIA
+from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
 
 NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)
@@ -142,7 +142,7 @@ class Replica:
     Unless it is *patient*, a bind does not wait for its node: when it is not its turn at once, it gives up.
     """
 
-    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=(NVIDIA,), policies=None, pod=None,
+    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, pod=None,
                  times=None, patient=False):
         self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, Turn(leads), Journal(), Meter()
         cluster = cluster or fake

@@ -16,18 +16,18 @@ from datetime import datetime
 from hami.cluster.nodes import NodeBook
 from hami.cluster.pods import PodBook
 from hami.cluster.quotas import QuotaBook
-from hami.codec.allocation import render_shares
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
 from hami.errors import HamiError
-from hami.model import BindPhase, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
+from hami.model import BindPhase, Budget, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share, View
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
 from hami.scheduling.decide import Choice, Refusal, Verdicts, choose_node, decide, refusals
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.place import Placement
-from hami.scheduling.quota import Budget, budget
-from hami.scheduling.usage import View, collapse, total
-from hami.vendors.request import request_of
-from hami.vendors.spec import Vendor
+from hami.scheduling.writing import written
+from hami.scheduling.quota import budget
+from hami.scheduling.usage import collapse, total
+from hami.vendors.request import asks, request_of
+from hami.vendors.spec import Catalog, Emission, Vendor
 
 __all__ = ["Ledger", "Policies", "Rejected", "Reservation", "Snapshot"]
 
@@ -52,15 +52,20 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Devices promised to a pod, and exactly what its Binding will carry."""
+    """Devices promised to a pod, and exactly what its Binding will carry. *locks*: the node's locks it needs."""
 
     ref: PodRef
     node: str
     placement: Placement
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
-    locks_node: bool
+    locks: tuple[str, ...]
     made: float
+
+    @property
+    def locks_node(self) -> bool:
+        """The pod has to wait for its turn on the node."""
+        return bool(self.locks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,9 @@ class _Waiting:
 class Ledger:
     """The books and the reservations. *clock* is steady, *now* is the time of day in UTC."""
 
-    def __init__(self, vendors: Sequence[Vendor], policies: Policies, *, clock: Callable[[], float],
+    def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float],
                  now: Callable[[], datetime], matches: Callable[[Node], bool] = lambda node: True) -> None:
-        self.vendors = tuple(vendors)
+        self.vendors = vendors
         self.policies = policies
         self._clock = clock
         self._now = now
@@ -138,7 +143,7 @@ class Ledger:
         Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
         """
         with self._guard:
-            if not any(request_of(vendor, c) is not None for c in pod.containers for vendor in self.vendors):
+            if not asks(self.vendors, pod.containers):
                 return None
             self._admit_filter(pod.ref)
             if (held := self._held.get(pod.ref.uid)) is not None and held.in_doubt:
@@ -412,27 +417,29 @@ class Ledger:
         return self._index.changes, self.quotas.changes
 
     def _reserve(self, pod: Pod, ask: Ask, choice: Choice) -> None:
-        by_vendor = {vendor.key: vendor for vendor in self.vendors}
-        used = [by_vendor[claim.vendor] for claim in ask.claims]
+        used = [claim.vendor for claim in ask.claims]
         shares = {vendor.key: _only(vendor, choice.placement) for vendor in used}
-        seconds = str(int(self._now().timestamp()))
+        views, now = self._index.views(choice.node), self._now()
+        seconds = str(int(now.timestamp()))
         annotations = {ASSIGNED_NODE: choice.node, ASSIGNED_TIME: seconds,
                        BIND_PHASE: BindPhase.ALLOCATING.value, BIND_TIME: seconds}
         for vendor in used:
-            text = render_shares(shares[vendor.key])
-            annotations |= {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
+            devices = {view.device.uuid: view.device for view in views.get(vendor.key, ())}
+            annotations |= written(vendor, Emission(pod=pod, node=choice.node, shares=shares[vendor.key],
+                                                    devices=devices, now=now))
         labels = {ASSIGNED_NODE: choice.node} if is_label_value(choice.node) else {}
         clock = self._clock()
         reservation = Reservation(pod.ref, choice.node, choice.placement, annotations, labels,
-                                  any(vendor.locks_node for vendor in used), clock)
+                                  tuple(sorted({vendor.lock for vendor in used if vendor.lock})), clock)
         self._held[pod.ref.uid] = _Held(reservation, _Stage.RESERVED, clock)
         self._index.book(Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
             (vendor.key, collapse(ask.kinds, shares[vendor.key])) for vendor in used)))
 
     def _broken(self, reservation: Reservation) -> str | None:
-        views = {view.device.uuid: view for vendor in self._index.views(reservation.node).values() for view in vendor}
-        for share in {share.uuid: share for shares in reservation.placement for share in shares}.values():
-            view = views.get(share.uuid)
+        views = {(key, view.device.uuid): view
+                 for key, mine in self._index.views(reservation.node).items() for view in mine}
+        for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
+            view = views.get((share.type, share.uuid))
             if view is None or not view.device.healthy:
                 return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
             if view.is_over:

@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -93,7 +93,7 @@ class _Lock:
 class NodeLocks:
     """The lines before the nodes. *revoked* is told of every pod whose lock was taken away from it."""
 
-    def __init__(self, cluster: Writes, nodes: NodeBook, pods: PodBook, vendors: Sequence[Vendor], times: LockTimes, *,
+    def __init__(self, cluster: Writes, nodes: NodeBook, pods: PodBook, vendors: Iterable[Vendor], times: LockTimes, *,
                  clock: Callable[[], float], now: Callable[[], datetime],
                  revoked: Callable[[PodRef, str], None] = lambda ref, node: None) -> None:
         self._cluster = cluster

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hami.codec.keys import CORDON, NODE_LOCK
+from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import rounded_up
 from hami.scheduling.index import Index
 from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_request
-from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 __all__ = ["NodeBook", "NodeRecord", "version_of"]
 
-Texts = tuple[str | None, str | None, str | None]
+Evidence = tuple[str | None, ...]
 
 _VERSION = re.compile(r"[0-9]{1,18}")  # what anybody may write into an annotation is not always what int() takes
 
 
 @dataclass(slots=True)
 class _Inventory:
-    """What a node registered for one vendor: the texts it was read from, the devices, or why they cannot be read.
+    """What a node has of one vendor: the texts it was read from, the devices, or why they cannot be read.
 
     *unasked*: its device plugin should be asked to report.
     """
 
-    texts: Texts
+    evidence: Evidence
     devices: tuple[Device, ...]
     problem: str | None
     vitals: Vitals
@@ -60,10 +59,10 @@ def version_of(resource_version: str) -> int:
 class NodeBook:
     """Nodes by name. *matches* says which nodes count; *guard* is the lock under which *index* is changed."""
 
-    def __init__(self, vendors: Sequence[Vendor], index: Index, guard: threading.RLock, *,
+    def __init__(self, vendors: Iterable[Vendor], index: Index, guard: threading.RLock, *,
                  clock: Callable[[], float], now: Callable[[], datetime],
                  matches: Callable[[Node], bool] = lambda node: True) -> None:
-        self._vendors = vendors
+        self._vendors = tuple(vendors)
         self._index = index
         self._guard = guard
         self._clock = clock
@@ -179,19 +178,19 @@ class NodeBook:
         self.on_lock(name)
 
     def _take_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
-        annotations = node.annotations
-        texts = (annotations.get(vendor.register), annotations.get(CORDON), annotations.get(PAIR_SCORES))
+        evidence = _evidence(vendor, node)
         known = record.inventories.get(vendor.key)
-        if texts[0] is None:
+        if evidence is None:
             if record.inventories.pop(vendor.key, None) is not None:
                 self._index.set_inventory(record.name, vendor.key, ())
                 self.on_inventory(record.name)
             return
-        signs = Signs(annotations.get(vendor.handshake), texts[0], _count(node.allocatable.get(vendor.count)))
+        allocatable = _count(node.allocatable.get(vendor.count))
+        signs = Signs(node.annotations.get(vendor.handshake), evidence[0] or "", allocatable)
         vitals = examine(known.vitals if known else None, signs, self._clock())
-        if known is None or known.texts != texts:
+        if known is None or known.evidence != evidence:
             devices, problem = _read(vendor, node)
-            known = record.inventories[vendor.key] = _Inventory(texts, devices, problem, vitals)
+            known = record.inventories[vendor.key] = _Inventory(evidence, devices, problem, vitals)
         known.vitals = vitals
         known.unasked = bool(vendor.handshake) and wants_request(vitals)
         self._offer(record.name, vendor, known)
@@ -202,7 +201,21 @@ class NodeBook:
             self.on_inventory(node)
 
 
+def _evidence(vendor: Vendor, node: Node) -> Evidence | None:
+    """The texts that *vendor*'s inventory is read from, its register annotation first; ``None`` when the node shows
+    nothing of the vendor."""
+    register = node.annotations.get(vendor.register) if vendor.register else None
+    capacity: Evidence = ()
+    if not vendor.register or vendor.needs_capacity:
+        capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
+    if register is None and (vendor.register or not any(capacity)):
+        return None
+    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
+
+
 def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
+    if vendor.needs_capacity and _count(node.capacity.get(vendor.count)) == 0:
+        return (), None
     try:
         return vendor.inventory(vendor, node) or (), None
     except MalformedInput as error:

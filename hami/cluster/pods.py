@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,8 +13,8 @@ from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
-from hami.vendors.request import request_of
-from hami.vendors.spec import Vendor
+from hami.vendors.request import asks
+from hami.vendors.spec import Catalog
 
 __all__ = ["FOREIGN_FRESH", "PodBook", "PodRecord"]
 
@@ -58,7 +58,7 @@ class PodBook:
     *is_ours* tells pods that this process has a reservation for: their own annotations do not count until bound.
     """
 
-    def __init__(self, vendors: Sequence[Vendor], index: Index, guard: threading.RLock, *,
+    def __init__(self, vendors: Catalog, index: Index, guard: threading.RLock, *,
                  clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._vendors = vendors
         self._index = index
@@ -203,7 +203,7 @@ class PodBook:
                 and self._fresh(version_of(pod.annotations.get(ASSIGNED_TIME, "")), self._now().timestamp()))
 
     def _asks(self, pod: Pod) -> bool:
-        return any(request_of(vendor, c) is not None for c in pod.containers for vendor in self._vendors)
+        return asks(self._vendors, pod.containers)
 
     @staticmethod
     def _fresh(assigned: int, now: float) -> bool:

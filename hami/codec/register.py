@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.errors import MalformedInput
-from hami.model import Device, MigPlacement, MigProfile
+from hami.model import Device, MigProfile, Spot
 from hami.quantity import INT32_MAX, parse_integer
 
 __all__ = [
@@ -36,8 +36,8 @@ def parse_devices(field: str, text: str, vendor: str) -> tuple[Device, ...]:
 def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     """Devices in the JSON form.
 
-    Shape: an array of objects with ``id index count devmem devcore type numa mode migProfiles health``; a key
-    may be missing (zero, false or empty) and is matched without regard to case; others are ignored.
+    Shape: an array of objects with ``id index count devmem devcore type numa mode migProfiles health custominfo``; a
+    key may be missing (zero, false or empty) and is matched without regard to case; others are ignored.
     Raises: MalformedInput, naming the device and the key.
     Source: HAMi v2.10, pkg/device/devices.go, UnMarshalNodeDevices.
     """
@@ -102,6 +102,7 @@ def _device(where: str, entry: object, vendor: str) -> Device:
         cores=_int(where, fields, "devcore", minimum=0), index=_int(where, fields, "index", minimum=0),
         numa=_int(where, fields, "numa"), mode=_text(where, fields, "mode") or DEFAULT_MODE,
         healthy=_bool(where, fields, "health"), mig_profiles=_mig_profiles(where, fields.get("migprofiles")),
+        info=_object(where, fields, "custominfo"),
     )
 
 
@@ -125,9 +126,9 @@ def _mig_profile(where: str, entry: Mapping[str, Any]) -> MigProfile:
     )
 
 
-def _placement(where: str, entry: Mapping[str, Any]) -> MigPlacement:
+def _placement(where: str, entry: Mapping[str, Any]) -> Spot:
     fields = {str(key).lower(): value for key, value in entry.items()}
-    return MigPlacement(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
+    return Spot(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
 
 
 def _mig_wire(profile: MigProfile) -> dict[str, Any]:
@@ -161,6 +162,13 @@ def _bool(where: str, fields: Mapping[str, Any], key: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise MalformedInput(f"{where}.{key}", value, "expected true or false")
     return bool(value)
+
+
+def _object(where: str, fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise MalformedInput(f"{where}.{key}", value, "expected an object")
+    return value or {}
 
 
 def _text_device(field: str, segment: str, vendor: str) -> Device:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hami.cluster.pods import FOREIGN_FRESH, PodRecord
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, is_label_value
 from hami.model import BindPhase, PodRef
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog
 
 __all__ = ["Annotate", "Label", "Rules", "Warn", "pod_moves"]
 
@@ -49,7 +48,7 @@ class Rules:
     """*scheduler*: our scheduler's name. *overwrites*: pods of the default scheduler should have become ours.
     *expire*: seconds that an allocation may take."""
 
-    vendors: Sequence[Vendor]
+    vendors: Catalog
     scheduler: str
     overwrites: bool
     expire: float

@@ -17,11 +17,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from hami import __version__
 from hami.cluster.ledger import Snapshot
-from hami.model import QuotaLimits
+from hami.model import QuotaLimits, View
 from hami.scheduling.index import Booking
 from hami.scheduling.quota import limit_of
-from hami.scheduling.usage import View
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog
 
 __all__ = ["Family", "build_info", "families", "render"]
 
@@ -42,7 +41,7 @@ class Family:
     samples: Iterable[str]
 
 
-def families(snapshot: Snapshot, vendors: Sequence[Vendor], *, legacy: bool = False) -> list[Family]:
+def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
     """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
 
     ``hami_build_info``, which asks for no snapshot, is :func:`build_info`'s.
@@ -183,7 +182,7 @@ def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str,
     return amounts
 
 
-def _quotas(snapshot: Snapshot, vendors: Sequence[Vendor]) -> Iterator[_Quota]:
+def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_Quota]:
     """Resources that are limited or taken; namespaces without any ResourceQuota are counted too."""
     limits: dict[str, list[QuotaLimits]] = {}
     for quota in snapshot.quotas:
@@ -196,7 +195,7 @@ def _quotas(snapshot: Snapshot, vendors: Sequence[Vendor]) -> Iterator[_Quota]:
                 yield _Quota(_escaped(namespace), _escaped(resource), used.get(resource, 0), limit)
 
 
-def _used(snapshot: Snapshot, namespace: str, vendors: Sequence[Vendor]) -> dict[str, int]:
+def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int]:
     """What *namespace* takes by resource name; vendors may share one."""
     used: dict[str, int] = {}
     for vendor in vendors:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_node_policy, parse_weights
 from hami.codec.register import parse_bool
-from hami.model import ContainerKind, DevicePolicy, NodePolicy, Pod, Request, Selector, Weights
-from hami.scheduling.quota import Budget
-from hami.vendors.request import request_of
-from hami.vendors.spec import Rule, SelectorKeys, Vendor
+from hami.model import (
+    Budget, ContainerKind, DevicePolicy, NodePolicy, Pod, Request, Selector, Share, View, Weights,
+)
+from hami.vendors.request import requests_of
+from hami.vendors.spec import Case, Catalog, Rule, Vendor
 
 __all__ = ["Ask", "Claim", "ContainerAsk", "ask_of", "node_policy_of"]
 
@@ -26,12 +27,12 @@ class ContainerAsk:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a pod's requests to one vendor have in common."""
+    """What a pod's requests to one vendor have in common. *said*: the annotations of the pod that the vendor reads."""
 
-    vendor: str
-    rules: tuple[Rule, ...]
+    vendor: Vendor
     selector: Selector
     budget: Budget
+    said: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,14 @@ class Ask:
 
     def claim(self, vendor: str) -> Claim:
         """The claim that goes with requests to *vendor*."""
-        return next(claim for claim in self.claims if claim.vendor == vendor)
+        return next(claim for claim in self.claims if claim.vendor.key == vendor)
+
+    def case(self, vendor: str, views: Sequence[View] = (), kind: ContainerKind = ContainerKind.APP,
+             placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()) -> Case:
+        """What the rules for *vendor*'s devices may look at, for a container of *kind* on a node with *views*."""
+        claim = self.claim(vendor)
+        return Case(vendor=claim.vendor, policy=self.policy, weights=self.weights, selector=claim.selector,
+                    budget=claim.budget, said=claim.said, views=views, kind=kind, placed=placed)
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -53,7 +61,7 @@ class Ask:
         return tuple(container.kind for container in self.containers)
 
 
-def ask_of(pod: Pod, vendors: Sequence[Vendor], device_policy: str,
+def ask_of(pod: Pod, vendors: Catalog, device_policy: str,
            budgets: Mapping[str, Budget]) -> Ask | None:
     """What *pod* asks; ``None`` when it asks for no device.
 
@@ -62,8 +70,7 @@ def ask_of(pod: Pod, vendors: Sequence[Vendor], device_policy: str,
     Raises: MalformedInput when the weights annotation cannot be read.
     """
     containers = tuple(
-        ContainerAsk(container.kind, tuple(request for vendor in vendors if (request := request_of(vendor, container))))
-        for container in pod.containers)
+        ContainerAsk(container.kind, requests_of(vendors, container)) for container in pod.containers)
     asked = {request.vendor for container in containers for request in container.requests}
     if not asked:
         return None
@@ -71,7 +78,7 @@ def ask_of(pod: Pod, vendors: Sequence[Vendor], device_policy: str,
     weights = annotations.get(WEIGHTS)
     return Ask(
         containers=containers,
-        claims=tuple(_claim(vendor, annotations, budgets) for vendor in vendors if vendor.key in asked),
+        claims=tuple(_claim(vendors.named(key), annotations, budgets) for key in sorted(asked)),
         policy=parse_device_policy(annotations.get(GPU_POLICY, device_policy),
                                    numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
         weights=Weights() if weights is None else parse_weights(weights),
@@ -85,5 +92,5 @@ def node_policy_of(pod: Pod, default: str) -> NodePolicy:
 
 def _claim(vendor: Vendor, annotations: Mapping[str, str], budgets: Mapping[str, Budget]) -> Claim:
     budget = budgets.get(vendor.key, Budget()) if Rule.QUOTA in vendor.rules else Budget()
-    keys: SelectorKeys = vendor.selectors
-    return Claim(vendor.key, vendor.rules, keys.select(annotations), budget)
+    said = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
+    return Claim(vendor, vendor.selectors.select(annotations), budget, said)

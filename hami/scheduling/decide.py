@@ -85,6 +85,8 @@ class _Table:
         self.state = numpy.zeros(0, dtype=numpy.int8)
         self.version = numpy.zeros(0, dtype=numpy.int64)
         self.answers: dict[int, Placement | Unfit] = {}
+        self.scorers = tuple((claim.vendor.key, claim.vendor.node_score) for claim in ask.claims
+                             if claim.vendor.node_score is not None)
         self.unfits: dict[Unfit, Unfit] = {}
 
     def states(self, rows: Array) -> Array:
@@ -118,6 +120,12 @@ class _Table:
         self.version[entry.row] = version
         return verdict
 
+    def suits(self, node: str, placement: Placement, policy: NodePolicy) -> float:
+        """How well *placement* suits *node* in the eyes of the vendors; higher is better, whatever the policy."""
+        views = self.index.nodes[node].views
+        return sum(score(views.get(key, ()), tuple(tuple(share for share in shares if share.type == key)
+                                                   for shares in placement), policy) for key, score in self.scorers)
+
 
 def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], policy: NodePolicy) -> Choice | Refusal:
     """The best of the nodes *names* that fits *ask*, or why none does."""
@@ -134,6 +142,8 @@ def choose_node(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str]
     places = numpy.fromiter(map(index.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp, count=len(names))
     rows = places[places >= 0]
     candidates = rows[_open(table, rows)]
+    if table.scorers:
+        return _best_suited(table, candidates, names, policy)
     judge_all = len(candidates) <= ALL_JUDGED
 
     chosen: tuple[str, Placement] | None = None
@@ -151,6 +161,24 @@ def choose_node(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str]
         return None
     unfit = len(names) - (len(fitting) if judge_all else len(candidates))
     return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))
+
+
+def _best_suited(table: _Table, candidates: Array, names: Sequence[str], policy: NodePolicy) -> Choice | None:
+    """The best of all *candidates* where that depends on which devices of them are taken."""
+    sign = 1.0 if policy is NodePolicy.BINPACK else -1.0
+    fitting: list[tuple[float, str, Placement]] = []
+    for row in candidates:
+        name = table.index.names[row]
+        verdict = table.judge(name)
+        if not isinstance(verdict, Unfit):
+            score = float(table.index.columns.score[row]) + sign * table.suits(name, verdict, policy)
+            fitting.append((score, name, verdict))
+    if not fitting:
+        return None
+    fitting.sort(key=lambda one: (-sign * one[0], one[1]))
+    _, node, placement = fitting[0]
+    return Choice(node, placement, tuple((name, score) for score, name, _ in reversed(fitting[:ALL_JUDGED])),
+                  len(names) - len(fitting), len(names))
 
 
 def refusals(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str]) -> Refusal:
@@ -182,9 +210,9 @@ def may_fit(index: Index, ask: Ask, rows: Array) -> Array:
 
 def _may_serve(index: Index, claim: Claim, request: Request, rows: Array) -> Array:
     """Nodes with enough devices that have a slot, the memory and the cores, as far as the vendor has such rules."""
-    columns, rules = index.columns, claim.rules
+    columns, rules = index.columns, claim.vendor.rules
     fits = columns.vendor[rows] == index.vendors.get(request.vendor, -1)
-    if Rule.HEALTH in rules and Rule.CORDON in rules:
+    if Rule.HEALTH in rules:
         fits &= columns.usable[rows]
     if Rule.SLOTS in rules:
         fits &= columns.slots_free[rows] > 0
@@ -198,6 +226,9 @@ def _may_serve(index: Index, claim: Claim, request: Request, rows: Array) -> Arr
     if Rule.TYPE in rules and (claim.selector.use_types, claim.selector.nouse_types) != (None, None):
         accepted = [number for model, number in index.models.items() if accepts_model(claim.selector, model)]
         fits &= numpy.isin(columns.model[rows], accepted)
+    if claim.vendor.repeats is not None:
+        return numpy.asarray(numpy.where((fits & columns.cut[rows]).any(axis=1), True,
+                                         numpy.count_nonzero(fits, axis=1) >= request.count))
     return numpy.asarray(numpy.count_nonzero(fits, axis=1) >= request.count)
 
 

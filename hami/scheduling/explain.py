@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hami.model import Reason, Request
+from hami.model import Reason, Request, View
 from hami.scheduling.ask import Ask
 from hami.scheduling.decide import Refusal
-from hami.scheduling.fit import Context, objection
-from hami.scheduling.usage import View
+from hami.scheduling.fit import objection
+from hami.vendors.spec import Case
 
 __all__ = ["describe", "nodes_by_reason", "summarize"]
 
@@ -43,7 +43,7 @@ def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
     ask = refusal.ask
     asked = "; ".join(_asked(request) for request in _requests(ask))
     found = [(name, views) for name in sorted(refusal.unfit)[:NAMED] if any((views := views_of(name)).values())]
-    found.sort(key=lambda item: -max(_free_memory(view) for vendor in item[1].values() for view in vendor))
+    found.sort(key=lambda item: -max(view.memory_free_mib for vendor in item[1].values() for view in vendor))
     nodes = [f"{name}: {_devices(ask, views)}" for name, views in found[:CLOSEST]]
     where = ". ".join(nodes) if nodes else "no node offers such devices"
     return f"asks {asked}. {where}"
@@ -59,18 +59,15 @@ def _asked(request: Request) -> str:
 
 
 def _devices(ask: Ask, views: Views) -> str:
-    shown = [_device(ask, request, view) for request in _requests(ask)[:1]
-             for view in list(views.get(request.vendor, ()))[:DEVICES]]
-    return ", ".join(shown) or "no such device"
+    first = _requests(ask)[0]
+    mine = views.get(first.vendor, ())
+    case = ask.case(first.vendor, mine)
+    return ", ".join(_device(first, view, case) for view in mine[:DEVICES]) or "no such device"
 
 
-def _device(ask: Ask, request: Request, view: View) -> str:
+def _device(request: Request, view: View, case: Case) -> str:
     device = view.device
-    reason = objection(view, request, Context(ask, ask.claim(request.vendor)))
-    free = (f"{_free_memory(view)}/{device.memory_mib} MiB, {device.cores - view.cores_used}/{device.cores} cores, "
+    reason = objection(view, request, case)
+    free = (f"{view.memory_free_mib}/{device.memory_mib} MiB, {device.cores - view.cores_used}/{device.cores} cores, "
             f"{device.slots - view.slots_used}/{device.slots} slots free")
     return f"{device.uuid} {free}" + (f" ({reason})" if reason else "")
-
-
-def _free_memory(view: View) -> int:
-    return view.device.memory_mib - view.memory_used_mib

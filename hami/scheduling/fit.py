@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import ContainerKind, Reason, Request, Selector, Share
-from hami.scheduling.ask import Ask, Claim
+from hami.model import ContainerKind, Reason, Request, Selector, Share, View
 from hami.scheduling.order import device_score, sort_views
 from hami.scheduling.topology import best_linked
-from hami.scheduling.usage import View, collapse, total
-from hami.vendors.spec import Rule
+from hami.scheduling.usage import collapse, total
+from hami.vendors.shares import WHOLE, common_share
+from hami.vendors.spec import Case, Check, Choose, Rule, Short
 
-__all__ = ["Context", "Unfit", "accepts_model", "fit", "objection"]
-
-WHOLE = 100
+__all__ = ["Unfit", "accepts_model", "fit", "objection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,6 @@ class Unfit:
         return ", ".join(sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons))
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a rule may look at besides the device and the request.
-
-    *placed*: the shares of the pod's containers placed so far. *kind*: that of the container now being placed.
-    """
-
-    ask: Ask
-    claim: Claim
-    kind: ContainerKind = ContainerKind.APP
-    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
-
-
 @dataclass(slots=True)
 class _Walk:
     """What has been found on the way through the devices."""
@@ -56,27 +41,29 @@ class _Walk:
     reasons: Counter[Reason] = field(default_factory=Counter)
 
 
-def fit(views: Sequence[View], request: Request, context: Context) -> tuple[Share, ...] | Unfit:
-    """Shares of the devices that *request* gets, in the order in which they were taken.
-
-    *views*: the devices of the request's vendor on one node, as registered.
-    """
-    if request.count > len(views):
+def fit(request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+    """Shares of the devices of ``case.views`` that *request* gets, in the order in which they were taken."""
+    views, vendor = case.views, case.vendor
+    if vendor.gate is not None and (reason := vendor.gate(request, case)) is not None:
+        return Unfit(((reason, 1),), len(views))
+    if request.count > len(views) and not (vendor.repeats is not None and any(map(vendor.repeats, views))):
         return Unfit(((Reason.TOO_FEW_DEVICES, len(views)),), len(views))
-    ask = context.ask
-    scores = [device_score(view, request, ask.weights) for view in views]
-    ordered = sort_views(views, ask.policy, scores)
+    scores = [device_score(view, request, case.weights) for view in views]
+    ordered = sort_views(views, case.policy, scores)
     ordered.reverse()
-    if ask.policy.topology_aware:
-        return _best_linked(ordered, request, context)
-    return _first_that_fit(ordered, request, context)
+    if vendor.choose is not None:
+        return _chosen(vendor.choose, ordered, request, case)
+    if case.policy.topology_aware:
+        return _best_linked(ordered, request, case)
+    return _first_that_fit(ordered, request, case)
 
 
-def objection(view: View, request: Request, context: Context, picks: Sequence[Share] = (),
-              rules: Iterable[Rule] | None = None) -> Reason | None:
+def objection(view: View, request: Request, case: Case, picks: Sequence[Share] = (),
+              rules: Iterable[Rule | Check] | None = None) -> Reason | None:
     """The first of *rules* (all of the vendor's, if not given) that *view* breaks."""
-    for rule in context.claim.rules if rules is None else rules:
-        if (reason := _RULES[rule](view, request, context, picks)) is not None:
+    for rule in case.vendor.rules if rules is None else rules:
+        check = _RULES[rule] if isinstance(rule, Rule) else rule
+        if (reason := check(view, request, case, picks)) is not None:
             return reason
     return None
 
@@ -89,41 +76,65 @@ def accepts_model(selector: Selector, model: str) -> bool:
     return selector.nouse_types is None or not any(item.lower() in name for item in selector.nouse_types)
 
 
-def _first_that_fit(ordered: Sequence[View], request: Request, context: Context) -> tuple[Share, ...] | Unfit:
+def _first_that_fit(ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
     """The first devices that can serve. With numa-bind, leaving a NUMA node means starting over."""
     walk, numa = _Walk(), None
-    before, after = _split(context)
+    before, after = _split(case)
+    repeats = case.vendor.repeats
     for view in ordered:
-        reason = objection(view, request, context, walk.picks, before)
-        if reason is None and context.ask.policy.numa_bind and view.device.numa != numa:
+        reason = objection(view, request, case, walk.picks, before)
+        if reason is None and case.policy.numa_bind and view.device.numa != numa:
             _drop(walk)
             numa = view.device.numa
-        if reason is None:
-            reason = objection(view, request, context, walk.picks, after)
+        while reason is None and (reason := objection(view, request, case, walk.picks, after)) is None:
+            walk.picks.append(_share(view, request, case, walk.picks))
+            if len(walk.picks) == request.count:
+                return tuple(walk.picks)
+            if repeats is None or not repeats(view):
+                break
         if reason is not None:
             walk.reasons[reason] += 1
-            continue
-        walk.picks.append(_share(view, request))
-        if len(walk.picks) == request.count:
-            return tuple(walk.picks)
     return _unfit(walk, len(ordered))
 
 
-def _best_linked(ordered: Sequence[View], request: Request, context: Context) -> tuple[Share, ...] | Unfit:
+def _chosen(choose: Choose, ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+    """Of all devices that can serve, those that the vendor chooses; or why none do."""
+    walk, eligible = _Walk(), list[View]()
+    for view in ordered:
+        if (reason := objection(view, request, case)) is None:
+            eligible.append(view)
+        else:
+            walk.reasons[reason] += 1
+    if len(eligible) < request.count:
+        walk.picks = [_share(view, request, case, ()) for view in eligible]
+        return _unfit(walk, len(ordered))
+    chosen = choose(eligible, request, case)
+    if isinstance(chosen, Short):
+        walk.reasons[chosen.reason] = chosen.count
+        return _unfit(walk, len(ordered) if chosen.devices is None else chosen.devices)
+    for view in chosen:
+        if (reason := _over_quota(view, request, case, walk.picks)) is not None:
+            walk.reasons[reason] += 1
+            return _unfit(walk, len(ordered))
+        walk.picks.append(_share(view, request, case, walk.picks))
+    return tuple(walk.picks)
+
+
+def _best_linked(ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
     """Of all devices that can serve, those that are linked best; else the first that fit, or why none do.
 
     With numa-bind they are of one NUMA node: the first, in the order of trying, that has enough.
     """
     groups: dict[int, list[View]] = {}
     for view in ordered:
-        if objection(view, request, context) is None:
-            groups.setdefault(view.device.numa if context.ask.policy.numa_bind else 0, []).append(view)
+        if objection(view, request, case) is None:
+            groups.setdefault(view.device.numa if case.policy.numa_bind else 0, []).append(view)
     for group in groups.values():
         if len(group) >= request.count:
             *others, last = (group[place] for place in best_linked(_links(group), request.count))
-            if _over_quota(last, request, context, [_share(view, request) for view in others]) is None:
-                return tuple(_share(view, request) for view in (*others, last))
-    return _first_that_fit(ordered, request, context)
+            if _over_quota(last, request, case, [_share(view, request, case, ()) for view in others]) is None:
+                return tuple(_share(view, request, case, ()) for view in (*others, last))
+    return _first_that_fit(ordered, request, case)
 
 
 def _links(group: Sequence[View]) -> NDArray[numpy.int64]:
@@ -132,10 +143,10 @@ def _links(group: Sequence[View]) -> NDArray[numpy.int64]:
                         for a in group], dtype=numpy.int64)
 
 
-def _split(context: Context) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+def _split(case: Case) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ...]]:
     """The rules before and after the place where numa-bind starts over."""
-    rules = context.claim.rules
-    if not context.ask.policy.numa_bind or Rule.NUMA not in rules:
+    rules = case.vendor.rules
+    if not case.policy.numa_bind or Rule.NUMA not in rules:
         return (), rules
     place = rules.index(Rule.NUMA)
     return rules[:place], rules[place:]
@@ -153,85 +164,91 @@ def _unfit(walk: _Walk, devices: int) -> Unfit:
     return Unfit(tuple(walk.reasons.items()), devices)
 
 
-def _share(view: View, request: Request) -> Share:
-    return Share(view.device.uuid, request.vendor, request.memory_on(view.device), _cores(request))
+def _share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+    return (case.vendor.share or common_share)(view, request, case, picks)
 
 
 def _cores(request: Request) -> int:
     return min(request.cores, WHOLE)
 
 
-def _unhealthy(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _unhealthy(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     return None if view.device.healthy else Reason.UNHEALTHY
 
 
-def _cordoned(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _cordoned(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     return Reason.CORDONED if view.device.cordoned else None
 
 
-def _other_type(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
-    selector = context.claim.selector
+def _other_type(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    selector = case.selector
     if selector.mode is not None and view.device.mode not in selector.mode:
         return Reason.TYPE_MISMATCH
     return None if accepts_model(selector, view.device.model) else Reason.TYPE_MISMATCH
 
 
-def _other_uuid(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
-    selector, uuid = context.claim.selector, view.device.uuid
+def _other_uuid(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    selector, uuid = case.selector, view.device.uuid
     if selector.use_uuids is not None and uuid not in selector.use_uuids:
         return Reason.UUID_MISMATCH
     return Reason.UUID_MISMATCH if selector.nouse_uuids is not None and uuid in selector.nouse_uuids else None
 
 
-def _no_slot(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _no_slot(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     return Reason.NO_SLOT if view.slots_used >= view.device.slots else None
 
 
-def _shared(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NOT_ALONE if context.ask.policy.mutex and view.slots_used > 0 else None
+def _shared(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    return Reason.NOT_ALONE if case.policy.mutex and view.slots_used > 0 else None
 
 
-def _over_quota(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
-    budget = context.claim.budget
+def _over_quota(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    budget = case.budget
     if budget.memory_mib is None and budget.cores is None:
         return None
-    containers = [tuple(s for s in shares if s.type == request.vendor) for _, shares in context.placed]
-    containers.append((*picks, _share(view, request)))
-    charges = collapse([*(kind for kind, _ in context.placed), context.kind], containers)
+    containers = [*(shares for _, shares in case.mine), (*picks, _share(view, request, case, picks))]
+    charges = collapse([*(kind for kind, _ in case.placed), case.kind], containers)
     return None if budget.covers(*total(charges)) else Reason.QUOTA
 
 
-def _in_mig_mode(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
-    """Cards in MIG mode are cut in profiles, not shared; until those are chosen here, nothing is placed on them."""
-    return Reason.MIG_TOPOLOGY if view.device.mode == "mig" else None
-
-
-def _no_memory(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _no_memory(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     free = view.device.memory_mib - view.memory_used_mib
     return Reason.NO_MEMORY if free < request.memory_on(view.device) else None
 
 
-def _no_cores(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _no_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     return Reason.NO_CORES if view.device.cores - view.cores_used < _cores(request) else None
 
 
-def _not_alone(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _not_alone(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     """A request for all cores wants the device to itself."""
     exclusive = view.device.cores == WHOLE and _cores(request) == WHOLE
     return Reason.NOT_ALONE if exclusive and view.slots_used > 0 else None
 
 
-def _used_up(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _used_up(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     """A request without cores cannot run beside others that hold them all."""
     full = view.device.cores != 0 and view.cores_used == view.device.cores
     return Reason.NO_CORES_LEFT if full and request.cores == 0 else None
 
 
-def _passed(view: View, request: Request, context: Context, picks: Sequence[Share]) -> Reason | None:
+def _used(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """Nobody else has anything of the device."""
+    return Reason.NOT_ALONE if view.slots_used > 0 else None
+
+
+def _another_device(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """All containers of a pod share one device, so one that has several leaves none for the others."""
+    elsewhere = any(share.uuid != view.device.uuid for kind, shares in case.mine for share in shares
+                    if kind is not ContainerKind.INIT)
+    return Reason.CUSTOM_RULE if elsewhere else None
+
+
+def _passed(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     return None
 
 
-_RULES: dict[Rule, Callable[[View, Request, Context, Sequence[Share]], Reason | None]] = {
+_RULES: dict[Rule, Check] = {
     Rule.HEALTH: _unhealthy,
     Rule.CORDON: _cordoned,
     Rule.TYPE: _other_type,
@@ -244,5 +261,6 @@ _RULES: dict[Rule, Callable[[View, Request, Context, Sequence[Share]], Reason | 
     Rule.CORES: _no_cores,
     Rule.EXCLUSIVE: _not_alone,
     Rule.FULL: _used_up,
-    Rule.MIG: _in_mig_mode,
+    Rule.UNUSED: _used,
+    Rule.SAME_DEVICE: _another_device,
 }

@@ -8,15 +8,15 @@ it decides nothing, and it is not safe for several threads: its owner holds the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Device
+from hami.model import Device, View
 from hami.scheduling.score import node_score
-from hami.scheduling.usage import Charge, View
+from hami.scheduling.usage import Charge
 
 __all__ = ["Booking", "Columns", "Index", "NodeEntry"]
 
@@ -50,10 +50,12 @@ class NodeEntry:
 class Columns:
     """Facts of all nodes side by side: a row a node, in the 2-d arrays a column a device.
 
-    Places without a device hold zeros and vendor -1. ``version`` and ``score`` have one value a row.
+    Places without a device hold zeros and vendor -1. ``version`` and ``score`` have one value a row. ``usable``:
+    healthy and not cordoned (only vendors that heed cordons mark devices so); ``cut``: in MIG mode, where one device
+    may serve a container several times.
     """
 
-    DEVICE = ("vendor", "usable", "slots_free", "memory_mib", "memory_free", "cores_free", "model")
+    DEVICE = ("vendor", "usable", "cut", "slots_free", "memory_mib", "memory_free", "cores_free", "model")
 
     def __init__(self) -> None:
         self.version = numpy.zeros(0, dtype=numpy.int64)
@@ -61,6 +63,7 @@ class Columns:
         self.rank = numpy.zeros(0, dtype=numpy.int64)
         self.vendor = numpy.full((0, 0), -1, dtype=numpy.int8)
         self.usable = numpy.zeros((0, 0), dtype=bool)
+        self.cut = numpy.zeros((0, 0), dtype=bool)
         self.slots_free = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_mib = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_free = numpy.zeros((0, 0), dtype=numpy.int64)
@@ -89,6 +92,7 @@ class Columns:
         self.vendor[row, :width] = vendors
         self.model[row, :width] = models
         self.usable[row, :width] = [d.healthy and not d.cordoned for d in devices]
+        self.cut[row, :width] = [d.mode == "mig" for d in devices]
         self.slots_free[row, :width] = [v.device.slots - v.slots_used for v in views]
         self.memory_mib[row, :width] = [d.memory_mib for d in devices]
         self.memory_free[row, :width] = [v.device.memory_mib - v.memory_used_mib for v in views]
@@ -107,7 +111,8 @@ class Index:
         self.models: dict[str, int] = {}
         self.vendors: dict[str, int] = {}
         self.changes = 0
-        self._taken: dict[str, dict[str, list[int]]] = {}
+        self._taken: dict[str, dict[tuple[str, str], list[int]]] = {}  # node, then vendor and uuid: amounts
+        self._held: dict[str, dict[str, list[tuple[str, Charge]]]] = {}  # node, then pod: charges with spots or tags
         self._namespaces: dict[tuple[str, str], list[int]] = {}
         self._free_rows: list[int] = []
         self._ranked = True
@@ -200,23 +205,43 @@ class Index:
         taken = self._taken.setdefault(booking.node, {})
         for vendor, charges in booking.charges:
             for charge in charges:
-                amounts = taken.setdefault(charge.uuid, [0, 0, 0])
+                key = vendor, charge.uuid
+                amounts = taken.setdefault(key, [0, 0, 0])
                 _add(amounts, (charge.slots, charge.memory_mib, charge.cores), sign)
                 if not any(amounts):
-                    del taken[charge.uuid]
+                    del taken[key]
             spent = self._namespaces.setdefault((booking.namespace, vendor), [0, 0])
             _add(spent, (sum(c.memory_mib for c in charges), sum(c.cores for c in charges)), sign)
             if not any(spent):
                 del self._namespaces[booking.namespace, vendor]
         if not taken:
             del self._taken[booking.node]
+        self._hold(booking, sign)
         self._unsettled[booking.node] = None
+
+    def _hold(self, booking: Booking, sign: int) -> None:
+        """Remember the spots and tags in *booking*, or forget them."""
+        marked = [(vendor, charge) for vendor, charges in booking.charges for charge in charges
+                  if charge.spots or charge.tags]
+        if marked and sign > 0:
+            self._held.setdefault(booking.node, {})[booking.uid] = marked
+        elif marked:
+            held = self._held[booking.node]
+            del held[booking.uid]
+            if not held:
+                del self._held[booking.node]
 
     def _refresh(self, node: str, entry: NodeEntry) -> None:
         """Work out the node's views, score and columns anew."""
         taken = self._taken.get(node, {})
-        entry.views = {vendor: tuple(View(device, *taken.get(device.uuid, _NOTHING)) for device in devices)
+        entry.views = {vendor: tuple(View(device, *taken.get((vendor, device.uuid), _NOTHING)) for device in devices)
                        for vendor, devices in entry.inventory.items()}
+        for held in self._held.get(node, {}).values():
+            for vendor, charge in held:
+                if vendor in entry.views:
+                    entry.views[vendor] = tuple(
+                        replace(view, spots=view.spots + charge.spots, tags=view.tags + charge.tags)
+                        if view.device.uuid == charge.uuid else view for view in entry.views[vendor])
         views = tuple(entry.all_views())
         self.columns.reserve(entry.row + 1, len(views))
         self.columns.write(entry.row, views, [self._number(self.vendors, v.device.vendor) for v in views],

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from hami.model import Device, DevicePolicy, OrderKey, Request, Weights
-from hami.scheduling.usage import View
+from hami.model import Device, DevicePolicy, OrderKey, Request, View, Weights
 
 __all__ = ["device_score", "sort_views"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hami.model import ContainerKind, Share
+from hami.model import ContainerKind, Share, View
 from hami.scheduling.ask import Ask, ContainerAsk
-from hami.scheduling.fit import Context, Unfit, fit
-from hami.scheduling.usage import View, charge_views
+from hami.scheduling.fit import Unfit, fit
+from hami.scheduling.usage import charge_views, hold_spots
 
 __all__ = ["Placement", "Views", "place"]
 
@@ -21,7 +21,8 @@ def place(views: Views, ask: Ask) -> Placement | Unfit:
     """Shares for each container of *ask* on the devices of one node (*views*, by vendor), init containers first.
 
     Sidecars and app containers run together and are placed one after the other. Each init container runs alone
-    with the sidecars, so it is placed as if no app container were there.
+    with the sidecars, so it is placed as if no app container were there; only parts of devices that it holds alone
+    (``Share.spots``) are not given to a second container.
     """
     order = [ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP]
     placed: _Placed = {}
@@ -32,7 +33,7 @@ def place(views: Views, ask: Ask) -> Placement | Unfit:
                 if isinstance(shares, Unfit):
                     return shares
                 placed[position] = shares
-                views = views if kind is ContainerKind.INIT else after
+                views = after
     return tuple(placed[position] for position in range(len(ask.containers)))
 
 
@@ -42,10 +43,10 @@ def _serve(views: Views, container: ContainerAsk, ask: Ask, placed: _Placed) -> 
     taken: list[Share] = []
     for request in container.requests:
         mine = views.get(request.vendor, ())
-        context = Context(ask, ask.claim(request.vendor), container.kind, so_far)
-        shares = fit(mine, request, context)
+        shares = fit(request, ask.case(request.vendor, mine, container.kind, so_far))
         if isinstance(shares, Unfit):
             return shares, views
         taken.extend(shares)
-        views = {**views, request.vendor: charge_views(mine, shares)}
+        charged = hold_spots if container.kind is ContainerKind.INIT else charge_views
+        views = {**views, request.vendor: charged(mine, shares)}
     return tuple(taken), views

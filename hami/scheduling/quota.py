@@ -7,25 +7,11 @@ A pod counts with what :func:`hami.scheduling.usage.collapse` says that it takes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from hami.model import QuotaLimits
+from hami.model import Budget, QuotaLimits
 from hami.vendors.spec import Vendor
 
-__all__ = ["Budget", "budget", "limit_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a namespace has left of one vendor, MiB and percent; ``None`` is no limit. It may be negative."""
-
-    memory_mib: int | None = None
-    cores: int | None = None
-
-    def covers(self, memory_mib: int, cores: int) -> bool:
-        """So much more may be taken."""
-        return ((self.memory_mib is None or memory_mib <= self.memory_mib)
-                and (self.cores is None or cores <= self.cores))
+__all__ = ["budget", "limit_of"]
 
 
 def limit_of(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
@@ -36,9 +22,11 @@ def limit_of(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
 def budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, int]) -> Budget:
     """What is left for *vendor* under *quotas* when *used* (MiB, percent) is taken.
 
-    A memory limit is written in the vendor's unit, as its requests are.
+    A memory limit is written in the vendor's unit, as its requests are. Cores count where what is written of a pod's
+    allocation is what it had asked for.
     """
-    memory, cores = limit_of(quotas.values(), vendor.memory), limit_of(quotas.values(), vendor.cores)
+    memory = limit_of(quotas.values(), vendor.memory)
+    cores = limit_of(quotas.values(), vendor.cores) if vendor.counts_cores else None
     return Budget(
         memory_mib=None if memory is None else memory * max(vendor.memory_factor, 1) - used[0],
         cores=None if cores is None else cores - used[1],

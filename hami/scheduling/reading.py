@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hami.codec.allocation import parse_shares
 from hami.errors import MalformedInput
-from hami.model import Pod
+from hami.model import Pod, View
 from hami.scheduling.index import Booking
-from hami.scheduling.usage import Charge, View, collapse
+from hami.scheduling.usage import Charge, collapse
 from hami.vendors.spec import Vendor
 
 __all__ = ["read_booking"]
 
 
-def read_booking(pod: Pod, node: str, vendors: Sequence[Vendor],
+def read_booking(pod: Pod, node: str, vendors: Iterable[Vendor],
                  views: Callable[[str], Mapping[str, Sequence[View]]]) -> tuple[Booking, tuple[str, ...]]:
     """What *pod* takes on *node*, and what of its annotations could not be read.
 
@@ -28,7 +28,9 @@ def read_booking(pod: Pod, node: str, vendors: Sequence[Vendor],
         if (text := pod.annotations.get(vendor.allocated)) is None:
             continue
         try:
-            taken = collapse(kinds, parse_shares(vendor.allocated, text), init_done=pod.init_done)
+            shares = parse_shares(vendor.allocated, text)
+            shares = vendor.read(vendor, pod, shares) if vendor.read is not None else shares
+            taken = collapse(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:
             problems.append(str(error))
             taken = _mentioned(text, views(node).get(vendor.key, ()))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy
 
-from hami.scheduling.usage import View
+from hami.model import View
 
 __all__ = ["node_score"]
 

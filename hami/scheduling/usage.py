@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hami.model import ContainerKind, Device, Share
+from hami.model import ContainerKind, Share, Spot, View
 
-__all__ = ["Charge", "View", "charge_views", "collapse", "total"]
+__all__ = ["Charge", "charge_views", "collapse", "hold_spots", "total"]
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one pod takes of one device: slots, memory in MiB, cores in percent."""
+    """What one pod takes of one device: slots, memory in MiB, cores in percent; *spots* and *tags* as in View."""
 
     uuid: str
     slots: int
     memory_mib: int
     cores: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A device and what of it is taken."""
-
-    device: Device
-    slots_used: int = 0
-    memory_used_mib: int = 0
-    cores_used: int = 0
-
-    def charged(self, slots: int, memory_mib: int, cores: int) -> View:
-        """The same device with so much more taken."""
-        return View(self.device, self.slots_used + slots, self.memory_used_mib + memory_mib, self.cores_used + cores)
-
-    @property
-    def is_over(self) -> bool:
-        """More is taken than there is."""
-        device = self.device
-        return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
-                or self.cores_used > device.cores)
+    spots: tuple[Spot, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def charge_views(views: Sequence[View], shares: Iterable[Share]) -> tuple[View, ...]:
     """*views* after *shares* were taken from them, a slot for each share."""
     taken = list(shares)
     return tuple(
-        view.charged(len(mine), sum(s.memory_mib for s in mine), sum(s.cores for s in mine))
-        if (mine := [share for share in taken if share.uuid == view.device.uuid]) else view
+        _charged(view, mine) if (mine := [share for share in taken if share.uuid == view.device.uuid]) else view
         for view in views)
+
+
+def hold_spots(views: Sequence[View], shares: Iterable[Share]) -> Sequence[View]:
+    """*views* with the spots of *shares* taken, and nothing else of them."""
+    held = [share for share in shares if share.spots]
+    return tuple(replace(view, spots=(*view.spots, *(spot for share in held if share.uuid == view.device.uuid
+                                                     for spot in share.spots))) for view in views) if held else views
 
 
 def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]], *,
@@ -57,10 +44,49 @@ def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share
     Sidecars run all the time; init containers run one by one before the app containers:
     ``sidecars + max(largest init container, sum of app containers)``, the init containers only until *init_done*.
     When there are not as many *containers* as *kinds* (HAMi up to v2.10 left empty ones out) nobody can tell
-    which is which, and all are counted as running together.
+    which is which, and all are counted as running together. Spots are held by init containers and app containers
+    side by side, since a node agent hands them out before any container runs.
     """
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
+    charges = _amounts(kinds, containers, init_done)
+    if any(share.spots or share.tags for shares in containers for share in shares):
+        running = [shares for kind, shares in zip(kinds, containers) if kind is not ContainerKind.INIT or not init_done]
+        return tuple(_marked(charge, [share for shares in running for share in shares if share.uuid == charge.uuid])
+                     for charge in charges)
+    return charges
+
+
+def total(charges: Iterable[Charge]) -> tuple[int, int]:
+    """Memory in MiB and cores in percent over all devices: what a quota counts."""
+    memory = cores = 0
+    for charge in charges:
+        memory += charge.memory_mib
+        cores += charge.cores
+    return memory, cores
+
+
+_NONE = (0, 0, 0)
+
+
+def _charged(view: View, shares: Sequence[Share]) -> View:
+    charged = view.charged(len(shares), sum(s.memory_mib for s in shares), sum(s.cores for s in shares))
+    if not any(share.spots or share.tags for share in shares):
+        return charged
+    return replace(charged, spots=(*view.spots, *(spot for share in shares for spot in share.spots)),
+                   tags=(*view.tags, *(tag for share in shares for tag in share.tags)))
+
+
+def _marked(charge: Charge, shares: Sequence[Share]) -> Charge:
+    """*charge* with the spots and tags of *shares*: each spot is a slot, what several containers say of the pod counts
+    once."""
+    spots = tuple(sorted({spot for share in shares for spot in share.spots}))
+    tags = tuple(sorted({tag for share in shares for tag in share.tags}))
+    return replace(charge, slots=max(charge.slots, len(spots)), spots=spots, tags=tags)
+
+
+def _amounts(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]],
+             init_done: bool) -> tuple[Charge, ...]:
     peaks: dict[str, tuple[int, int, int]] = {}
     sums: dict[str, tuple[int, int, int]] = {}
     always: dict[str, tuple[int, int, int]] = {}
@@ -75,18 +101,6 @@ def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share
     return tuple(Charge(uuid, *_plus(always.get(uuid, _NONE),
                                      _larger(peaks.get(uuid, _NONE), sums.get(uuid, _NONE))))
                  for uuid in sorted(peaks.keys() | sums.keys() | always.keys()))
-
-
-def total(charges: Iterable[Charge]) -> tuple[int, int]:
-    """Memory in MiB and cores in percent over all devices: what a quota counts."""
-    memory = cores = 0
-    for charge in charges:
-        memory += charge.memory_mib
-        cores += charge.cores
-    return memory, cores
-
-
-_NONE = (0, 0, 0)
 
 
 def _by_device(shares: Iterable[Share]) -> dict[str, tuple[int, int, int]]:

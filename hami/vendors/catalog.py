@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from hami.codec.device_config import DeviceConfig, NvidiaConfig
-from hami.vendors import inventory, nvidia
-from hami.vendors.spec import Rule, SelectorKeys, Vendor
+from collections.abc import Callable
+
+from hami.codec.device_config import DeviceConfig, Names, NvidiaConfig
+from hami.codec.keys import CORDON
+from hami.vendors import inventory, mig, nvidia
+from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
 
 
-def vendors(config: DeviceConfig) -> tuple[Vendor, ...]:
-    """One record a vendor, sorted by key; a vendor whose count has no resource name is left out."""
+def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
+    """One record a backend; one whose count has no resource name is left out.
+
+    *ascend*, *iluvatar*: schedule those too, which upstream switches on by flags.
+    Raises: MalformedInput when two claim one name.
+    """
     made = [_nvidia(config.nvidia)] if config.nvidia else []
-    return tuple(sorted((vendor for vendor in made if vendor.count), key=lambda vendor: vendor.key))
+    made += [record(config.names[key], config) for key, record in _RECORDS.items() if key in config.names]
+    return Catalog(vendor for vendor in made if vendor.count)
 
 
 def _nvidia(config: NvidiaConfig) -> Vendor:
@@ -32,12 +40,23 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         allocated="hami.io/vgpu-devices-allocated",
         selectors=SelectorKeys(
             use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",
-            use_uuids="nvidia.com/use-gpuuuid", nouse_uuids="nvidia.com/nouse-gpuuuid", mode="nvidia.com/vgpu-mode"),
-        rules=(Rule.HEALTH, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA,
-               Rule.MEMORY, Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, Rule.MIG),
+            use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
+            mode="nvidia.com/vgpu-mode"),
+        node_keys=(CORDON, inventory.PAIR_SCORES),
+        rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
+               Rule.QUOTA, Rule.MEMORY, Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_place),
+        repeats=mig.in_mig_mode,
+        share=mig.instance_share,
+        annotate=mig.annotate,
+        read=mig.read,
         inventory=inventory.registered,
         admit=nvidia.admission(
             default_count=config.default_gpu_num, overwrite_env=config.overwrite_env,
             core_policy=config.gpu_core_policy, runtime_class=config.runtime_class_name),
-        admission_wants_all_pods=config.overwrite_env,
+        admits_all=config.overwrite_env or config.gpu_core_policy not in ("", "default"),
     )
+
+
+# By the backend's key in DeviceConfig.names. A record: its names and the whole configuration in, a Vendor out.
+_RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
+}

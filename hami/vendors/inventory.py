@@ -1,7 +1,8 @@
-"""Inventories that nodes write into an annotation: the common way to say which devices are there."""
+"""What devices a node has: as it registered them in an annotation, or counted out of its capacity."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hami.codec.keys import CORDON
@@ -9,17 +10,19 @@ from hami.codec.policies import parse_list
 from hami.codec.register import parse_devices, parse_pair_scores
 from hami.errors import MalformedInput
 from hami.model import Device, Node
-from hami.vendors.spec import Vendor
+from hami.quantity import INT32_MAX, rounded_up
+from hami.vendors.spec import Inventory, Rule, Vendor
 
-__all__ = ["PAIR_SCORES", "registered"]
+__all__ = ["PAIR_SCORES", "capacity_of", "counted", "divided", "registered"]
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
+MOST_DEVICES = 1024  # of one vendor on one node; a capacity beyond that is a mistake
 
 
 def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """The devices in *vendor*'s register annotation, in its order; a uuid that stands there twice counts once.
 
-    Operators take devices out with the node annotation ``hami.io/device-cordon``.
+    Operators take devices out with the node annotation ``hami.io/device-cordon``, where the vendor has that rule.
     Raises: MalformedInput when the text cannot be read or names no device.
     """
     text = node.annotations.get(vendor.register)
@@ -28,8 +31,73 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     devices = parse_devices(vendor.register, text, vendor.key)
     if not devices:
         raise MalformedInput(vendor.register, text, "no gpu found on node")
-    cordoned = parse_list(node.annotations.get(CORDON)) or ()
-    scores = parse_pair_scores(PAIR_SCORES, node.annotations.get(PAIR_SCORES) or "[]")
     known = {device.uuid: device for device in reversed(devices) if device.uuid}
-    return tuple(replace(known[uuid], cordoned=uuid in cordoned, pair_scores=scores.get(uuid, {}))
-                 for uuid in dict.fromkeys(device.uuid for device in devices if device.uuid))
+    found = tuple(known[uuid] for uuid in dict.fromkeys(device.uuid for device in devices if device.uuid))
+    if vendor.device_cores:
+        found = tuple(replace(device, cores=vendor.device_cores) for device in found)
+    if Rule.CORDON in vendor.rules:
+        cordoned = parse_list(node.annotations.get(CORDON)) or ()
+        found = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in found)
+    if PAIR_SCORES in vendor.node_keys:
+        scores = parse_pair_scores(PAIR_SCORES, node.annotations.get(PAIR_SCORES) or "[]")
+        found = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in found)
+    return found
+
+
+def counted(word: str, *, slots: int, memory_mib: int, cores: int,
+            numa: Callable[[int, int], int] = lambda index, count: 0) -> Inventory:
+    """An inventory of as many equal devices as the node's capacity of the vendor's count says.
+
+    Their uuids are ``<node>-<word>-<index>``. *numa*: the NUMA node of a device by its index and how many there are.
+    Raises (the returned function): MalformedInput when the capacity is no number of devices.
+    """
+    def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+        count = capacity_of(node, vendor.count)
+        if count is None:
+            return None
+        _check_number(vendor.count, count)
+        return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
+                            memory_mib=memory_mib, cores=cores, index=index, numa=numa(index, count))
+                     for index in range(count))
+    return inventory
+
+
+def divided(word: str, *, slots: int, cores: int) -> Inventory:
+    """An inventory of equal devices that share the node's capacity of the vendor's cores and memory.
+
+    *cores*: those of one device; the last device counts even if there are not enough for it. Memory is divided by the
+    cores that there are, in units of the vendor's *memory_factor* MiB. Uuids as with :func:`counted`.
+    Raises (the returned function): MalformedInput when either capacity is missing or no amount.
+    """
+    def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+        have = capacity_of(node, vendor.cores)
+        if not have:
+            if any(capacity_of(node, name) for name in (vendor.count, vendor.memory)):
+                raise MalformedInput(f"capacity of {vendor.cores}", have, f"device not found {vendor.cores}")
+            return None
+        memory = capacity_of(node, vendor.memory) or 0
+        count = -(-have // cores)
+        _check_number(vendor.cores, count)
+        memory_mib = min(memory * vendor.memory_factor * cores // have, INT32_MAX)
+        return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
+                            memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
+    return inventory
+
+
+def capacity_of(node: Node, resource: str) -> int | None:
+    """The node's capacity of *resource*, ``None`` where it names none. Raises: MalformedInput for what is no amount."""
+    text = node.capacity.get(resource) if resource else None
+    if text is None:
+        return None
+    try:
+        value = rounded_up(text)
+    except MalformedInput as error:
+        raise MalformedInput(f"capacity of {resource}", text, error.problem) from error
+    if value < 0:
+        raise MalformedInput(f"capacity of {resource}", text, "expected no negative amount")
+    return value
+
+
+def _check_number(resource: str, devices: int) -> None:
+    if devices > MOST_DEVICES:
+        raise MalformedInput(f"capacity of {resource}", devices, f"expected at most {MOST_DEVICES} devices on a node")

@@ -1,18 +1,17 @@
-"""What only NVIDIA's devices need at admission."""
+"""What only NVIDIA's devices need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
-from hami.vendors.request import WHOLE, amounts, objection
-from hami.vendors.spec import Admission, Vendor
+from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.request import WHOLE
+from hami.vendors.spec import Admission, Admit, Vendor
 
 __all__ = ["admission"]
-
-Admit = Callable[[Vendor, Mapping[str, Any], Mapping[str, Any]], Admission]
 
 
 def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runtime_class: str) -> Admit:
@@ -24,76 +23,44 @@ def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runt
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
 
-    def admit(vendor: Vendor, pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-        resources = container.get("resources") or {}
-        limits, requests = _texts(resources.get("limits")), _texts(resources.get("requests"))
-        given = amounts(vendor, limits, requests)
-        name = str(container.get("name") or "")
-        _check_percent(vendor, name, given.get(vendor.memory_percent))
-        if problem := objection(vendor, name, given):
-            raise MalformedInput(f"container {name}", problem, "amount", says=problem)
+    def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+        draft = Draft(vendor, pod, container)
+        _check_percent(draft)
+        check_amounts(draft)
+        if draft.given and vendor.count not in draft.given and default_count > 0:
+            draft.limit(vendor.count, default_count)
+        found = vendor.count in draft.given
+        if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
+            draft.limit(vendor.cores, WHOLE)
 
-        added: dict[str, str] = {}
-        if vendor.count not in given and given and default_count > 0:
-            added[vendor.count] = str(default_count)
-        found = vendor.count in given or vendor.count in added
-        if found and vendor.cores and vendor.cores not in given and _wants_whole_devices(vendor, given):
-            added[vendor.cores] = str(WHOLE)
-
-        env: dict[str, str] = {}
-        if vendor.priority in limits:
-            env["CUDA_TASK_PRIORITY"] = str(_rounded(vendor.priority, name, limits[vendor.priority]))
+        if vendor.priority in draft.limits:
+            draft.env("CUDA_TASK_PRIORITY", str(_priority(draft)))
         if core_policy not in ("", "default"):
-            env["GPU_CORE_UTILIZATION_POLICY"] = core_policy
-        if not found and overwrite_env:
-            env["NVIDIA_VISIBLE_DEVICES"] = "none"
-        wants_class = found and runtime_class and not pod_spec.get("runtimeClassName")
-        return Admission(_changed(container, added, env), found,
-                         {"runtimeClassName": runtime_class} if wants_class else {})
+            draft.env("GPU_CORE_UTILIZATION_POLICY", core_policy)
+        if found:
+            draft.runtime_class(runtime_class)
+        elif overwrite_env:
+            draft.env("NVIDIA_VISIBLE_DEVICES", "none")
+        return draft.done(found)
 
     return admit
 
 
-def _check_percent(vendor: Vendor, container: str, text: str | None) -> None:
-    if text is not None and not 0 <= (percent := _rounded(vendor.memory_percent, container, text)) <= WHOLE:
-        raise _invalid(vendor.memory_percent, container, percent, "must be an integer between 0 and 100")
+def _check_percent(draft: Draft) -> None:
+    name = draft.vendor.memory_percent
+    if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
+        raise draft.invalid(name, percent, "must be an integer between 0 and 100")
 
 
-def _rounded(name: str, container: str, text: str) -> int:
+def _priority(draft: Draft) -> int:
+    name = draft.vendor.priority
     try:
-        return rounded_up(text)
+        return rounded_up(draft.limits[name])
     except MalformedInput as error:
-        raise _invalid(name, container, text, error.problem) from error
+        raise draft.invalid(name, draft.limits[name], error.problem) from error
 
 
-def _invalid(name: str, container: str, value: object, problem: str) -> MalformedInput:
-    says = f"invalid {name} value {value} in container {container}: {problem}"
-    return MalformedInput(name, value, problem, says)
-
-
-def _wants_whole_devices(vendor: Vendor, given: Mapping[str, str]) -> bool:
+def _wants_whole_devices(draft: Draft) -> bool:
+    vendor, given = draft.vendor, draft.given
     percent = given.get(vendor.memory_percent)
     return rounded_up(percent) == WHOLE if percent is not None else vendor.memory not in given
-
-
-def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in (quantities or {}).items() if value is not None}
-
-
-def _changed(container: Mapping[str, Any], limits: Mapping[str, str], env: Mapping[str, str]) -> Mapping[str, Any]:
-    """*container* with more limits and environment; itself when there is nothing to add."""
-    changed = dict(container)
-    if limits:
-        resources = dict(container.get("resources") or {})
-        changed["resources"] = resources | {"limits": {**(resources.get("limits") or {}), **limits}}
-    if env:
-        kept = [entry for entry in _entries(container.get("env")) if entry.get("name") not in list(env)]
-        changed["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
-    return changed if limits or env else container
-
-
-def _entries(env: Any) -> list[Mapping[str, Any]]:
-    entries = env or []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise MalformedInput("env", env, "expected a list of name and value")
-    return entries

@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hami.errors import MalformedInput
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["amounts", "objection", "request_of"]
+__all__ = ["WHOLE", "amounts", "asks", "common_request", "objection", "request_of", "requests_of"]
 
 WHOLE = 100
 
 
+def asks(vendors: Catalog, containers: Sequence[Container]) -> bool:
+    """Any of *containers* asks for devices."""
+    return any(requests_of(vendors, container) for container in containers)
+
+
+def requests_of(vendors: Catalog, container: Container) -> tuple[Request, ...]:
+    """What *container* asks of each vendor, sorted by vendor."""
+    asked = vendors.asked_by(container.limits, container.requests)
+    return tuple(request for vendor in asked if (request := request_of(vendor, container)) is not None)
+
+
 def request_of(vendor: Vendor, container: Container) -> Request | None:
-    """The request for *vendor*'s devices; ``None`` when there is none.
+    """The request for *vendor*'s devices; ``None`` when there is none."""
+    return (vendor.request or common_request)(vendor, container)
+
+
+def common_request(vendor: Vendor, container: Container) -> Request | None:
+    """The reading that most vendors share; ``None`` when nothing is asked for.
 
     An amount that is no integer, negative, or above 2³¹-1 after scaling makes the whole request void, as it does
     upstream; admission refuses such a pod before it comes to that.
-    Source: HAMi v2.10, pkg/device/nvidia/device.go, GenerateResourceRequests.
+    Source: HAMi v2.10, GenerateResourceRequests in pkg/device/nvidia/device.go and its likes.
     """
     given = amounts(vendor, container.limits, container.requests)
     if vendor.count not in given or any(_unusable(vendor, name, text) for name, text in given.items()):
         return None
     values = {name: strict_integer(text) or 0 for name, text in given.items()}
-    if values[vendor.count] < 1:
+    count = values[vendor.count]
+    if count < 1:
         return None
     memory = values.get(vendor.memory, 0) * max(vendor.memory_factor, 1)
+    cores = values.get(vendor.cores, vendor.default_cores)
+    if vendor.divided:
+        memory, cores = memory // count, cores // count
     percent = min(values.get(vendor.memory_percent, 0), WHOLE)
     if memory == 0 and percent <= 0:
         memory, percent = (vendor.default_memory, 0) if vendor.default_memory else (0, WHOLE)
-    return Request(vendor=vendor.key, count=values[vendor.count], memory_mib=memory,
-                   memory_percent=percent if percent > 0 else None,
-                   cores=values.get(vendor.cores, vendor.default_cores))
+    return Request(vendor=vendor.key, count=count, memory_mib=memory,
+                   memory_percent=percent if percent > 0 else None, cores=cores)
 
 
 def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
     """What is written for each of *vendor*'s resources (its priority aside): the limit, else the request."""
     names = (vendor.count, vendor.memory, vendor.memory_percent, vendor.cores)
-    return {name: text for name in names if name and (text := limits.get(name, requests.get(name))) is not None}
+    second = {} if vendor.limits_only else requests
+    return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
 
 
 def objection(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:

@@ -1,16 +1,30 @@
-"""The record that describes a vendor to the rest of the system."""
+"""The record that describes a vendor to the rest of the system, and what its functions are given and return.
+
+A function stands in the record only where data cannot say it. All of them are pure: they read what they are given and
+return a value; the engine in ``scheduling`` calls them at the one place that each has in the pipeline
+admit → request → (node) gate → rules for each device → choose → share → annotate.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
-from hami.model import Device, Node, Selector
+from hami.errors import MalformedInput
+from hami.model import (
+    Budget, Container, ContainerKind, Device, DevicePolicy, Node, NodePolicy, Pod, Reason, Request, Selector, Share,
+    View, Weights,
+)
 
-__all__ = ["Admission", "Rule", "SelectorKeys", "Vendor", "untouched"]
+__all__ = [
+    "Admission", "Admit", "Annotate", "Case", "Catalog", "Check", "Choose", "Emission", "Gate", "Inventory",
+    "MakeShare", "NodeScore", "Read", "RequestOf", "Rule", "SelectorKeys", "Short", "Vendor",
+]
 
 
 class Rule(enum.Enum):
@@ -28,17 +42,21 @@ class Rule(enum.Enum):
     CORES = "cores"
     EXCLUSIVE = "exclusive"
     FULL = "full"
-    MIG = "mig"
+    UNUSED = "unused"
+    SAME_DEVICE = "same device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorKeys:
-    """Pod annotations that narrow the choice of devices; empty where a vendor has none."""
+    """Pod annotations that narrow the choice of devices; empty where a vendor has none.
+
+    A vendor may have several keys for one list: a device has to pass the lists of all of them.
+    """
 
     use_types: str = ""
     nouse_types: str = ""
-    use_uuids: str = ""
-    nouse_uuids: str = ""
+    use_uuids: tuple[str, ...] = ()
+    nouse_uuids: tuple[str, ...] = ()
     mode: str = ""
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
@@ -46,37 +64,144 @@ class SelectorKeys:
         return Selector(
             use_types=parse_list(annotations.get(self.use_types)),
             nouse_types=parse_list(annotations.get(self.nouse_types)),
-            use_uuids=parse_list(annotations.get(self.use_uuids)),
-            nouse_uuids=parse_list(annotations.get(self.nouse_uuids)),
+            use_uuids=_all_of([parse_list(annotations.get(key)) for key in self.use_uuids]),
+            nouse_uuids=_any_of([parse_list(annotations.get(key)) for key in self.nouse_uuids]),
             mode=annotations.get(self.mode),
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All the keys that there are."""
+        keys = (self.use_types, self.nouse_types, *self.use_uuids, *self.nouse_uuids, self.mode)
+        return tuple(key for key in keys if key)
+
+
+def _all_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """What stands in each of *lists*; those that are ``None`` set no limit."""
+    given = [items for items in lists if items is not None]
+    return tuple(item for item in given[0] if all(item in items for items in given)) if given else None
+
+
+def _any_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    given = [items for items in lists if items is not None]
+    return tuple(item for items in given for item in items) if given else None
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     """What admission makes of one container: the container as it shall be (the same object when nothing changes),
-    whether it asks for this vendor's devices, and fields to set in the pod's spec."""
+    whether it asks for this vendor's devices, and what to set in the pod's spec and annotations."""
 
     container: Mapping[str, Any]
     found: bool = False
     pod_spec: Mapping[str, Any] = field(default_factory=dict)
-
-
-def untouched(vendor: Vendor, pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """Admission that changes nothing: the container asks for devices if its limits name their count."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return Admission(container, found=bool(vendor.count) and vendor.count in limits)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a vendor's functions may look at besides the device and the request.
+
+    *vendor*: whose devices are asked for. *said*: those of the pod's annotations that its record names in *pod_keys*.
+    *views*: all its devices on the node, as registered. *kind*: that of the container now being placed; *placed*: the
+    shares of the pod's containers placed so far, of all vendors (``Share.type`` says whose).
+    """
+
+    vendor: Vendor
+    policy: DevicePolicy
+    weights: Weights
+    selector: Selector
+    budget: Budget
+    said: tuple[tuple[str, str], ...] = ()
+    views: Sequence[View] = ()
+    kind: ContainerKind = ContainerKind.APP
+    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
+
+    def says(self, key: str) -> str | None:
+        """The pod's annotation *key*, one of its vendor's *pod_keys*."""
+        return next((text for name, text in self.said if name == key), None)
+
+    @property
+    def mine(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
+        """*placed*, without other vendors' shares."""
+        return tuple((kind, tuple(share for share in shares if share.type == self.vendor.key))
+                     for kind, shares in self.placed)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Devices pass, but no choice of them will do: *reason* holds for *count* of *devices* (all of the node's)."""
+
+    reason: Reason
+    count: int = 1
+    devices: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What is known when a pod's annotations are written.
+
+    *shares*: those of the vendor for each container, init containers first. *devices*: the node's, by uuid.
+    """
+
+    pod: Pod
+    node: str
+    shares: tuple[tuple[Share, ...], ...]
+    devices: Mapping[str, Device]
+    now: datetime
+
+    @property
+    def seconds(self) -> str:
+        """The Unix time."""
+        return str(int(self.now.timestamp()))
+
+    @property
+    def nanoseconds(self) -> str:
+        """The Unix time in nanoseconds; the clock's microseconds are the last that count."""
+        return str(int(self.now.timestamp()) * 10**9 + self.now.microsecond * 1000)
+
+
+Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
+Admit = Callable[["Vendor", Mapping[str, Any], Mapping[str, Any]], Admission]
+RequestOf = Callable[["Vendor", Container], "Request | None"]
+Check = Callable[[View, Request, Case, Sequence[Share]], "Reason | None"]
+Gate = Callable[[Request, Case], "Reason | None"]
+Choose = Callable[[Sequence[View], Request, Case], "Sequence[View] | Short"]
+MakeShare = Callable[[View, Request, Case, Sequence[Share]], Share]
+Annotate = Callable[["Vendor", Emission], Mapping[str, str]]
+Read = Callable[["Vendor", Pod, "tuple[tuple[Share, ...], ...]"], "tuple[tuple[Share, ...], ...]"]
+NodeScore = Callable[[Sequence[View], "tuple[tuple[Share, ...], ...]", NodePolicy], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vendor:
-    """One vendor's devices: names on the wire, units, defaults, rules.
+    """One vendor's devices: names on the wire, units, defaults, rules. Equal only to itself.
 
     *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are resource names,
-    empty where there is none. *memory_factor*: MiB for one unit of *memory*. *default_memory* in MiB (0: the whole
-    device). *to_allocate*, *allocated*, *register*, *handshake*: annotation keys, empty where there is none.
-    *locks_node*: allocations on a node happen one after the other under ``hami.io/mutex.lock``.
-    *inventory* reads a node's devices, ``None`` when the node has registered none; it may raise MalformedInput.
+    empty where there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for one unit of
+    *memory*. *default_memory* in MiB (0: the whole device).
+    *divided*: memory and cores are written for all of a container's devices together.
+    *counts_cores*: a ResourceQuota on *cores* holds (allocations are written in the unit of requests).
+
+    *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
+    annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
+    *lock*: the node annotation under which allocations on a node happen one after the other, empty for none.
+    *device_cores*: cores that every device counts as having, whatever its node writes; 0 for what that writes.
+    *needs_capacity*: devices are offered only while the node's capacity names some of *count*.
+    *writes_model*: the second field of an allocation is the device's model, not *key*.
+
+    *inventory*: a node's devices, ``None`` when it has none; may raise MalformedInput.
+    *admit*: what admission makes of a container, given the pod as a dict; raises MalformedInput in words for the
+    pod's author; ``None`` for the common admission (:mod:`hami.vendors.admission`). *admits_all*: it is asked about
+    containers too that name no resource of the vendor.
+    *request*: what a container asks; ``None`` for the common reading (:mod:`hami.vendors.request`).
+    *gate*: why no device of the node will do. *rules*: what each device must pass, in order; named ones and functions.
+    *repeats*: a device that fits may be taken several times by one container.
+    *choose*: which of the devices that pass (at least as many as are asked for, in the order of trying) are taken; by
+    default the first. *share*: what is taken of a device, given what the container has taken already.
+    *annotate*: annotations beside the allocation. *read*: what only other annotations say of an allocation.
+    *node_score*: how well a placement (the shares of all containers) suits the node, given its devices before; higher
+    is better, it is added to the node's score.
     """
 
     key: str
@@ -85,22 +210,82 @@ class Vendor:
     memory_percent: str = ""
     cores: str = ""
     priority: str = ""
+    limits_only: bool = False
     memory_factor: int = 1
     default_memory: int = 0
     default_cores: int = 0
+    divided: bool = False
+    counts_cores: bool = True
+
     register: str = ""
     handshake: str = ""
     to_allocate: str = ""
     allocated: str = ""
+    node_keys: tuple[str, ...] = ()
+    pod_keys: tuple[str, ...] = ()
     selectors: SelectorKeys = SelectorKeys()
-    rules: tuple[Rule, ...] = ()
-    locks_node: bool = True
-    inventory: Callable[[Vendor, Node], tuple[Device, ...] | None]
-    admit: Callable[[Vendor, Mapping[str, Any], Mapping[str, Any]], Admission] = untouched
-    admission_wants_all_pods: bool = False
+    lock: str = NODE_LOCK
+    device_cores: int = 0
+    needs_capacity: bool = False
+    writes_model: bool = False
+
+    inventory: Inventory
+    admit: Admit | None = None
+    admits_all: bool = False
+    request: RequestOf | None = None
+    gate: Gate | None = None
+    rules: tuple[Rule | Check, ...] = ()
+    repeats: Callable[[View], bool] | None = None
+    choose: Choose | None = None
+    share: MakeShare | None = None
+    annotate: Annotate | None = None
+    read: Read | None = None
+    node_score: NodeScore | None = None
 
     @property
     def resources(self) -> tuple[str, ...]:
         """All resource names of this vendor that are in use."""
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
         return tuple(name for name in names if name)
+
+    def __repr__(self) -> str:
+        return f"Vendor({self.key!r})"
+
+
+class Catalog:
+    """The vendors that are scheduled, sorted by key; each resource name belongs to one of them.
+
+    Raises: MalformedInput when two have the same key, or claim the same resource or annotation.
+    """
+
+    def __init__(self, vendors: Iterable[Vendor]) -> None:
+        self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
+        self._by_key: dict[str, Vendor] = {}
+        self._by_resource: dict[str, Vendor] = {}
+        owners: dict[str, Vendor] = {}
+        for vendor in self._vendors:
+            if vendor.key in self._by_key:
+                raise MalformedInput("vendor", vendor.key, "expected a key that no other vendor has")
+            self._by_key[vendor.key] = vendor
+            for name in (*vendor.resources, vendor.to_allocate, vendor.allocated, vendor.register, vendor.handshake):
+                if name and owners.setdefault(name, vendor) is not vendor:
+                    raise MalformedInput(f"vendor {vendor.key}", name,
+                                         f"expected a name of its own, this one is {owners[name].key}'s")
+            self._by_resource.update((name, vendor) for name in vendor.resources)
+        self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
+
+    def __iter__(self) -> Iterator[Vendor]:
+        return iter(self._vendors)
+
+    def __len__(self) -> int:
+        return len(self._vendors)
+
+    def named(self, key: str) -> Vendor:
+        """The vendor of that key. Raises: KeyError."""
+        return self._by_key[key]
+
+    def asked_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
+        """The vendors to which any of these resource names belong, sorted by key."""
+        found = {vendor.key: vendor for names in resources for name in names
+                 if (vendor := self._by_resource.get(name)) is not None}
+        return tuple(found.values()) if len(found) < 2 else tuple(found[key] for key in sorted(found))

@@ -3,7 +3,7 @@
 from hami.cluster.ledger import Ledger, Policies
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.scheduling.decide import Choice
-from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock
 
 BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
@@ -20,7 +20,7 @@ class Books(Ledger):
 
     def __init__(self, *nodes, **options):
         self.time = Clock()
-        super().__init__((NVIDIA,), Policies(), clock=self.time, now=self.time.now, **options)
+        super().__init__(ONLY_NVIDIA, Policies(), clock=self.time, now=self.time.now, **options)
         for one in nodes or (node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1)),):
             self.nodes.upsert(one)
 

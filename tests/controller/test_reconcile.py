@@ -6,10 +6,10 @@ import pytest
 
 from hami.cluster.pods import PodRecord
 from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
-from tests.builders import NVIDIA, pod
+from tests.builders import NVIDIA, ONLY_NVIDIA, pod
 
 NOW = 10_000.0
-RULES = Rules(vendors=(NVIDIA,), scheduler="hami-scheduler", overwrites=True, expire=300.0)
+RULES = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300.0)
 
 
 def record(**fields):

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from hami.cluster.ledger import Ledger, Policies, Snapshot
 from hami.metrics.samples import SLICE, Family, build_info, families, render
 from hami.model import PodRef
-from tests.builders import NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
+from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
 
 EMPTY = Snapshot({}, (), {}, {}, ())
 GIB = 1 << 30
@@ -25,7 +25,7 @@ def snapshot(nodes=None, bookings=(), pods=(), used=None, quotas=()):
 
 def page(taken, *, legacy=False):
     """What Prometheus is told of a snapshot."""
-    return "".join(render(families(taken, [NVIDIA], legacy=legacy)))
+    return "".join(render(families(taken, ONLY_NVIDIA, legacy=legacy)))
 
 
 def samples(text, name):
@@ -36,7 +36,7 @@ def samples(text, name):
 
 def small_ledger():
     """One node with two devices; a pod holds half of the first, another is promised some of the second."""
-    ledger = Ledger([NVIDIA], Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
+    ledger = Ledger(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
     ledger.quotas.upsert(quota(namespace="team-a", gpumem=40000))
     ledger.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
                              gpu("GPU-b", memory_mib=16384, index=1)))
@@ -122,12 +122,12 @@ def test_legacy_names_come_beside_the_new_ones(name, labels, value):
 
 
 def test_families_are_sorted_by_name():
-    names = [family.name for family in families(EMPTY, [NVIDIA], legacy=True)]
+    names = [family.name for family in families(EMPTY, ONLY_NVIDIA, legacy=True)]
     assert names == sorted(set(names))
 
 
 def test_legacy_names_are_left_out_unless_asked_for():
-    assert {family.name[:5] for family in families(small_ledger().snapshot(), [NVIDIA])} == {"hami_"}
+    assert {family.name[:5] for family in families(small_ledger().snapshot(), ONLY_NVIDIA)} == {"hami_"}
 
 
 def test_empty_cluster_has_families_and_no_samples():

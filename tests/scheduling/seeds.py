@@ -1,6 +1,6 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
-from hami.scheduling.quota import Budget
+from hami.model import Budget
 from tests.builders import APP, INIT, SIDECAR, ask, container, gpus, view
 
 CPU = container({"cpu": "1"})

@@ -3,10 +3,9 @@
 import pytest
 
 from hami.errors import MalformedInput
-from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
+from hami.model import Budget, DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.ask import ask_of, node_policy_of
-from hami.scheduling.quota import Budget
-from tests.builders import APP, INIT, NVIDIA, SIDECAR, ask, container, gpus, pod, request
+from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, ask, container, gpus, pod, request
 
 CPU = container({"cpu": "1"})
 
@@ -21,7 +20,7 @@ def test_containers_in_their_order_and_kind():
 @pytest.mark.parametrize("containers", [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)], ids=["none", "cpu", "zero",
                                                                                                "void"])
 def test_a_pod_that_asks_for_no_device(containers):
-    assert ask_of(pod(*containers), [NVIDIA], "spread", {}) is None
+    assert ask_of(pod(*containers), ONLY_NVIDIA, "spread", {}) is None
 
 
 def test_one_claim_a_vendor_with_selectors_and_budget():
@@ -60,7 +59,7 @@ def test_unreadable_weights():
 
 
 def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
-    first, second = (ask_of(pod(gpus(1, 1000), name=name), [NVIDIA], "spread", {}) for name in ("a", "b"))
+    first, second = (ask_of(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread", {}) for name in ("a", "b"))
     assert first == second and hash(first) == hash(second)
 
 

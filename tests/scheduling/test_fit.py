@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
-from hami.model import DevicePolicy, OrderKey, Reason, Selector
-from hami.scheduling.fit import Context, Unfit, accepts_model, fit, objection
-from hami.scheduling.quota import Budget
+from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
+from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_views
 from tests.builders import ask, gpus, request, share, view
 from tests.scheduling.seeds import some_ask, some_views
@@ -17,14 +16,13 @@ from tests.scheduling.seeds import some_ask, some_views
 MODEST = gpus(1, 3000, 30)
 
 
-def context(*containers, **options):
-    asked = ask(*(containers or (MODEST,)), **options)
-    return Context(asked, asked.claim("NVIDIA"))
+def case(views, *containers, **options):
+    return ask(*(containers or (MODEST,)), **options).case("NVIDIA", views)
 
 
 def outcome(views, asked, **options):
     """The uuids in the order in which they were taken, or the reasons."""
-    found = fit(views, asked, context(**options))
+    found = fit(asked, case(views, **options))
     return str(found) if isinstance(found, Unfit) else [s.uuid for s in found]
 
 
@@ -65,7 +63,7 @@ RULES = [  # a device that breaks several rules: the reason is that of the first
 
 @pytest.mark.parametrize("device, asked, annotations, reason", RULES)
 def test_rules_in_the_order_users_see(device, asked, annotations, reason):
-    assert objection(device, asked, context(annotations=annotations)) is reason
+    assert objection(device, asked, case([device], annotations=annotations)) is reason
 
 
 @pytest.mark.parametrize("selector, accepted", [
@@ -117,7 +115,7 @@ def test_g12_without_grouping_the_nodes_alternate():
     views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
     ungrouped = DevicePolicy((OrderKey.SCORE_DESCENDING,), numa_bind=True)
     asked = replace(ask(MODEST), policy=ungrouped)
-    assert str(fit(views, request(2, 1), Context(asked, asked.claim("NVIDIA")))) == (
+    assert str(fit(request(2, 1), asked.case("NVIDIA", views))) == (
         "1/3 AllocatedCardsInsufficientRequest, 2/3 NumaNotFit")
 
 
@@ -195,7 +193,7 @@ def test_quota_counts_all_devices_that_topology_takes(left, uuids):
 def test_quota_counts_containers_placed_before():
     first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
     asked = ask(MODEST, budgets={"NVIDIA": Budget(5000)})
-    assert objection(view(), ASKED, Context(asked, asked.claim("NVIDIA"), placed=first)) is Reason.QUOTA
+    assert objection(view(), ASKED, asked.case("NVIDIA", placed=first)) is Reason.QUOTA
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -203,7 +201,7 @@ def test_fit_takes_only_what_is_free_and_nothing_twice(seed):
     rng = random.Random(seed)
     views, asked = some_views(rng), some_ask(rng, containers=1)
     (wanted,) = asked.containers[0].requests
-    found = fit(views, wanted, Context(asked, asked.claim("NVIDIA")))
+    found = fit(wanted, asked.case("NVIDIA", views))
     if isinstance(found, Unfit):
         return
     assert len({s.uuid for s in found}) == len(found) == wanted.count
@@ -220,7 +218,7 @@ def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
     rng = random.Random(seed)
     views, asked = some_views(rng, most=5), some_ask(rng, containers=1)
     (wanted,) = asked.containers[0].requests
-    found = fit(views, wanted, Context(asked, asked.claim("NVIDIA")))
+    found = fit(wanted, asked.case("NVIDIA", views))
     exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(views, wanted.count))
     greedy_may_miss = wanted.memory_mib == 0 and asked.claim("NVIDIA").budget.memory_mib is not None
     assert exists == (not isinstance(found, Unfit)) or (exists and greedy_may_miss)

@@ -6,9 +6,9 @@ import pytest
 from pytest import param
 
 from hami.codec.allocation import render_shares
+from hami.model import Budget
 from hami.scheduling.fit import Unfit
 from hami.scheduling.place import place
-from hami.scheduling.quota import Budget
 from hami.scheduling.usage import collapse, total
 from tests.builders import INIT, SIDECAR, ask, container, gpus, view, views
 from tests.scheduling.seeds import some_ask, some_views

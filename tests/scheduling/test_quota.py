@@ -3,7 +3,8 @@
 import pytest
 from pytest import param
 
-from hami.scheduling.quota import Budget, budget, limit_of
+from hami.model import Budget
+from hami.scheduling.quota import budget, limit_of
 from tests.builders import NVIDIA, nvidia, quota
 
 

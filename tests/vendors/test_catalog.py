@@ -3,6 +3,7 @@
 import pytest
 
 from hami.codec.device_config import DeviceConfig
+from hami.vendors import mig
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Rule, SelectorKeys
 from tests.builders import NVIDIA, nvidia
@@ -27,8 +28,9 @@ def test_nvidia_resources():
 
 def test_nvidia_rules_in_the_order_of_the_reference():
     assert NVIDIA.rules == (
-        Rule.HEALTH, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY,
-        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, Rule.MIG)
+        Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
+        Rule.QUOTA, Rule.MEMORY,
+        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_place)
 
 
 @pytest.mark.parametrize("config, keys", [
@@ -44,7 +46,7 @@ def test_a_vendor_without_a_name_for_its_count_is_left_out():
 
 
 def test_selectors():
-    keys = SelectorKeys(use_types="a", nouse_uuids="b", mode="c")
+    keys = SelectorKeys(use_types="a", nouse_uuids=("b",), mode="c")
     selector = keys.select({"a": "A40, ,L4", "b": ",", "c": "mig"})
     assert (selector.use_types, selector.nouse_types) == (("A40", "L4"), None)
     assert (selector.use_uuids, selector.nouse_uuids, selector.mode) == (None, (), "mig")

@@ -16,7 +16,7 @@ ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
 def admit(vendor, limits=None, pod_spec=None, **fields):
     wire = {"name": "c", **({} if limits is None else {"resources": {"limits": limits}}), **fields}
     before = copy.deepcopy(wire)
-    admission = vendor.admit(vendor, pod_spec or {}, wire)
+    admission = vendor.admit(vendor, {"spec": pod_spec or {}}, wire)
     assert wire == before, "the container that came in was changed"
     assert (admission.container is wire) == (admission.container == wire)
     return admission
@@ -92,6 +92,8 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
         assert resource in str(error)
 
 
-def test_only_overwriting_the_environment_wants_to_see_all_pods():
-    assert not NVIDIA.admission_wants_all_pods
-    assert nvidia(overwrite_env=True).admission_wants_all_pods
+@pytest.mark.parametrize("vendor, all_of_them", [
+    (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True),
+], ids=["default", "environment overwritten", "core policy"])
+def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
+    assert vendor.admits_all is all_of_them

@@ -2,7 +2,9 @@
 
 import pytest
 
-from hami.vendors.spec import Vendor, untouched
+from hami.errors import MalformedInput
+from hami.vendors.admission import admit
+from hami.vendors.spec import Catalog, Vendor
 from tests.builders import gpu, request
 
 PLAIN = Vendor(key="X", count="x.io/card", inventory=lambda vendor, node: None)
@@ -10,10 +12,10 @@ PLAIN = Vendor(key="X", count="x.io/card", inventory=lambda vendor, node: None)
 
 @pytest.mark.parametrize("container, found", [
     ({}, False), ({"resources": None}, False), ({"resources": {"limits": None}}, False),
-    ({"resources": {"limits": {"x.io/card": "1"}}}, True), ({"resources": {"requests": {"x.io/card": "1"}}}, False),
+    ({"resources": {"limits": {"x.io/card": "1"}}}, True), ({"resources": {"requests": {"x.io/card": "1"}}}, True),
 ])
-def test_untouched(container, found):
-    admission = untouched(PLAIN, {}, container)
+def test_common_admission_changes_nothing(container, found):
+    admission = admit(PLAIN, {}, container)
     assert admission.container is container
     assert (admission.found, admission.pod_spec) == (found, {})
 
@@ -28,3 +30,29 @@ def test_resources_that_have_no_name_are_left_out():
 ])
 def test_memory_on_a_device(asked, need):
     assert asked.memory_on(gpu()) == need
+
+
+def test_amounts_that_cannot_be_used_are_refused_by_all():
+    with pytest.raises(MalformedInput, match="invalid x.io/card value 1.5 in container c: must be an integer"):
+        admit(PLAIN, {}, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
+
+
+CARDS = Vendor(key="Y", count="y.io/card", memory="y.io/memory", inventory=lambda vendor, node: None)
+
+
+def test_a_catalog_finds_vendors_by_key_and_by_resource():
+    catalog = Catalog([CARDS, PLAIN])
+    assert list(catalog) == [PLAIN, CARDS] and len(catalog) == 2
+    assert catalog.named("Y") is CARDS
+    assert catalog.asked_by({"y.io/memory": "1"}, {"cpu": "1", "x.io/card": "2"}) == (PLAIN, CARDS)
+    assert catalog.asked_by({"cpu": "1"}) == ()
+
+
+@pytest.mark.parametrize("other, says", [
+    (dict(key="X", count="z.io/card"), "vendor: expected a key that no other vendor has: 'X'"),
+    (dict(key="Z", count="x.io/card"), "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
+], ids=["one key", "one resource"])
+def test_two_vendors_may_not_share(other, says):
+    with pytest.raises(MalformedInput) as caught:
+        Catalog([PLAIN, Vendor(inventory=lambda vendor, node: None, **other)])
+    assert str(caught.value) == says

@@ -1,0 +1,87 @@
+"""Which MIG instances the containers of a pod hold, as the annotation beside the allocation says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from hami.errors import MalformedInput
+from hami.model import Spot
+
+__all__ = ["MigAllocation", "parse_mig_allocations", "render_mig_allocations"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigAllocation:
+    """One instance. *container*: position in the pod, init containers first; *device*: position among the container's
+    shares. *spot*: where on the card, in memory slices, with the profile's name. *instance*: the instance's UUID, once
+    the device plugin has made it."""
+
+    container: int
+    device: int
+    gpu: str
+    spot: Spot
+    instance: str = ""
+
+
+class _Placement(msgspec.Struct):
+    start: int
+    size: int
+
+
+class _Entry(msgspec.Struct, rename="camel", omit_defaults=True):
+    container_index: int
+    device_index: int
+    profile: str
+    placement: _Placement
+    gpu_uuid: str = msgspec.field(name="gpuUUID")
+    mig_uuid: str | None = msgspec.field(name="migUUID", default=None)
+    gpu_instance_id: int | None = msgspec.field(name="gpuInstanceID", default=None)
+    compute_instance_id: int | None = msgspec.field(name="computeInstanceID", default=None)
+
+
+def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
+    """The instances in *text*.
+
+    Shape: ``[{"containerIndex", "deviceIndex", "gpuUUID", "profile", "placement": {"start", "size"}}]``, to which the
+    device plugin adds ``migUUID``, ``gpuInstanceID`` and ``computeInstanceID``, all three or none.
+    Raises: MalformedInput when an entry lacks something, or two are for the same share.
+    Source: HAMi v2.10, pkg/device/nvidia, DecodeMigAllocations.
+    """
+    try:
+        entries = msgspec.json.decode(text, type=list[_Entry])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedInput(field, text, f"expected a list of MIG allocations ({error})") from error
+    found: dict[tuple[int, int], MigAllocation] = {}
+    for position, entry in enumerate(entries):
+        where = f"{field}[{position}]"
+        _check(where, entry)
+        key = entry.container_index, entry.device_index
+        if key in found:
+            raise MalformedInput(where, key, "expected one entry for each container and device")
+        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, instance=entry.mig_uuid or "",
+                                   spot=Spot(entry.placement.start, entry.placement.size, entry.profile))
+    return tuple(found.values())
+
+
+def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
+    """The text that :func:`parse_mig_allocations` reads, without what only the device plugin knows."""
+    return msgspec.json.encode([
+        {"containerIndex": one.container, "deviceIndex": one.device, "gpuUUID": one.gpu, "profile": one.spot.name,
+         "placement": {"start": one.spot.start, "size": one.spot.size}} for one in allocations]).decode()
+
+
+def _check(where: str, entry: _Entry) -> None:
+    runtime = (entry.mig_uuid, entry.gpu_instance_id, entry.compute_instance_id)
+    place = entry.placement
+    for problem, broken in (
+        ("expected indexes from 0", entry.container_index < 0 or entry.device_index < 0),
+        ("expected gpuUUID and profile", not entry.gpu_uuid or not entry.profile),
+        ("expected a placement with a start from 0 and a size from 1", place.start < 0 or place.size < 1),
+        ("expected migUUID, gpuInstanceID and computeInstanceID, or none of them",
+         any(part is None for part in runtime) and any(part is not None for part in runtime)),
+    ):
+        if broken:
+            raise MalformedInput(where, msgspec.json.encode(entry).decode(), problem)

@@ -1,0 +1,146 @@
+"""What admission does with a container that asks for devices: the common part, and steps to compose it of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hami.errors import MalformedInput
+from hami.quantity import rounded_up
+from hami.vendors.request import amounts, objection
+from hami.vendors.spec import Admission, Admit, Vendor
+
+__all__ = ["Draft", "Step", "admission", "admit", "check_amounts"]
+
+
+class Draft:
+    """One container on its way through admission: what it asks for, and what is changed about it.
+
+    *limits*, *requests*: its quantities as text, with the changes. What came in stays as it is.
+    """
+
+    def __init__(self, vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> None:
+        self.vendor = vendor
+        self.spec: Mapping[str, Any] = pod.get("spec") or {}
+        self.name = str(container.get("name") or "")
+        resources = container.get("resources") or {}
+        self.limits = _texts(resources.get("limits"))
+        self.requests = _texts(resources.get("requests"))
+        self._pod = pod
+        self._container = container
+        self._added: dict[str, dict[str, str]] = {"limits": {}, "requests": {}}
+        self._env: dict[str, str] = {}
+        self._annotations: dict[str, str] = {}
+        self._pod_spec: dict[str, Any] = {}
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The amounts that count for the vendor, by resource name."""
+        return amounts(self.vendor, self.limits, self.requests)
+
+    def rounded(self, name: str) -> int | None:
+        """The amount of *name*, rounded up; ``None`` when it is not given. Raises: MalformedInput."""
+        if (text := self.given.get(name)) is None:
+            return None
+        try:
+            return rounded_up(text)
+        except MalformedInput as error:
+            raise self.invalid(name, text, error.problem) from error
+
+    def invalid(self, name: str, value: object, problem: str) -> MalformedInput:
+        """The error that tells the pod's author what is wrong with the amount of *name*."""
+        says = f"invalid {name} value {value} in container {self.name}: {problem}"
+        return MalformedInput(name, value, problem, says)
+
+    def says(self, key: str) -> str | None:
+        """The pod's annotation *key*, as it was or as it was set here."""
+        annotations = (self._pod.get("metadata") or {}).get("annotations") or {}
+        value = self._annotations.get(key, annotations.get(key))
+        return None if value is None else str(value)
+
+    def limit(self, name: str, value: int) -> None:
+        """Set the limit of *name*."""
+        self.limits[name] = self._added["limits"][name] = str(value)
+
+    def request(self, name: str, value: int) -> None:
+        """Set the request of *name*."""
+        self.requests[name] = self._added["requests"][name] = str(value)
+
+    def env(self, name: str, value: str) -> None:
+        """Set an environment variable, in place of one of the same name."""
+        self._env[name] = value
+
+    def has_env(self, name: str) -> bool:
+        """The container sets the variable itself."""
+        return any(entry.get("name") == name for entry in self._entries())
+
+    def annotate(self, key: str, value: str) -> None:
+        """Set an annotation of the pod."""
+        self._annotations[key] = value
+
+    def runtime_class(self, name: str) -> None:
+        """Have the pod run under this runtime class, if it is one and the pod names none."""
+        if name and not self.spec.get("runtimeClassName"):
+            self._pod_spec["runtimeClassName"] = name
+
+    def done(self, found: bool) -> Admission:
+        """The outcome."""
+        return Admission(self._changed(), found, self._pod_spec, self._annotations)
+
+    def _changed(self) -> Mapping[str, Any]:
+        """The container with the changes; itself when there are none."""
+        changed = dict(self._container)
+        added = {part: amounts for part, amounts in self._added.items() if amounts}
+        if added:
+            resources = dict(self._container.get("resources") or {})
+            changed["resources"] = resources | {
+                part: {**(resources.get(part) or {}), **amounts} for part, amounts in added.items()}
+        if self._env:
+            kept = [entry for entry in self._entries() if entry.get("name") not in list(self._env)]
+            changed["env"] = [*kept, *({"name": name, "value": value} for name, value in self._env.items())]
+        return changed if added or self._env else self._container
+
+    def _entries(self) -> list[Mapping[str, Any]]:
+        env = self._container.get("env") or []
+        if not isinstance(env, list) or not all(isinstance(entry, dict) for entry in env):
+            raise MalformedInput("env", env, "expected a list of name and value")
+        return env
+
+
+Step = Callable[[Draft], None]
+
+
+def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+    """What becomes of *container*: by the vendor's own admission, or else the common one.
+
+    Raises: MalformedInput in words for the pod's author.
+    """
+    return (vendor.admit or _COMMON)(vendor, pod, container)
+
+
+def admission(*steps: Step) -> Admit:
+    """Admission of containers that name the vendor's count: amounts that cannot be used are refused, then *steps*."""
+
+    def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+        draft = Draft(vendor, pod, container)
+        if vendor.count not in draft.given:
+            return draft.done(found=False)
+        check_amounts(draft)
+        for step in steps:
+            step(draft)
+        return draft.done(found=True)
+
+    return admit
+
+
+def check_amounts(draft: Draft) -> None:
+    """Refuse amounts that are no integers, negative or too large. Raises: MalformedInput."""
+    if problem := objection(draft.vendor, draft.name, draft.given):
+        raise MalformedInput(f"container {draft.name}", problem, "amount", says=problem)
+
+
+_COMMON = admission()
+
+
+def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (quantities or {}).items() if value is not None}

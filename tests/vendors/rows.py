@@ -1,0 +1,133 @@
+"""The rows of the table that all vendors share; ``rows_<vendor>.py`` have them, ``test_vendors.py`` runs them.
+
+The numbers are typed in from the reference, whose row the id of a row names.
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from hami.codec.allocation import render_shares
+from hami.model import Container, ContainerKind, Pod, PodRef, Request
+from hami.scheduling.ask import Ask, ContainerAsk, ask_of
+from hami.scheduling.fit import Unfit
+from hami.scheduling.place import place
+from hami.scheduling.writing import written
+from hami.vendors.admission import admit
+from hami.vendors.request import request_of
+from hami.vendors.spec import Catalog, Emission, Vendor
+from tests.builders import APP, container
+
+NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What a container with these *limits* (and *requests*) becomes at admission, and the request that follows.
+
+    *added*: limits that are new or changed; *requested*: the same for requests; *env*: variables that it has
+    afterwards; *annotations*: the pod's, before; *annotated*: what is new or changed of them; *pod_spec*: fields set in
+    the spec.
+    """
+
+    vendor: Vendor
+    limits: dict
+    request: Request | None
+    requests: dict = field(default_factory=dict)
+    added: dict = field(default_factory=dict)
+    requested: dict = field(default_factory=dict)
+    env: dict = field(default_factory=dict)
+    annotations: dict = field(default_factory=dict)
+    annotated: dict = field(default_factory=dict)
+    pod_spec: dict = field(default_factory=dict)
+
+    def check(self):
+        """The row holds, and admitting a second time changes nothing more."""
+        limits, requests, admission = admitted(self.vendor, self.limits, self.requests, self.annotations)
+        assert (limits, requests) == (self.limits | self.added, self.requests | self.requested)
+        assert {entry["name"]: entry["value"] for entry in admission.container.get("env", [])} == self.env
+        assert (admission.annotations, admission.pod_spec) == (self.annotated, self.pod_spec)
+        again = admitted(self.vendor, limits, requests, self.annotations | self.annotated)
+        assert again[:2] == (limits, requests), "admission is not at rest"
+        assert request_of(self.vendor, container(limits, requests=requests)) == self.request
+
+
+@dataclass(kw_only=True)
+class Denied:
+    """Why a pod with such a container is refused; one that comes in all the same asks for nothing, where *void*."""
+
+    vendor: Vendor
+    limits: dict
+    why: str
+    requests: dict = field(default_factory=dict)
+    annotations: dict = field(default_factory=dict)
+    void: bool = True
+
+
+@dataclass(kw_only=True)
+class Fits:
+    """What the containers get of the devices *views*, given in the order in which they are sorted (the last is tried
+    first), or why they get none.
+
+    *limits*: of one container, or a list of them, one a container; they pass admission first. *request*: that, in
+    place of limits. *annotations*: the pod's. *written*: further annotations that the Binding carries.
+    """
+
+    vendor: Vendor
+    views: list
+    outcome: str
+    limits: dict | list = field(default_factory=dict)
+    request: Request | None = None
+    annotations: dict = field(default_factory=dict)
+    written: dict = field(default_factory=dict)
+    kinds: tuple[ContainerKind, ...] = ()
+    budgets: dict = field(default_factory=dict)
+    node: str = "n"
+
+    def check(self):
+        """The row holds."""
+        pod = self.pod()
+        found = place({self.vendor.key: self.views}, self.ask(pod))
+        assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
+            not isinstance(found, Unfit) and self.vendor.writes_model)
+        if not isinstance(found, Unfit):
+            devices = {view.device.uuid: view.device for view in self.views}
+            texts = written(self.vendor, Emission(pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
+            assert texts.pop(self.vendor.allocated) == self.outcome
+            if self.vendor.to_allocate:
+                assert texts.pop(self.vendor.to_allocate) == self.outcome
+            assert texts == self.written
+
+    def pod(self):
+        """The pod after admission."""
+        given = self.limits if isinstance(self.limits, list) else [self.limits]
+        kinds = self.kinds or (APP,) * len(given)
+        containers, annotations = [], dict(self.annotations)
+        for position, (limits, kind) in enumerate(zip(given, kinds)):
+            after, requests, admission = admitted(self.vendor, limits, {}, annotations)
+            annotations |= admission.annotations
+            containers.append(Container(name=f"c{position}", kind=kind, limits=after, requests=requests))
+        return Pod(ref=PodRef("default", "pod1", "uid-1"), annotations=annotations, containers=tuple(containers))
+
+    def ask(self, pod) -> Ask:
+        """What the pod asks, devices in the order given."""
+        catalog = Catalog([self.vendor])
+        if self.request is not None:
+            stand_in = container({self.vendor.count: "1"})
+            found = ask_of(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
+            assert found is not None, "the stand-in for the request asks for nothing"
+            found = replace(found, containers=(ContainerAsk(APP, (self.request,)),))
+        else:
+            found = ask_of(pod, catalog, "spread", self.budgets)
+            assert found is not None, "no container asks for a device"
+        return replace(found, policy=replace(found.policy, order=()))
+
+
+def admitted(vendor, limits, requests=(), annotations=()):
+    """Limits and requests as admission leaves them, and the whole outcome."""
+    resources = {"limits": {name: str(value) for name, value in dict(limits).items()}}
+    if requests:
+        resources["requests"] = {name: str(value) for name, value in dict(requests).items()}
+    wire = {"name": "c", "resources": resources}
+    outcome = admit(vendor, {"metadata": {"annotations": dict(annotations)}, "spec": {"containers": [wire]}}, wire)
+    after = outcome.container["resources"]
+    return after.get("limits", {}), after.get("requests", {}), outcome

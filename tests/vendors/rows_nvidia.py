@@ -1,0 +1,142 @@
+"""NVIDIA's rows of the table."""
+
+import json
+from dataclasses import replace
+
+from pytest import param
+
+from hami.model import MigProfile, Spot
+from tests.builders import NVIDIA, nvidia, request, view
+from tests.vendors.rows import Asked, Denied, Fits
+
+
+def nv(count=None, **amounts):
+    """Limits in NVIDIA's resources: ``nv(1, gpumem=3000)``."""
+    asked = ({} if count is None else {"gpu": count}) | amounts
+    return {f"nvidia.com/{name.replace('_', '-')}": str(value) for name, value in asked.items()}
+
+
+def asks(vendor, limits, added, request, id):
+    return param(Asked(vendor=vendor, limits=limits, added=added, request=request), id=id)
+
+
+def denied(vendor, limits, why, id):
+    return param(Denied(vendor=vendor, limits=limits, why=why), id=id)
+
+
+def fits(vendor, views, limits, annotations, outcome, id, written=None):
+    return param(Fits(vendor=vendor, views=views, limits=limits, annotations=annotations, outcome=outcome,
+                      written=written or {}), id=id)
+
+
+ASKS = [  # vendor, limits, what admission adds to them, the request
+    asks(NVIDIA, nv(1, gpumem=3000, gpucores=30), {}, request(1, 3000, None, 30), id="N1"),
+    asks(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="N2"),
+    asks(NVIDIA, nv(2, gpumem_percentage=50, gpucores=30), {}, request(2, 0, 50, 30), id="N3"),
+    asks(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="N4"),
+    asks(NVIDIA, nv(1, gpumem_percentage=0), {}, request(1, 0, 100, 0), id="N5"),
+    asks(NVIDIA, nv(gpucores=30), nv(1), request(1, 0, 100, 30), id="NVIDIA cores alone"),
+    asks(NVIDIA, nv(gpumem_percentage=100), nv(1, gpucores=100), request(1, 0, 100, 100), id="NVIDIA all memory"),
+    asks(NVIDIA, nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0), id="NVIDIA percent"),
+    asks(NVIDIA, nv(1, gpumem=3000, gpumem_percentage=50), {}, request(1, 3000, 50, 0),
+         id="NVIDIA memory and percent"),
+    asks(NVIDIA, nv(1, gpumem=3000, gpucores=150), {}, request(1, 3000, None, 150), id="NVIDIA cores above a card's"),
+    asks(NVIDIA, nv(1, gpumem="3k"), {}, request(1, 3000, None, 0), id="NVIDIA 3k"),
+    asks(NVIDIA, nv(1, gpumem="1e3"), {}, request(1, 1000, None, 0), id="NVIDIA 1e3"),
+    asks(NVIDIA, nv(1, gpumem=0), {}, request(1, 0, 100, 0), id="NVIDIA no memory is all"),
+    asks(NVIDIA, nv(0, gpumem=3000), {}, None, id="NVIDIA no card"),
+    param(Asked(vendor=NVIDIA, limits=nv(priority=1), request=None, env={"CUDA_TASK_PRIORITY": "1"}),
+          id="NVIDIA priority alone"),
+    asks(NVIDIA, {"cpu": "1"}, {}, None, id="NVIDIA nothing"),
+    asks(NVIDIA, {}, {}, None, id="NVIDIA no limits"),
+    asks(nvidia(memory_factor=512), nv(1, gpumem=6), {}, request(1, 3072, None, 0), id="NVIDIA factor"),
+    asks(nvidia(default_memory=5000), nv(1), nv(gpucores=100), request(1, 5000, None, 100),
+         id="NVIDIA default memory"),
+    asks(nvidia(default_memory=5000), nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0),
+         id="NVIDIA percent before default memory"),
+    asks(nvidia(default_cores=20), nv(1, gpumem=1), {}, request(1, 1, None, 20), id="NVIDIA default cores"),
+    asks(nvidia(default_gpu_num=2), nv(gpumem=1), nv(2), request(2, 1, None, 0), id="NVIDIA default count"),
+    asks(nvidia(default_gpu_num=0), nv(gpumem=1), {}, None, id="NVIDIA no default count"),
+    asks(nvidia(resource_core_name=""), nv(1), {}, request(1, 0, 100, 0), id="NVIDIA without cores"),
+    asks(nvidia(resource_count_name="x.io/card"), nv(1, gpumem=1), {"x.io/card": "1"}, request(1, 1, None, 0),
+         id="NVIDIA under another name"),
+]
+
+INT32 = "must be an integer between 0 and 2147483647"
+DENIED = [  # vendor, limits, why; a pod that comes in nevertheless asks for nothing
+    denied(NVIDIA, nv(1, gpumem="16Gi"), f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}", id="N6"),
+    denied(NVIDIA, nv(1, gpumem="-1"), f"invalid nvidia.com/gpumem value -1 in container c: {INT32}",
+           id="NVIDIA -1 MiB"),
+    denied(NVIDIA, nv(1, gpumem="1.5"), f"invalid nvidia.com/gpumem value 1.5 in container c: {INT32}",
+           id="NVIDIA 1.5 MiB"),
+    denied(NVIDIA, nv(1, gpumem="lots"), f"invalid nvidia.com/gpumem value lots in container c: {INT32}",
+           id="NVIDIA lots"),
+    denied(NVIDIA, nv("9999999999999"), f"invalid nvidia.com/gpu value 9999999999999 in container c: {INT32}",
+           id="NVIDIA too many cards"),
+    denied(NVIDIA, nv("-1"), f"invalid nvidia.com/gpu value -1 in container c: {INT32}", id="NVIDIA -1 cards"),
+    denied(NVIDIA, nv(1, gpucores="500m"), f"invalid nvidia.com/gpucores value 500m in container c: {INT32}",
+           id="NVIDIA half a percent"),
+    denied(nvidia(memory_factor=512), nv(1, gpumem=4194304),
+           "invalid nvidia.com/gpumem value 4194304 in container c: must be an integer between 0 and 4194303",
+           id="NVIDIA too much after scaling"),
+]
+
+
+def linked(uuid, **scores):
+    return view(uuid, pair_scores={f"dev-{other.removeprefix('to')}": score for other, score in scores.items()})
+
+
+TRIANGLE = [linked("dev-0", to1=100, to2=200), linked("dev-1", to0=100, to2=150), linked("dev-2", to0=200, to1=150)]
+NUMA_BIND = {"nvidia.com/numa-bind": "true"}
+TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
+MIG = view("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
+    MigProfile(name="3g.20gb", memory_mib=19968, cores=43, slices=3, placements=(Spot(0, 4), Spot(4, 4))),
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=tuple(Spot(i, 1) for i in range(7))),
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2, placements=tuple(Spot(i, 2) for i in (0, 2, 4)))))
+
+
+def places(*instances):
+    """The annotation that says where a container's instances lie on the card."""
+    entries = [{"containerIndex": 0, "deviceIndex": place, "gpuUUID": "GPU-m", "profile": profile,
+                "placement": {"start": start, "size": size}} for place, (profile, start, size) in enumerate(instances)]
+    return {"hami.io/vgpu-mig-allocations": json.dumps(entries, separators=(",", ":"))}
+
+
+FITS = [  # vendor, its devices in the order given to the fit (tried from the end), limits, annotations, the outcome
+    fits(NVIDIA, [view("GPU-a")], nv(1, gpumem=3000, gpucores=30), {}, "GPU-a,NVIDIA,3000,30:;", id="N1"),
+    fits(NVIDIA, [view("A", 1, 3000, 30), view("B")], nv(1), {}, "B,NVIDIA,46068,100:;", id="N2 one is free"),
+    fits(NVIDIA, [view("A", 1, 3000, 30)], nv(1), {}, "1/1 CardInsufficientMemory", id="N2 none is free"),
+    fits(NVIDIA, [view("d0"), view("d1")], nv(2, gpumem_percentage=50, gpucores=30), {},
+         "d1,NVIDIA,23034,30:d0,NVIDIA,23034,30:;", id="N3"),
+    fits(NVIDIA, [view("A", 1, 1000, 100)], nv(gpumem=8000), {}, "1/1 CardComputeUnitsExhausted", id="N4"),
+    fits(NVIDIA, [view("A", memory_mib=11264)], nv(1, gpumem_percentage=0), {}, "A,NVIDIA,11264,0:;", id="N5 free"),
+    fits(NVIDIA, [view("A", 1, 11260, 0, memory_mib=11264)], nv(1, gpumem_percentage=0), {},
+         "1/1 CardInsufficientMemory", id="N5 used"),
+    fits(NVIDIA, TRIANGLE, nv(1, gpumem=100, gpucores=10), TOPOLOGY, "dev-1,NVIDIA,100,10:;", id="N7"),
+    fits(NVIDIA, TRIANGLE, nv(2, gpumem=100, gpucores=10), TOPOLOGY,
+         "dev-2,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="N8"),
+    fits(NVIDIA, [view("dev-0", numa=1), view("dev-1", numa=1), view("dev-2")], nv(2, gpumem=100, gpucores=10),
+         NUMA_BIND, "dev-1,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="N9"),
+    fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "mig"},
+         "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)), id="N10"),
+    fits(NVIDIA, [MIG], nv(1, gpumem=4864), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 6, 1)),
+         id="NVIDIA MIG small profiles go to the far end"),
+    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(0, 2), Spot(4, 2)))], nv(1, gpumem=8000), {},
+         "GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 2, 2)), id="NVIDIA MIG a gap is used"),
+    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(1, 1), Spot(3, 3)))], nv(1, gpumem=8000), {},
+         "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG memory is left but no place"),
+    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(0, 2), Spot(4, 1)))], nv(1, gpumem=8000), {},
+         "GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 2, 2)), id="NVIDIA MIG another profile beside"),
+    fits(NVIDIA, [replace(MIG, slots_used=3, spots=(Spot(0, 2), Spot(2, 2), Spot(4, 1)))], nv(1, gpumem=8000), {},
+         "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG full for this profile"),
+    fits(NVIDIA, [replace(MIG, slots_used=1)], nv(1, gpumem=8000), {}, "1/1 CardNotHealth",
+         id="NVIDIA MIG a user without a place"),
+    fits(NVIDIA, [replace(view("GPU-0", 1), spots=(Spot(0, 2),))], nv(1, gpumem=8000), {},
+         "1/1 CardNotHealth", id="NVIDIA a place on a card that is not cut"),
+    fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "hami-core"}, "1/1 CardTypeMismatch",
+         id="NVIDIA MIG not wanted"),
+    fits(NVIDIA, [MIG], nv(4, gpumem=8000), {}, "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest",
+         id="NVIDIA MIG more than go on a card"),
+    fits(NVIDIA, [view("dev-0", cordoned=True), view("dev-1", cordoned=True)], nv(1), {}, "2/2 CardCordoned",
+         id="N11"),
+]
