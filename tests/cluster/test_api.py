@@ -79,6 +79,29 @@ def api(server, **options):
     return Api(Configuration(host=f"http://127.0.0.1:{server.server_port}"), **options)
 
 
+@pytest.mark.parametrize("prefix", ["", "/", "/k8s/clusters/c-1", "/k8s/clusters/c-1/"])
+def test_an_api_server_may_live_below_a_path(server, prefix):
+    server.answers = [(200, b"1"), (200, [b"{}\n"])]
+    made = Api(Configuration(host=f"http://127.0.0.1:{server.server_port}{prefix}"))
+    made.request("GET", "/api", query={"a": "b c"})
+    with made.stream("/api", {}, read_timeout=5) as lines:
+        assert list(lines) == [b"{}"]
+    assert [path for _, path, *_ in server.requests] == [prefix.rstrip("/") + "/api?a=b+c", prefix.rstrip("/") + "/api"]
+
+
+def test_a_proxy_gets_the_whole_address(server):
+    server.answers = [(200, b"1")]
+    configuration = Configuration(host="http://api.invalid/below")
+    configuration.proxy = f"http://127.0.0.1:{server.server_port}"
+    assert Api(configuration).request("GET", "/api") == b"1"
+    assert server.requests[0][1] == "http://api.invalid/below/api"
+
+
+def test_a_redirect_is_not_followed(server):
+    server.answers = [(302, b"elsewhere")]
+    assert api(server).request("GET", "/api") == b"elsewhere"
+
+
 def watch(server, *chunks, read_timeout=10.0):
     server.answers.append((200, chunks))
     return api(server).stream("/w", {"watch": "true"}, read_timeout=read_timeout)
