@@ -1,4 +1,4 @@
-"""The command line: ``hami scheduler`` and ``hami version``.
+"""The command line: ``hami scheduler``, ``hami vendors`` and ``hami version``.
 
 Flags are upstream's, so that its manifests work with the image changed; ``-`` and ``_`` in a name are the same,
 booleans are Go's. What a command needs is imported when it runs: the parent process of the server stays small.
@@ -91,6 +91,8 @@ SELECTOR = Text("selector", parse_node_selector)
 NODE_POLICY = Text("policy", _one_of(*NODE_POLICIES))
 DEVICE_POLICY = Text("policy", parse_device_policy_flag)
 RESOURCE = Text("name", parse_resource_name)
+TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.listing, which only its command needs
+TABLE_FORMAT = Text("format", _one_of(*TABLE_FORMATS))
 LOG_FORMAT = Text("format", _one_of(*logs.FORMATS))
 
 
@@ -276,21 +278,32 @@ STAND_INS = (
         ("--ascend310p-memory", "vnpus.configs[Ascend310P].resourceMemoryName"),
     )),
 )
-SCHEDULER_FLAGS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
+Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
+STAND_IN_GROUP = (
+    "In place of keys that --device-config-file lacks; without a file, they go before the chart's", STAND_INS)
+SCHEDULER_FLAGS: Groups = (
     ("Listening", LISTENING),
     ("Scheduling", SCHEDULING),
     ("Cluster", CLUSTER),
     ("Devices", DEVICES),
     ("Output", OUTPUT),
-    ("In place of keys that --device-config-file lacks; without a file, they go before the chart's", STAND_INS),
+    STAND_IN_GROUP,
     ("Taken without effect (klog's)", NO_EFFECT),
 )
+VENDORS_FLAGS: Groups = (
+    ("Form", (Flag("--output", TABLE_FORMAT, f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]"),)),
+    ("Devices", DEVICES),
+    STAND_IN_GROUP,
+)
+
+
+GO_FLAGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120}
 
 
 class _GroupedCommand(click.Command):
     """A command whose help shows its flags in groups."""
 
-    def __init__(self, *, groups: tuple[tuple[str, tuple[Flag, ...]], ...], **kwargs: Any) -> None:
+    def __init__(self, *, groups: Groups, **kwargs: Any) -> None:
         self._groups = [(title, [flag.option() for flag in flags]) for title, flags in groups]
         kwargs["params"] = [option for _, options in self._groups for option in options]
         super().__init__(**kwargs)
@@ -336,8 +349,7 @@ def version() -> None:
     click.echo(f"hami {__version__}")
 
 
-@main.command(cls=_GroupedCommand, groups=SCHEDULER_FLAGS, context_settings={
-    "token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120})
+@main.command(cls=_GroupedCommand, groups=SCHEDULER_FLAGS, context_settings=GO_FLAGS)
 @click.pass_context
 def scheduler(ctx: click.Context, /, **values: object) -> None:
     """Serve the admission webhook and the scheduler extender, and keep the cluster's device accounts.
@@ -345,8 +357,7 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are the same; a BOOL may
     be left out (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE say which pod this is.
     """
-    given, named = _given(ctx, values)
-    settings = read_settings(given, os.environ, named=named)
+    settings = _settings(ctx, SCHEDULER_FLAGS, values)
     logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
@@ -354,12 +365,27 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     ctx.exit(serve(settings))
 
 
-def _given(ctx: click.Context,
-           values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, dict[str, Flagged]]]:
-    """What the command line says: values by field of Settings, and what stands in for the device configuration."""
+@main.command(cls=_GroupedCommand, groups=VENDORS_FLAGS, context_settings=GO_FLAGS)
+@click.pass_context
+def vendors(ctx: click.Context, /, **values: object) -> None:
+    """Print the devices that are scheduled: what they are called in pods and nodes, in which units, with what defaults.
+
+    What is switched off is shown, too, and marked. A backend whose devices have no name in the device configuration
+    does not exist, and is not shown.
+    """
+    from hami.listing import entries, render
+
+    settings = _settings(ctx, VENDORS_FLAGS, values)
+    for note in settings.devices.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(render(entries(settings), str(values["output"] or TABLE_FORMATS[0])))
+
+
+def _settings(ctx: click.Context, groups: Groups, values: Mapping[str, object]) -> Settings:
+    """What the command line and the environment say; *values* are those of the flags in *groups*."""
     given: dict[str, object] = {}
     named: dict[str, dict[str, Flagged]] = {}
-    for flag in (flag for _, flags in SCHEDULER_FLAGS for flag in flags):
+    for flag in (flag for _, flags in groups for flag in flags):
         if ctx.get_parameter_source(flag.kept_as) is not ParameterSource.COMMANDLINE:
             continue
         if flag.field:
@@ -367,7 +393,7 @@ def _given(ctx: click.Context,
         elif flag.stands_for:
             mapping, _, key = flag.stands_for.rpartition(".")
             named.setdefault(mapping, {}).setdefault(key, Flagged(values[flag.kept_as], flag.name))
-    return given, named
+    return read_settings(given, os.environ, named=named)
 
 
 def run_scheduler(settings: Settings) -> int:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
-from hami.cli import DEFAULTS, SCHEDULER_FLAGS, STAND_INS, main
+from hami.cli import DEFAULTS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
 from hami.codec.device_config import NvidiaConfig
 from hami.errors import ClusterError
 from hami.settings import Address, parse_node_selector
@@ -318,6 +318,44 @@ def test_no_two_flags_set_the_same_field():
     names = [flag.field or flag.name for _, flags in SCHEDULER_FLAGS for flag in flags]
     assert len(names) == len(set(names))
     assert {flag.field for _, flags in SCHEDULER_FLAGS for flag in flags} - {""} <= set(DEFAULTS.__slots__)
+
+
+def listing(*args, **environ):
+    """Result of ``hami vendors``."""
+    return CliRunner().invoke(main, ["vendors", *args], env=ENVIRONMENT | environ)
+
+
+def test_vendors_prints_the_catalogue():
+    assert listing().exit_code == 0
+    assert "nvidia.com/gpumem-percentage" in listing().stdout
+    assert listing("--output=markdown").stdout.startswith("| backend |")
+    named = json.loads(listing("--output", "json", "--resource-name=a.b/gpu").stdout)
+    assert {entry["backend"]: entry["resources"]["count"] for entry in named}["NVIDIA"] == "a.b/gpu"
+
+
+def test_vendors_reads_the_file_and_says_what_it_skips(tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("nvidia: {resourceCountName: a.b/c, memoryfactor: 2}")
+    result = listing(f"--device-config-file={config}")
+    assert "a.b/c" in result.stdout and "gpumem" not in result.stdout
+    assert result.stderr == f"note: {config}: nvidia.memoryfactor: unknown key, skipped\n"
+
+
+@pytest.mark.parametrize("args, code, problem", [
+    (["--device-config-file=/nowhere.yaml"], 1, "error: --device-config-file /nowhere.yaml: No such file or directory"),
+    (["--output=xml"], 2, "expected text or markdown or json"),
+    (["--http_bind=:80"], 2, "--http-bind"),
+], ids=words)
+def test_vendors_names_what_is_wrong(args, code, problem):
+    result = listing(*args)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert problem in result.stderr.splitlines()[-1]
+
+
+def test_help_of_vendors_names_every_flag():
+    output = CliRunner().invoke(main, ["vendors", "--help"], terminal_width=120).output
+    assert [flag.name for _, flags in VENDORS_FLAGS for flag in flags if flag.name not in output] == []
+    assert "[default: text]" in output
 
 
 @pytest.mark.parametrize("args", [["version"], ["--version"]])

@@ -131,8 +131,8 @@ class Section:
                          " or ".join(choices))
 
     def text(self, key: str) -> str:
-        """Words for people, and for other programs that read the file."""
-        return self._get(key, "", lambda value: value if isinstance(value, str) else None, "a text")
+        """Words for people, and for other programs that read the file; a number will do."""
+        return self._get(key, "", _text, "a text")
 
     def key_part(self, key: str, right: str, most: int) -> str:
         """A word that must be there and can stand in the key of an annotation, *most* characters at most."""
@@ -202,6 +202,10 @@ def _positive(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value < float("inf") else None
+
+
+def _text(value: object) -> str | None:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _words(value: object) -> tuple[str, ...] | None:

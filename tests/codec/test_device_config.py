@@ -1,6 +1,10 @@
 """The device configuration file."""
 
+import copy
 import dataclasses
+import datetime
+import functools
+import operator
 from pathlib import Path
 
 import pytest
@@ -158,6 +162,7 @@ def test_a_chip_that_the_chart_does_not_know_is_taken_as_described():
 
 @pytest.mark.parametrize("text, field, value", [
     ("chipName: 910B4", "chip_name", "910B4"),
+    ("chipName: 910", "chip_name", "910"),
     ("memoryFactor: 1024", "names", Names(count="huawei.com/npu", memory_factor=1024)),
     ("resourceName: null", "names", Names()),
     ("{resourceMemoryName: huawei.com/mem, resourceCoreName: huawei.com/core}", "names",
@@ -275,7 +280,8 @@ def test_a_bad_value_is_named_with_what_would_be_right(text, key, right):
     ("memoryFactor: -1", "memoryFactor", "from 1"),
     ("memoryFactor: '2'", "memoryFactor", "without quotes"),
     ("resourceName: a b", "resourceName", "a resource name"),
-    ("chipName: 910", "chipName", "a text"),
+    ("chipName: [910]", "chipName", "a text"),
+    ("chipName: true", "chipName", "a text"),
     ("memoryAllocatable: null", "memoryAllocatable", "missing, expected MiB that a whole chip offers"),
     ("memoryAllocatable: 0", "memoryAllocatable", "from 1"),
     ("memoryCapacity: null", "memoryCapacity", "missing, expected MiB of the chip"),
@@ -324,6 +330,43 @@ def test_a_document_that_cannot_be_used_is_refused(text, field, problem):
         parse_device_config(text, "device.yaml")
     assert caught.value.field == field
     assert caught.value.problem.startswith(problem)
+
+
+SMALL = yaml.safe_load("""
+nvidia: {resourceCountName: nvidia.com/gpu, deviceMemoryScaling: 1.5,
+         migProfileAllowlist: [{models: [A], profiles: [1g.5gb]}]}
+hygon: {resourceCountName: a/dcu, memoryFactor: 2}
+metax: {resourceVCountName: a/sgpu, sgpuTopologyAware: true}
+enflame: {resourceNameVGCU: a/vgcu}
+iluvatars: [{commonWord: A, resourceCountName: a/gpu}]
+vnpus: {configs: [{chipName: x, commonWord: Ascend310P, resourceName: a/npu, memoryAllocatable: 8, memoryCapacity: 9,
+                   runtimeClassName: npu, templates: [{name: a, memory: 1}]}]}
+""")
+JUNK = [None, "", 0, -1, 1.5, float("inf"), float("nan"), True, [], {}, [1], {"a": 1}, "x y", "nvidia.com/gpu", 10**30,
+        [[1]], {1: 2}, datetime.date(2026, 1, 1), b"x"]
+
+
+def places(value, path=()):
+    """The paths of all that stands in a document."""
+    yield path
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_whatever_stands_anywhere_is_read_or_refused_by_name(junk):
+    refused = 0
+    for *path, last in filter(None, places(SMALL)):
+        document = copy.deepcopy(SMALL)
+        functools.reduce(operator.getitem, path, document)[last] = junk
+        try:
+            parse(yaml.safe_dump(document))
+        except MalformedInput as error:
+            refused += 1
+            assert error.field.startswith("device.yaml: ")
+            assert str(last) in error.field or junk == "nvidia.com/gpu"
+    assert refused > 0
 
 
 CHIP = "{commonWord: %s, memoryAllocatable: 1, memoryCapacity: 1, templates: []}"

@@ -1,0 +1,119 @@
+"""The catalogue as a table."""
+
+import dataclasses
+import json
+
+import pytest
+
+from hami.cli import TABLE_FORMATS
+from hami.codec.device_config import DeviceConfig, NvidiaConfig
+from hami.listing import FORMATS, entries, entry_of, render
+from hami.settings import Settings
+from hami.vendors.spec import SelectorKeys, Vendor
+
+
+def vendor(key="Acme", **fields):
+    """A vendor that nobody asks for devices."""
+    return Vendor(**{"key": key, "count": f"{key.lower()}.com/card", "inventory": lambda vendor, node: None} | fields)
+
+
+def chip(word, **fields):
+    """One of several backends that differ in their name."""
+    return vendor(word, **{"count": f"acme.com/{word}", "allocated": f"hami.io/{word}-devices-allocated"} | fields)
+
+
+@pytest.mark.parametrize("made, memory_unit, cores_unit, default", [
+    (vendor(), "", "", "whole devices"),
+    (vendor(memory="a/m"), "MiB", "", "all memory"),
+    (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
+    (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
+    (vendor(memory_percent="a/p"), "", "", "all memory"),
+    (vendor(cores="a/c"), "", "% of a device", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", default_cores=100), "MiB", "% of a device", "all memory, 100 cores"),
+    (vendor("NVIDIA", memory="a/m", cores="a/c"), "MiB", "% of a device",
+     "all memory, all cores if no memory is asked for"),
+    (vendor("NVIDIA", memory="a/m"), "MiB", "", "all memory"),
+    (vendor("AWSNeuron", cores="a/c"), "", "NeuronCores", "whole devices"),
+    (vendor("Enflame", memory="a/m", cores="a/c"), "GB or MiB", "% of a device", "no minimum"),
+    (vendor("Mthreads", memory="a/m", memory_factor=512, cores="a/c"), "512 MiB", "1/16 of a device",
+     "all memory, all cores if no memory is asked for"),
+])
+def test_units_and_defaults(made, memory_unit, cores_unit, default):
+    entry = entry_of(made)
+    assert (entry.memory_unit, entry.cores_unit, entry.default) == (memory_unit, cores_unit, default)
+
+
+def test_names_are_those_of_the_record():
+    entry = entry_of(vendor(
+        memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", register="r", handshake="h", to_allocate="t",
+        allocated="d", lock="l", selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x",
+        is_on=False)
+    assert dataclasses.asdict(entry) == {
+        "backend": "Acme", "count": "acme.com/card", "memory": "a/m", "memory_unit": "MiB", "memory_percent": "a/p",
+        "cores": "a/c", "cores_unit": "% of a device", "priority": "a/y", "default": "all memory",
+        "switch": "--enable-x", "is_on": False,
+        "register": "r", "handshake": "h", "to_allocate": "t", "allocated": "d", "lock": "l",
+        "selectors": ("u", "v", "w")}
+
+
+def test_a_table_in_text_has_aligned_columns():
+    table = render([entry_of(vendor(memory="a/m")), entry_of(vendor("B"), "--enable-b", is_on=False)])
+    assert table.splitlines()[:5] == [
+        "Resources",
+        "",
+        "backend  devices        memory  in   cores  in  unless it says  switch",
+        "Acme     acme.com/card  a/m     MiB  –      –   all memory      –",
+        "B        b.com/card     –       –    –      –   whole devices   --enable-b (off)",
+    ]
+    assert table.splitlines()[6] == "Annotations"
+
+
+def test_a_switch_that_is_on_is_shown_without_a_mark():
+    assert "--enable-b\n" in render([entry_of(vendor("B"), "--enable-b")])
+
+
+def test_in_markdown_backends_that_differ_in_name_alone_share_a_row():
+    table = render([entry_of(chip("C1")), entry_of(chip("C2")), entry_of(chip("C3", memory="acme.com/C3-memory"))],
+                   "markdown")
+    assert table.splitlines() == [
+        "| backend | devices | memory | in | cores | in | unless it says | switch |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| C1, C2 | `acme.com/‹chip›` |  |  |  |  | whole devices |  |",
+        "| C3 | `acme.com/C3` | `acme.com/C3-memory` | MiB |  |  | all memory |  |",
+        "",
+        "| backend | node: devices | node: handshake | node: lock | pod: to allocate | pod: allocated "
+        "| pod: selectors |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| C1, C2, C3 |  |  | `hami.io/mutex.lock` |  | `hami.io/‹chip›-devices-allocated` |  |",
+    ]
+
+
+def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
+    entry = dataclasses.replace(entry_of(chip("C")), cores="a.b/c", cores_unit="1/16 of a device", switch="--enable-c",
+                                is_on=False)
+    assert "| `a.b/c` | 1/16 of a device | whole devices | `--enable-c` (off) |" in render([entry], "markdown")
+
+
+def test_json_has_every_field():
+    made = vendor(memory="a/m", register="r", selectors=SelectorKeys(use_types="u"))
+    entry = entry_of(made, "--enable-a", is_on=False)
+    assert json.loads(render([entry], "json")) == [{
+        "backend": "Acme",
+        "resources": {"count": "acme.com/card", "memory": "a/m", "memoryPercent": "", "cores": "", "priority": ""},
+        "units": {"memory": "MiB", "cores": ""},
+        "default": "all memory",
+        "annotations": {"register": "r", "handshake": "", "toAllocate": "", "allocated": "",
+                        "lock": "hami.io/mutex.lock", "selectors": ["u"]},
+        "switch": "--enable-a",
+        "on": False,
+    }]
+
+
+def test_the_entries_are_those_of_the_device_configuration():
+    (nvidia,) = entries(Settings(devices=DeviceConfig(nvidia=NvidiaConfig(memory_factor=1024))))
+    assert (nvidia.backend, nvidia.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
+    assert (nvidia.switch, nvidia.is_on) == ("", True)
+
+
+def test_the_command_line_knows_the_forms():
+    assert TABLE_FORMATS == tuple(FORMATS)
