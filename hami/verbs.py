@@ -238,18 +238,19 @@ class Verbs:
         node, ref = reservation.node, reservation.ref
         begun = self._clock()
         try:
-            self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation))
+            self._locks.take(node, ref, deadline, lambda: self._ledger.is_current(reservation), reservation.locks)
         finally:
             self._meter.lock_wait(self._clock() - begun)
         try:
             yield
         except (_InDoubt, _Overtaken):
-            self._locks.settled(node)  # the pod may be bound here, and its device plugin needs the lock
+            # the pod may be bound here, and its device plugin needs the lock
+            self._locks.settled(node, reservation.locks)
             raise
         except BaseException:
-            self._locks.release(node, ref)
+            self._locks.release(node, ref, reservation.locks)
             raise
-        self._locks.settled(node)
+        self._locks.settled(node, reservation.locks)
 
     def _write(self, reservation: Reservation) -> None:
         """Write the Binding, after a last look at what is known."""

@@ -13,8 +13,8 @@ import enum
 import logging
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -31,6 +31,7 @@ __all__ = ["LockTimes", "NodeLocks"]
 
 log = logging.getLogger(__name__)
 
+BARE_EXPIRE = 120.0  # seconds after which a vendor's own lock counts no more. Source: HAMi v2.10, cambricon/device.go
 LOOK_AGAIN = 1.0  # seconds after which the first in line looks at the lock's holder again
 ATTEMPTS = 5  # conflicts in a row, each with a fresh look at the node
 
@@ -48,6 +49,9 @@ class LockTimes:
     unbound: float = 40.0
     orphaned: float = 2.0
     finished: float = 5.0
+
+
+BARE_TIMES = LockTimes(expire=BARE_EXPIRE)
 
 
 class Writes(Protocol):
@@ -91,11 +95,89 @@ class _Lock:
 
 
 class NodeLocks:
-    """The lines before the nodes. *revoked* is told of every pod whose lock was taken away from it."""
+    """The locks of the nodes: ``hami.io/mutex.lock``, and those that vendors have of their own.
+
+    *revoked* is told of every pod whose lock was taken away from it.
+    """
 
     def __init__(self, cluster: Writes, nodes: NodeBook, pods: PodBook, vendors: Iterable[Vendor], times: LockTimes, *,
                  clock: Callable[[], float], now: Callable[[], datetime],
                  revoked: Callable[[PodRef, str], None] = lambda ref, node: None) -> None:
+        vendors = tuple(vendors)
+        begun = now()
+        self.acting_since: Callable[[], datetime] = lambda: begun
+        self._locks = {key: _Locks(cluster, nodes, pods, vendors, times if key == NODE_LOCK else BARE_TIMES, key,
+                                   clock=clock, now=now, revoked=revoked, acting_since=lambda: self.acting_since())
+                       for key in sorted({NODE_LOCK, *(vendor.lock for vendor in vendors if vendor.lock)})}
+
+    def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool],
+             keys: Sequence[str] = (NODE_LOCK,)) -> None:
+        """Wait in line for *node* and take its locks *keys* for *ref*, one after the other, in the order of the keys.
+
+        *wanted* is asked whenever there is news; when it says no, or at *deadline* (on the steady clock), or when
+        the process stops, the place in line is given up and no lock is left behind.
+        Raises: NodeLocked; ClusterError when the API server fails.
+        """
+        taken: list[str] = []
+        try:
+            for key in sorted(keys):
+                self._locks[key].take(node, ref, deadline, wanted)
+                taken.append(key)
+        except BaseException:
+            self.release(node, ref, taken)
+            raise
+
+    def release(self, node: str, ref: PodRef, keys: Sequence[str] = (NODE_LOCK,)) -> None:
+        """Give back locks whose pod was not bound. What cannot be done now is done by :meth:`tidy`."""
+        for key in keys:
+            self._locks[key].release(node, ref)
+
+    def settled(self, node: str, keys: Sequence[str] = (NODE_LOCK,)) -> None:
+        """The bind for which this process held *node* is over, well or not."""
+        for key in keys:
+            self._locks[key].settled(node)
+
+    def wake(self, node: str) -> None:
+        """There is news of *node*: let the first in line look."""
+        for lock in self._locks.values():
+            lock.wake(node)
+
+    def wake_pod(self, uid: str) -> None:
+        """There is news of a pod that may stand in line. Called under the ledger's lock, so it asks nobody."""
+        for lock in self._locks.values():
+            lock.wake_pod(uid)
+
+    def close(self) -> None:
+        """Everybody who waits gives up."""
+        for lock in self._locks.values():
+            lock.close()
+
+    def tidy(self) -> None:
+        """Release again what could not be released before. Raises: ClusterError when the API server does not answer."""
+        for lock in self._locks.values():
+            lock.tidy()
+
+    def reap(self, node: str, key: str = NODE_LOCK) -> bool:
+        """Release the lock of *node* if its holder has no use for it any more; whether that was done."""
+        return self._locks[key].reap(node)
+
+    def waiting(self) -> dict[str, int]:
+        """How many pods stand in line before each node."""
+        waiting: Counter[str] = Counter()
+        for lock in self._locks.values():
+            waiting.update(lock.waiting())
+        return dict(waiting)
+
+
+class _Locks:
+    """The lines before one lock of each node. Vendors' own locks are a bare time: nobody can tell whose they are, so
+    they end by being released or by their age alone."""
+
+    def __init__(self, cluster: Writes, nodes: NodeBook, pods: PodBook, vendors: Iterable[Vendor], times: LockTimes,
+                 key: str, *, clock: Callable[[], float], now: Callable[[], datetime],
+                 revoked: Callable[[PodRef, str], None], acting_since: Callable[[], datetime]) -> None:
+        self._key = key
+        self._acting_since = acting_since
         self._cluster = cluster
         self._nodes = nodes
         self._pods = pods
@@ -110,16 +192,9 @@ class NodeLocks:
         self._seen: dict[str, tuple[str, float]] = {}
         self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
         self._closed = False
-        begun = now()
-        self.acting_since: Callable[[], datetime] = lambda: begun
 
     def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool]) -> None:
-        """Wait in line for *node* and take its lock for *ref*.
-
-        *wanted* is asked whenever there is news; when it says no, or at *deadline* (on the steady clock), or when
-        the process stops, the place in line is given up and no lock is left behind.
-        Raises: NodeLocked; ClusterError when the API server fails.
-        """
+        """As :meth:`NodeLocks.take`."""
         ticket = _Ticket(ref)
         with self._guard:
             line = self._lines.setdefault(node, deque())
@@ -142,7 +217,7 @@ class NodeLocks:
             self._leave(node, ticket)
 
     def release(self, node: str, ref: PodRef) -> None:
-        """Give back a lock whose pod was not bound. What cannot be done now is done by :meth:`tidy`."""
+        """As :meth:`NodeLocks.release`."""
         with self._guard:
             text = self._mine.get(node, "")
         try:
@@ -155,19 +230,19 @@ class NodeLocks:
             self.settled(node)
 
     def settled(self, node: str) -> None:
-        """The bind for which this process held *node* is over, well or not."""
+        """As :meth:`NodeLocks.settled`."""
         with self._guard:
             self._mine.pop(node, None)
         self.wake(node)
 
     def wake(self, node: str) -> None:
-        """There is news of *node*: let the first in line look."""
+        """As :meth:`NodeLocks.wake`."""
         with self._guard:
             if line := self._lines.get(node):
                 line[0].turn.set()
 
     def wake_pod(self, uid: str) -> None:
-        """There is news of a pod that may stand in line. Called under the ledger's lock, so it asks nobody."""
+        """As :meth:`NodeLocks.wake_pod`."""
         with self._guard:
             for line in self._lines.values():
                 for ticket in line:
@@ -175,7 +250,7 @@ class NodeLocks:
                         ticket.turn.set()
 
     def close(self) -> None:
-        """Everybody who waits gives up."""
+        """As :meth:`NodeLocks.close`."""
         self._closed = True
         with self._guard:
             for line in self._lines.values():
@@ -183,7 +258,7 @@ class NodeLocks:
                     ticket.turn.set()
 
     def tidy(self) -> None:
-        """Release again what could not be released before. Raises: ClusterError when the API server does not answer."""
+        """As :meth:`NodeLocks.tidy`."""
         with self._guard:
             left = list(self._left.items())
         for node, text in left:
@@ -202,20 +277,20 @@ class NodeLocks:
                 self.settled(node)
 
     def reap(self, node: str) -> bool:
-        """Release the lock of *node* if its holder has no use for it any more; whether that was done."""
-        known = self._nodes.lock_of(node)
+        """As :meth:`NodeLocks.reap`."""
+        known = self._nodes.lock_of(node, self._key)
         if known is None or known[0] is None or not self._claim(node):
             return False
         try:
             if not self._is_free(node, known[0]):
                 return False
-            self._nodes.upsert(self._cluster.annotate_node(node, {NODE_LOCK: None}, str(known[1])))
+            self._nodes.upsert(self._cluster.annotate_node(node, {self._key: None}, str(known[1])))
             return True
         finally:
             self.settled(node)
 
     def waiting(self) -> dict[str, int]:
-        """How many pods stand in line before each node."""
+        """As :meth:`NodeLocks.waiting`."""
         with self._guard:
             return {node: len(line) for node, line in self._lines.items()}
 
@@ -256,26 +331,29 @@ class NodeLocks:
         only what becomes of the pod can end that lock, not a failure of this attempt.
         """
         for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(node) or self._look(node)
+            known = self._nodes.lock_of(node, self._key) or self._look(node)
             if known is None:
                 raise NotFound(f'node "{node}" not found', 404)
             text, version = known
             again = text is not None and _names(text, ref)
             if text is not None and not again and not self._is_free(node, text):
                 return False
-            lock = render_lock(self._now(), ref.namespace, ref.name)
+            lock = self._text(ref)
             if self._swap(node, version, lock, "" if again else lock):
                 return True
         return False
+
+    def _text(self, ref: PodRef) -> str:
+        return render_lock(self._now(), *(ref.namespace, ref.name) if self._key == NODE_LOCK else ())
 
     def _swap(self, node: str, version: int, text: str, ours: str) -> bool:
         """Lock *node* with *text* unless it has changed since *version*; *ours* is what we may release again.
 
         Raises: ClusterError.
         """
-        self._nodes.expect_lock(node, text)
+        self._nodes.expect_lock(node, text, self._key)
         try:
-            answer = self._cluster.annotate_node(node, {NODE_LOCK: text}, str(version))
+            answer = self._cluster.annotate_node(node, {self._key: text}, str(version))
         except Conflict:
             self._look(node)
             return False
@@ -297,14 +375,14 @@ class NodeLocks:
         if fresh is None:
             return None
         self._nodes.learn(fresh)
-        return self._nodes.lock_of(node)
+        return self._nodes.lock_of(node, self._key)
 
     def _is_free(self, node: str, text: str) -> bool:
         """The lock *text* may be replaced. Revokes the holder where that has to come first."""
         try:
             lock = parse_lock(text)
             if lock.holder is not None and not all(map(_NAME.fullmatch, lock.holder)):
-                raise MalformedInput(NODE_LOCK, text, "names no pod")
+                raise MalformedInput(self._key, text, "names no pod")
         except MalformedInput as error:
             log.warning("node lock cannot be read, taking it over", extra={"node": node, "error": error})
             return True
@@ -312,7 +390,7 @@ class NodeLocks:
         age = max((self._now() - lock.at).total_seconds(), known_for)
         if lock.holder is None:
             return age > self._times.expire
-        acting_for = (self._now() - self.acting_since()).total_seconds()
+        acting_for = (self._now() - self._acting_since()).total_seconds()
         return self._is_over(_Lock(node, lock.holder, age, known_for, acting_for))
 
     def _is_over(self, lock: _Lock) -> bool:
@@ -368,11 +446,11 @@ class NodeLocks:
     def _clear(self, node: str, text: str) -> None:
         """Remove the lock if it is still *text*. Raises: ClusterError."""
         for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(node)
+            known = self._nodes.lock_of(node, self._key)
             if known is None or known[0] is None or known[0] != text:
                 return
             try:
-                self._nodes.upsert(self._cluster.annotate_node(node, {NODE_LOCK: None}, str(known[1])))
+                self._nodes.upsert(self._cluster.annotate_node(node, {self._key: None}, str(known[1])))
                 return
             except Conflict:
                 self._look(node)
@@ -382,11 +460,11 @@ class NodeLocks:
 
     def _is_held_for(self, node: str, ref: PodRef) -> bool:
         """The lock names this pod, from a bind that did not come to its end: the line waits for it, not the reverse."""
-        known = self._nodes.lock_of(node)
+        known = self._nodes.lock_of(node, self._key)
         return known is not None and known[0] is not None and _names(known[0], ref)
 
     def _held_by(self, node: str) -> str:
-        known = self._nodes.lock_of(node)
+        known = self._nodes.lock_of(node, self._key)
         return f" (held by {known[0]}): node lock contention" if known and known[0] else ": node lock contention"
 
 

@@ -39,13 +39,14 @@ class _Inventory:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is remembered of a node. *own_lock*: the lock that this process writes or has written. *foreign_lock*:
+    """What is remembered of a node. *locks*: texts by annotation. *own_locks*: those that this process writes or has
+    written. *foreign_lock*:
     another process may have bound pods here since we last looked; *foreign_since*: from when on that is so."""
 
     name: str
     version: int
-    lock: str | None = None
-    own_lock: str | None = None
+    locks: dict[str, str] = field(default_factory=dict)
+    own_locks: dict[str, str] = field(default_factory=dict)
     foreign_lock: bool = True
     foreign_since: float = 0.0
     inventories: dict[str, _Inventory] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class NodeBook:
         self._vendors = tuple(vendors)
         self._index = index
         self._guard = guard
+        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
         self._clock = clock
         self._now = now
         self._matches = matches
@@ -85,12 +87,13 @@ class NodeBook:
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())
             record.version = version
-            lock, record.lock = record.lock, node.annotations.get(NODE_LOCK)
-            if record.lock is not None and record.lock not in (lock, record.own_lock):
+            before, record.locks = record.locks, {
+                key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
+            if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
                 record.foreign_lock, record.foreign_since = True, self._clock()
             for vendor in self._vendors:
                 self._take_inventory(record, vendor, node)
-        if lock != record.lock:
+        if before != record.locks:
             self.on_lock(node.name)
 
     def learn(self, node: Node) -> None:
@@ -118,28 +121,28 @@ class NodeBook:
                 if inventory.vitals.signs.allocatable == 0:
                     self._offer(record.name, vendor, inventory)
 
-    def lock_of(self, node: str) -> tuple[str | None, int] | None:
-        """The lock text of *node* and the node's version; ``None`` when the node is unknown."""
+    def lock_of(self, node: str, key: str = NODE_LOCK) -> tuple[str | None, int] | None:
+        """The text of *node*'s lock *key* and the node's version; ``None`` when the node is unknown."""
         with self._guard:
             record = self._records.get(node)
-            return (record.lock, record.version) if record is not None else None
+            return (record.locks.get(key), record.version) if record is not None else None
 
-    def locks(self) -> list[tuple[str, str]]:
-        """All nodes that are locked, with the lock's text."""
+    def locks(self) -> list[tuple[str, str, str]]:
+        """All locks that stand: the node, the lock's key, its text."""
         with self._guard:
-            return [(record.name, record.lock) for record in self._records.values() if record.lock is not None]
+            return [(record.name, key, text) for record in self._records.values() for key, text in record.locks.items()]
 
-    def expect_lock(self, node: str, text: str) -> None:
+    def expect_lock(self, node: str, text: str, key: str = NODE_LOCK) -> None:
         """This process is about to lock *node* with *text*: seeing that is no sign of another process."""
         with self._guard:
             if (record := self._records.get(node)) is not None:
-                record.own_lock = text
+                record.own_locks[key] = text
 
     def trust(self, started: float) -> None:
         """All pods have been listed since *started*: what others bound before is known, where no lock is held."""
         with self._guard:
             for record in self._records.values():
-                if record.lock is None and record.foreign_since < started:
+                if not record.locks and record.foreign_since < started:
                     record.foreign_lock = False
 
     def mark_foreign(self, node: str, foreign: bool) -> bool:

@@ -79,6 +79,6 @@ def parse_lock(text: str) -> NodeLock:
     return NodeLock(at, (parts[1], parts[2]) if len(parts) == 3 else None)
 
 
-def render_lock(at: datetime, namespace: str, name: str) -> str:
-    """The lock of pod *namespace*/*name*, with second precision in UTC."""
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ},{namespace},{name}"
+def render_lock(at: datetime, *holder: str) -> str:
+    """The lock of the pod *holder* (namespace and name), with second precision in UTC; the bare time without one."""
+    return ",".join((f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", *holder))

@@ -172,9 +172,9 @@ class Controller:
         """Release locks whose holders have no use for them any more."""
         self._each(self._ledger.nodes.locks(), self._reap_lock)
 
-    def _reap_lock(self, locked: tuple[str, str]) -> None:
-        node, text = locked
-        if self._locks.reap(node):
+    def _reap_lock(self, locked: tuple[str, str, str]) -> None:
+        node, key, text = locked
+        if self._locks.reap(node, key):
             log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
 
     def _report_problems(self) -> None:

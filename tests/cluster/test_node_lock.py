@@ -7,6 +7,7 @@ import pytest
 from hami.cluster.node_lock import LockTimes
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
+from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -21,13 +22,16 @@ def holder(phase="allocating", name="held", on="n1", **fields):
         ASSIGNED_NODE: "n1", BIND_PHASE: phase, NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
 
 
+def locked(text):
+    return node("n1", gpu(), annotations={NODE_LOCK: text} if text else {})
+
+
 class Scene:
     """A node, its lock, and one replica that takes it."""
 
-    def __init__(self, lock=None, *pods, **options):
+    def __init__(self, lock=None, *pods, node=None, **options):
         self.clock = Clock()
-        annotations = {NODE_LOCK: lock} if lock else {}
-        self.fake = WatchedCluster(nodes=[node("n1", gpu(), annotations=annotations)], pods=pods)
+        self.fake = WatchedCluster(nodes=[node or locked(lock)], pods=pods)
         self.replica = Replica(self.fake, self.clock, **options)
         self.locks = self.replica.locks
         self.fake.calls.clear()
@@ -36,8 +40,13 @@ class Scene:
     def lock(self):
         return self.fake.lock_of("n1")
 
-    def take(self, name="a", patience=0.0, wanted=lambda: True):
-        self.locks.take("n1", pod(name=name).ref, self.clock() + patience, wanted)
+    @property
+    def annotations(self):
+        """Of the node, what locks it."""
+        return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
+
+    def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,)):
+        self.locks.take("n1", pod(name=name).ref, self.clock() + patience, wanted, keys)
 
     def is_taken(self):
         try:
@@ -386,3 +395,69 @@ def test_at_the_deadline_the_place_is_given_up():
     with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
         scene.take()
     assert scene.locks.waiting() == {} and scene.lock == f"{NOW},default,held"
+
+
+# locks that vendors have of their own
+
+OWN = "x.io/own.lock"
+OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, inventory=lambda vendor, node: None)])
+
+
+def own_scene(**locks):
+    return Scene(vendors=OTHERS, node=node("n1", gpu(), annotations={
+        {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()}))
+
+
+def test_a_lock_of_a_vendors_own_is_a_bare_time():
+    scene = own_scene()
+    scene.take(keys=(OWN,))
+    assert scene.annotations == {OWN: NOW}
+
+
+@pytest.mark.parametrize(("text", "free"), [
+    ("2026-08-21T11:59:00Z", False), ("2026-08-21T11:58:01Z", False), ("2026-08-21T11:57:59Z", True), ("what", True),
+], ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"])
+def test_how_long_a_bare_time_counts(text, free):
+    scene = own_scene(own=text)
+    if free:
+        scene.take(keys=(OWN,))
+    else:
+        with pytest.raises(NodeLocked, match="timed out waiting for node n1"):
+            scene.take(keys=(OWN,))
+    assert scene.annotations[OWN] == (NOW if free else text)
+
+
+def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone_a2():
+    scene = own_scene(own=NOW)
+    scene.take()
+    scene.locks.release("n1", pod(name="a").ref)
+    assert scene.annotations == {OWN: NOW}
+
+
+def test_both_locks_or_none():
+    scene = own_scene(own=NOW)
+    with pytest.raises(NodeLocked):
+        scene.take(keys=(OWN, NODE_LOCK))
+    assert scene.annotations == {OWN: NOW}
+    scene = own_scene()
+    scene.take(keys=(OWN, NODE_LOCK))
+    assert scene.annotations == {OWN: NOW, NODE_LOCK: f"{NOW},default,a"}
+    scene.locks.release("n1", pod(name="a").ref, (OWN, NODE_LOCK))
+    assert scene.annotations == {}
+
+
+def test_the_next_in_line_gets_a_lock_that_its_vendors_agent_has_released():
+    scene = own_scene(own=NOW)
+    thread = threading.Thread(target=lambda: scene.take("b", patience=5.0, keys=(OWN,)))
+    thread.start()
+    scene.fake.annotate_node("n1", {OWN: None})
+    scene.replica.watch("nodes")
+    thread.join(5.0)
+    assert not thread.is_alive() and scene.annotations == {OWN: NOW}
+
+
+def test_a_bare_time_that_has_run_out_is_removed():
+    scene = own_scene(own="2026-08-21T11:57:59Z")
+    assert scene.locks.reap("n1", OWN) and scene.annotations == {}
+    scene = own_scene(own=NOW)
+    assert not scene.locks.reap("n1", OWN) and scene.annotations == {OWN: NOW}

@@ -95,7 +95,8 @@ def test_a_plugin_that_was_given_up_is_believed_when_it_reports_w11():
 def test_the_lock_of_a_node_and_its_version():
     books = Books()
     books.nodes.upsert(locked(LOCK))
-    assert books.nodes.lock_of("n1") == (LOCK, 5) and books.nodes.locks() == [("n1", LOCK)]
+    assert books.nodes.lock_of("n1") == (LOCK, 5)
+    assert books.nodes.locks() == [("n1", "hami.io/mutex.lock", LOCK)]
     books.nodes.upsert(locked(LOCK, version="4"))
     assert books.nodes.lock_of("n1") == (LOCK, 5) and books.nodes.lock_of("nowhere") is None
 
