@@ -130,7 +130,7 @@ class Stage:
         with contextlib.ExitStack() as stack:
             pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
             if case.extender:
-                self.kube.apply(webhook_configuration(self.certificates, self.cluster.extender_port))
+                self.kube.apply(webhook_configuration(self.certificates, self.cluster.webhook_port))
                 replica = Scheduler(self.cluster, self.certificates, self.kubeconfig)
                 replica.start(node_scheduler_policy=case.policy)
                 stack.callback(replica.stop)

@@ -46,7 +46,7 @@ def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = Non
     if extender_port is None:
         del config["extenders"]
     else:
-        config["extenders"][0]["urlPrefix"] = f"https://127.0.0.1:{extender_port}"
+        config["extenders"][0]["urlPrefix"] = f"http://127.0.0.1:{extender_port}"
     if kubeconfig is not None:
         config["clientConnection"]["kubeconfig"] = str(kubeconfig)
     return config
@@ -55,9 +55,11 @@ def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = Non
 class LocalCluster:
     """A control plane of real programs on this machine. Use ``LocalCluster.started()``."""
 
-    def __init__(self, folder: Path, programs: control_plane.Binaries, extender_port: int) -> None:
+    def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
+                 extender_port: int) -> None:
         self.folder = folder
         self.binaries = programs
+        self.webhook_port = webhook_port
         self.extender_port = extender_port
         self.kubeconfig = folder / "kubeconfig"
         # a letter first: a name that began with "-" would be read as flags
@@ -72,14 +74,14 @@ class LocalCluster:
         """A ready cluster for as long as the context lasts.
 
         *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it.
-        *say* gets progress lines of a first build. The extender is expected at ``cluster.extender_port``; it need not
-        run yet.
+        *say* gets progress lines of a first build. The extender is expected at ``cluster.extender_port``, the webhook
+        at ``cluster.webhook_port``; they need not run yet.
         """
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
         folder = reaper.claim()
         guard = reaper.guard(folder)
-        cluster = cls(folder, programs, free_port())
+        cluster = cls(folder, programs, free_port(), free_port())
         try:
             config = scheduler_config(cluster.extender_port if extender else None)
             adjust(config)

@@ -90,7 +90,7 @@ def install(cluster: LocalCluster, certificates: Certificates, *, port: int | No
     """Apply the shipped RBAC and webhook configuration; returns a kubeconfig with the shipped account's rights."""
     for item in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
         cluster.kube.apply(item, NAMESPACE)
-    cluster.kube.apply(webhook_configuration(certificates, port or cluster.extender_port))
+    cluster.kube.apply(webhook_configuration(certificates, port or cluster.webhook_port))
     return account_kubeconfig(cluster)
 
 
@@ -135,10 +135,12 @@ class Scheduler:
         self.cluster = cluster
         self.certificates = certificates
         self.name = name
-        self.port = port or cluster.extender_port
+        self.port = port or cluster.webhook_port
+        self.extender_port = free_port() if port else cluster.extender_port
         self.metrics_port = free_port()
         self.defaults = shipped_flags() | {
             "http_bind": f"127.0.0.1:{self.port}",
+            "extender_bind_address": f"127.0.0.1:{self.extender_port}",
             "metrics_bind_address": f"127.0.0.1:{self.metrics_port}",
             "cert_file": str(certificates.cert_file),
             "key_file": str(certificates.key_file),

@@ -111,12 +111,12 @@ def standby(sandbox, scheduler, local, certificates):
     """A second replica, kube-scheduler and extender; the first is brought back in the end."""
     second = Scheduler(local, certificates, account_kubeconfig(local), name="hami-scheduler-1", port=free_port())
     second.start(wait=False)
-    program = local.start_kube_scheduler("kube-scheduler-1", second.port)
+    program = local.start_kube_scheduler("kube-scheduler-1", second.extender_port)
     yield second
     local.components.pop("kube-scheduler-1")
     program.kill()
     second.close()
-    sandbox.kube.apply(webhook_configuration(certificates, local.extender_port))
+    sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
     local.revive()
     scheduler.run_with()
 

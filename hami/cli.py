@@ -159,6 +159,8 @@ LISTENING = (
     Flag("--key_file", FILE, "Private key of the certificate (PEM).", "key_file"),
     Flag("--client-ca-file", FILE, "CA (PEM) whose clients may call /filter and /bind from other machines; others only "
          "from this one.", "client_ca_file"),
+    Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler "
+         "beside us: it opens a connection for most binds.", "extender_bind_address"),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
     Flag("--threads", THREADS, "Requests served at once, started as needed. Each /bind that waits for its node is "
          "one; all but 64 may be, and more are told to come again.", "threads"),
@@ -411,7 +413,8 @@ def run_scheduler(settings: Settings) -> int:
         parts.append(Service(settings))
         return parts[-1].app()
 
-    return serve(make_app, bind=settings.http_bind, tls=tls, threads=settings.threads, waiting=("/bind",),
+    return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
+                 threads=settings.threads, waiting=("/bind",),
                  on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
 
 

@@ -6,6 +6,7 @@ business of the command line.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -80,12 +81,14 @@ class NodeSelector:
 class Settings:
     """All that can be set from outside. Times in seconds.
 
-    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two the listener speaks TLS.
+    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two *http_bind* speaks TLS.
+    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none.
     *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
     *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
+    extender_bind_address: Address | None = None
     metrics_bind_address: Address = Address("", 9395)
     cert_file: str = ""
     key_file: str = ""
@@ -149,8 +152,17 @@ def _check(settings: Settings) -> None:
         raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
     if settings.client_ca_file and not settings.cert_file:
         raise HamiError("--client-ca-file without --cert_file and --key_file: only over HTTPS do clients show theirs")
+    if (address := settings.extender_bind_address) is not None and not _is_loopback(address.host):
+        raise HamiError(f"--extender-bind-address={address}: expected an address of loopback, as it speaks plain HTTP")
     if settings.node_lock_timeout <= 0:
         raise HamiError("--node-lock-timeout: expected more than 0s")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _devices(path: str, values: Mapping[str, object], named: Fallback, known: Collection[str]) -> DeviceConfig:

@@ -56,6 +56,8 @@ def test_without_flags_the_defaults_hold():
     (["--http-bind", ":80"], "http_bind", Address("", 80)),
     (["--metrics-bind-address=127.0.0.1:1"], "metrics_bind_address", Address("127.0.0.1", 1)),
     (["--metrics_bind_address=:1"], "metrics_bind_address", Address("", 1)),
+    (["--extender-bind-address=127.0.0.1:2"], "extender_bind_address", Address("127.0.0.1", 2)),
+    (["--extender_bind_address", "[::1]:2"], "extender_bind_address", Address("::1", 2)),
     (["--threads=64"], "threads", 64),
     (["--profiling"], "profiling", True),
     (["--scheduler-name=mine"], "scheduler_name", "mine"),

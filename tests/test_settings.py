@@ -106,6 +106,8 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
     ({"cert_file": "a"}, "--cert_file without --key_file"),
     ({"key_file": "a"}, "--key_file without --cert_file"),
     ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
+    ({"extender_bind_address": Address("", 1)}, "--extender-bind-address=:1: expected an address of loopback"),
+    ({"extender_bind_address": Address("10.0.0.1", 1)}, "--extender-bind-address=10.0.0.1:1: expected an address"),
     ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
 ])
 def test_settings_that_do_not_go_together_are_refused(given, problem):

@@ -21,9 +21,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from selectors import EVENT_READ
 from types import FrameType
 from typing import Any, Generic, NoReturn, TypeVar
@@ -90,6 +91,7 @@ def serve(
     *,
     bind: tuple[str, int],
     tls: TlsContext | None = None,
+    plain: tuple[str, int] | None = None,
     threads: int = 1024,
     grace: float = 8.0,
     timeouts: Timeouts = Timeouts(),
@@ -103,13 +105,14 @@ def serve(
     first signal *on_stop* runs in a thread of its own, beside requests that finish, for at most *grace* seconds
     (rounded up); a second signal ends what is left. An exception out of *make_app* or *on_start* is logged once and
     ends the process with 1; a worker that is killed later is started anew, with both called again.
-    *bind*: host and port; an empty host listens on all addresses. *waiting*: paths whose requests wait for others.
+    *bind*: host and port; an empty host listens on all addresses. *plain*: a second one, without TLS whatever the first
+    speaks. *waiting*: paths whose requests wait for others.
     Raises: HamiError when the address cannot be listened on.
     """
     application = _Application(
         _Plan(make_app=make_app, on_start=on_start, on_stop=on_stop, tls=tls, threads=threads, grace=math.ceil(grace),
               timeouts=timeouts, waiting=frozenset(waiting)),
-        _listen(*bind))
+        [_listen(*address) for address in (bind, plain) if address is not None])
     arbiter_pid = os.getpid()
     try:
         _Arbiter(application).run()
@@ -162,15 +165,15 @@ class _Plan(Generic[App]):
 class _Application(BaseApplication):  # type: ignore[misc]
     """gunicorn's settings, and the application, made when the worker asks for it."""
 
-    def __init__(self, plan: _Plan[Any], listener: socket.socket) -> None:
+    def __init__(self, plan: _Plan[Any], listeners: list[socket.socket]) -> None:
         self.plan = plan
-        self._listener = listener
+        self._listeners = listeners
         super().__init__(prog="hami")
 
     def load_config(self) -> None:
         plan = self.plan
         settings: dict[str, object] = {
-            "bind": f"fd://{self._listener.detach()}",
+            "bind": [f"fd://{listener.detach()}" for listener in self._listeners],
             "workers": 1,
             "worker_class": _Worker,
             "threads": plan.threads,
@@ -271,6 +274,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         self._plan: _Plan[Any] = self.app.plan
         # connections that were given to the threads, those that still queue for one included
         self._busy: set[_Connection] = set()
+        # those that a thread has closed, to be counted off in the next turn of the loop
+        self._closed: SimpleQueue[_Connection] = SimpleQueue()
         self._stop_began: float | None = None
 
     # start and stop
@@ -353,8 +358,13 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
                     raise
                 return
             self.nr_conns += 1
-            self._park(_Connection(self.cfg, PlainSocket.over(client), address, listener.getsockname(),
-                                   self._plan.timeouts))
+            tls = self.cfg.is_ssl and listener is self.sockets[0]
+            conn = _Connection(self.cfg, PlainSocket.over(client), address, listener.getsockname(),
+                               self._plan.timeouts, tls=tls)
+            if conn.sock.has_unread():
+                self.enqueue_req(conn)
+            else:
+                self._park(conn)
 
     def _park(self, conn: _Connection) -> None:
         conn.timeout = time.monotonic() + self._plan.timeouts.head
@@ -364,18 +374,50 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: _Connection) -> None:
         """Give *conn* to the threads."""
         self._busy.add(conn)
-        super().enqueue_req(conn)
+        self.tpool.submit(self._serve, conn)
 
-    def finish_request(self, conn: _Connection, fs: Future[Any]) -> None:
-        """Take *conn* back from the threads: keep it or close it."""
+    def _serve(self, conn: _Connection) -> None:
+        """In a thread: answer *conn*, then close it, or let the loop wait for its next request.
+
+        The loop is not woken for a connection that was closed, unless it waits for just that.
+        """
+        keep = False
+        try:
+            keep = self.handle(conn)
+        except Exception:
+            log.exception("connection failed")
+        if keep:
+            self.method_queue.defer(self._keep, conn)
+            return
+        conn.close()
+        self._closed.put(conn)
+        if self._stop_began is not None or not self._accepting:
+            self.method_queue.defer(lambda: None)
+
+    def _keep(self, conn: _Connection) -> None:
+        """Wait for the next request of *conn*."""
         self._busy.discard(conn)
-        super().finish_request(conn, fs)
+        if conn.parser.unreader.buf.getvalue():
+            self.enqueue_req(conn)
+            return
+        conn.set_timeout()
+        if not self.alive:
+            conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
+        self.keepalived_conns.append(conn)
+        self.poller.register(conn.sock, EVENT_READ, partial(self.on_client_socket_readable, conn))
+
+    def _count_off(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._busy.discard(self._closed.get_nowait())
+                self.nr_conns -= 1
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """One turn of the loop; shorter ones while someone waits for a thread."""
         if len(self._busy) > self._plan.threads or self._stop_began is not None:
             timeout = min(timeout, self._plan.timeouts.patience / 4, LOOK_SECONDS)
         super().wait_for_and_dispatch_events(timeout)
+        self._count_off()
 
     def murder_pending(self) -> None:
         """Called in each turn: close what has timed out, and what stands in the way of others."""
@@ -484,16 +526,17 @@ class _Connection(TConn):  # type: ignore[misc]
     initialized: bool
     sock: PlainSocket | TlsSocket
 
-    def __init__(self, cfg: Any, sock: PlainSocket, client: Any, server: Any, timeouts: Timeouts) -> None:
+    def __init__(self, cfg: Any, sock: PlainSocket, client: Any, server: Any, timeouts: Timeouts, *, tls: bool) -> None:
         super().__init__(cfg, sock, client, server)
         self.timeouts = timeouts
+        self.tls = tls
         self.reading_since: float | None = None
 
     def init(self) -> None:
         """Called before each request, with a blocking socket; the first time it makes the handshake."""
         if not self.initialized:
             self.initialized = True
-            if self.cfg.is_ssl:
+            if self.tls:
                 self._shake_hands()
             self.parser = _Parser(self)
         self.sock.settimeout(self.timeouts.write)
@@ -551,12 +594,14 @@ class _Parser(RequestParser):  # type: ignore[misc]
     def __init__(self, conn: _Connection) -> None:
         super().__init__(conn.cfg, conn.sock, conn.client)
         self._timeouts = conn.timeouts
+        self._scheme = "https" if conn.tls else "http"
         self.unreader: _Unreader = _Unreader(conn)
 
     def __next__(self) -> Any:
         started = time.monotonic()
         self.unreader.expect(started, started + self._timeouts.head)
         message = super().__next__()
+        message.scheme = self._scheme
         self.unreader.expect(started, started + self._timeouts.request)
         return message
 

@@ -82,7 +82,9 @@ PROGRAM = textwrap.dedent("""
             threading.Event().wait(stop_takes)
             print("stop hook done", file=sys.stderr, flush=True)
 
+    plain = options.pop("plain", None)
     sys.exit(serve(make_app, bind=("127.0.0.1", options.pop("port", 0)), tls=TlsContext(*tls) if tls else None,
+                   plain=("127.0.0.1", plain) if plain else None,
                    timeouts=Timeouts(**options.pop("timeouts", {})), on_stop=on_stop, **options))
 """)
 
@@ -123,12 +125,7 @@ class Server:
 
     def get(self, path="/hello", body=None, timeout=10, context=None):
         """Status and body of one request on a connection of its own."""
-        conn = (http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=context) if context
-                else http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout))
-        with contextlib.closing(conn):
-            conn.request("POST" if body is not None else "GET", path, body)
-            answer = conn.getresponse()
-            return answer.status, answer.read().decode()
+        return fetch(self.port, path, body, timeout, context)
 
     def connect(self, sent=b""):
         """A raw connection over which *sent* has been sent."""
@@ -153,6 +150,16 @@ class Server:
         self.process.wait(5)
         self._reader.join(5)
         self.process.stderr.close()
+
+
+def fetch(port, path, body=None, timeout=10, context=None):
+    """Status and body of one request on a connection of its own."""
+    conn = (http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context) if context
+            else http.client.HTTPConnection("127.0.0.1", port, timeout=timeout))
+    with contextlib.closing(conn):
+        conn.request("POST" if body is not None else "GET", path, body)
+        answer = conn.getresponse()
+        return answer.status, answer.read().decode()
 
 
 @pytest.fixture
@@ -368,8 +375,12 @@ def test_a_signal_ends_it_with_0_after_requests_have_finished(start, number):
 
 def busy(server, count):
     """Wait until *count* threads serve requests."""
+    busy_over(lambda: server.get("/about"), count)
+
+
+def busy_over(about, count):
     for _ in range(200):
-        if json.loads(server.get("/about")[1])["threads"] >= count + 2:  # main and the one that answers
+        if json.loads(about()[1])["threads"] >= count + 2:  # main and the one that answers
             return
         threading.Event().wait(0.02)
     pytest.fail("requests never arrived")
@@ -550,6 +561,22 @@ def test_tls_serves_http_1_1_to_those_who_offer_h2(secured):
     assert server.get("/echo", "x" * 300_000, context=context) == (200, "x" * 300_000)
     with context.wrap_socket(server.connect(), server_hostname="127.0.0.1") as client:
         assert client.selected_alpn_protocol() == "http/1.1"
+
+
+def test_a_second_address_speaks_plain_http(start, files):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        plain = free.getsockname()[1]
+    server, context = start(tls=files, plain=plain), ssl.create_default_context(cafile=files[0])
+    server.wait_for("serving")
+    waiting = in_background(lambda: fetch(plain, "/wait"))
+    assert json.loads(fetch(plain, "/about")[1])["scheme"] == "http"
+    assert json.loads(server.get("/about", context=context)[1])["scheme"] == "https"
+    busy_over(lambda: fetch(plain, "/about"), 1)
+    server.signal()
+    assert waiting() == (200, "released")
+    assert server.end()[0] == 0
+    with pytest.raises(ConnectionRefusedError):
+        fetch(plain, "/about")
 
 
 def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, files, tmp_path):
