@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,6 +26,7 @@ GRAVES = 10_000  # pods that are remembered as deleted
 class PodRecord:
     """What is remembered of a pod. *assigned*: the node its annotations name. *asks*: it asks for devices.
 
+    *allocating*: a node agent still has to hand out its devices (agents of vendors that lock no node never say so).
     *wall_assigned*, *wall_bound*: Unix seconds of the annotations, 0 without. *seen*: when, on the steady clock.
     *problems*: annotations that cannot be read.
     """
@@ -38,6 +39,7 @@ class PodRecord:
     labelled: bool
     phase: str
     bind_phase: str
+    allocating: bool
     wall_assigned: int
     wall_bound: int
     asks: bool
@@ -48,7 +50,7 @@ class PodRecord:
     @property
     def is_settled(self) -> bool:
         """Nothing is to be done about the pod: it is over, or runs with what it was given."""
-        bound = bool(self.node) and self.bind_phase != BindPhase.ALLOCATING and (self.labelled or not self.assigned)
+        bound = bool(self.node) and not self.allocating and (self.labelled or not self.assigned)
         return self.terminated or (bound and not self.problems)
 
 
@@ -160,7 +162,8 @@ class PodBook:
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler=pod.scheduler_name,
             assigned=annotations.get(ASSIGNED_NODE, ""), labelled=ASSIGNED_NODE in pod.labels, phase=pod.phase,
-            bind_phase=annotations.get(BIND_PHASE, ""), wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
+            bind_phase=annotations.get(BIND_PHASE, ""), allocating=self._is_allocating(annotations),
+            wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
             wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,
             seen=self._clock(), problems=problems)
         namesake = self._records.get(self._names.get((pod.ref.namespace, pod.ref.name), ""))
@@ -193,6 +196,10 @@ class PodBook:
         if problems:
             self._unreadable[uid] = pod
         return problems
+
+    def _is_allocating(self, annotations: Mapping[str, str]) -> bool:
+        return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
+            vendor.lock and vendor.allocated in annotations for vendor in self._vendors)
 
     def _is_foreign_reservation(self, pod: Pod) -> bool:
         """Another scheduler has lately promised devices to *pod*, which is not bound and which we have not decided on.

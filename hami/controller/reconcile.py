@@ -61,7 +61,7 @@ def pod_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
     moves = [_warn_unreadable(record)] if record.problems else []
     if not record.node:
         return moves + _unbound_moves(record, rules, now)
-    pending = record.bind_phase == BindPhase.ALLOCATING and record.phase == "Pending"
+    pending = record.allocating and record.phase == "Pending"
     if pending and now - record.wall_bound > rules.expire:
         moves.append(_fail(record, rules))
     if record.assigned and not record.labelled and is_label_value(record.assigned):

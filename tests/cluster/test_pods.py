@@ -199,13 +199,16 @@ def test_our_own_reservation_does_not_give_way_to_old_annotations():
 
 # what is waited for
 
+ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
+
 @pytest.mark.parametrize(("fields", "settled"), [
     ({}, False), ({"node_name": "n1"}, True),
     ({"node_name": "n1", "annotations": BOUND}, False),
     ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
-    ({"node_name": "n1", "annotations": BOUND | {BIND_PHASE: "allocating"}, "labels": {ASSIGNED_NODE: "n1"}}, False),
+    ({"node_name": "n1", "annotations": ALLOCATING | {NVIDIA.allocated: ALLOCATION}, "labels": LABEL}, False),
+    ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
     ({"phase": "Succeeded"}, True)],
-    ids=["unbound", "without us", "label missing", "done", "allocating", "over"])
+    ids=["unbound", "without us", "label missing", "done", "allocating", "of a vendor whose agent never says", "over"])
 def test_what_a_pod_waits_for(fields, settled):
     books = Books()
     books.pods.upsert(pod(gpus(), **fields))

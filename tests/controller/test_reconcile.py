@@ -16,8 +16,8 @@ def record(**fields):
     """A pod of ours that is bound and runs with what it was given."""
     return PodRecord(**{
         "ref": pod().ref, "version": 7, "node": "n1", "scheduler": "hami-scheduler", "assigned": "n1", "labelled": True,
-        "phase": "Running", "bind_phase": "success", "wall_assigned": int(NOW) - 1000, "wall_bound": int(NOW) - 1000,
-        "asks": True, "terminated": False, "seen": 0.0} | fields)
+        "phase": "Running", "bind_phase": "success", "allocating": fields.get("bind_phase") == "allocating",
+        "wall_assigned": int(NOW) - 1000, "wall_bound": int(NOW) - 1000, "asks": True, "terminated": False, "seen": 0.0} | fields)
 
 
 STUCK = {"phase": "Pending", "bind_phase": "allocating"}
@@ -28,6 +28,7 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
 @pytest.mark.parametrize(("fields", "rules", "moves"), [
     ({}, {}, []),
     (STUCK, {}, [Annotate]),
+    (STUCK | {"allocating": False}, {}, []),
     (STUCK | {"wall_bound": int(NOW) - 300}, {}, []),
     (STUCK | {"wall_bound": int(NOW) - 301}, {}, [Annotate]),
     (STUCK | {"phase": "Running"}, {}, []),
@@ -48,7 +49,7 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
     (SLIPPED | {"asks": False}, {}, []),
     (SLIPPED, {"overwrites": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
-    ids=["runs", "stuck", "not yet stuck", "just stuck", "runs though allocating", "no label", "no label value",
+    ids=["runs", "stuck", "of a vendor whose agent never says", "not yet stuck", "just stuck", "runs though allocating", "no label", "no label value",
          "foreign", "stuck without label", "unreadable", "over", "stale promise", "fresh promise", "forged promise",
          "waits", "of another scheduler", "slipped", "slipped without name", "meant for another", "asks nothing",
          "we do not overwrite", "slipped and bound"])
