@@ -201,6 +201,7 @@ def test_our_own_reservation_does_not_give_way_to_old_annotations():
 
 ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
 
+
 @pytest.mark.parametrize(("fields", "settled"), [
     ({}, False), ({"node_name": "n1"}, True),
     ({"node_name": "n1", "annotations": BOUND}, False),

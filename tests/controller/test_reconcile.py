@@ -17,7 +17,8 @@ def record(**fields):
     return PodRecord(**{
         "ref": pod().ref, "version": 7, "node": "n1", "scheduler": "hami-scheduler", "assigned": "n1", "labelled": True,
         "phase": "Running", "bind_phase": "success", "allocating": fields.get("bind_phase") == "allocating",
-        "wall_assigned": int(NOW) - 1000, "wall_bound": int(NOW) - 1000, "asks": True, "terminated": False, "seen": 0.0} | fields)
+        "wall_assigned": int(NOW) - 1000, "wall_bound": int(NOW) - 1000, "asks": True, "terminated": False,
+        "seen": 0.0} | fields)
 
 
 STUCK = {"phase": "Pending", "bind_phase": "allocating"}
@@ -49,10 +50,10 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
     (SLIPPED | {"asks": False}, {}, []),
     (SLIPPED, {"overwrites": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
-    ids=["runs", "stuck", "of a vendor whose agent never says", "not yet stuck", "just stuck", "runs though allocating", "no label", "no label value",
-         "foreign", "stuck without label", "unreadable", "over", "stale promise", "fresh promise", "forged promise",
-         "waits", "of another scheduler", "slipped", "slipped without name", "meant for another", "asks nothing",
-         "we do not overwrite", "slipped and bound"])
+    ids=["runs", "stuck", "of a vendor whose agent never says", "not yet stuck", "just stuck",
+         "runs though allocating", "no label", "no label value", "foreign", "stuck without label", "unreadable",
+         "over", "stale promise", "fresh promise", "forged promise", "waits", "of another scheduler", "slipped",
+         "slipped without name", "meant for another", "asks nothing", "we do not overwrite", "slipped and bound"])
 def test_what_is_done(fields, rules, moves):
     assert [type(move) for move in pod_moves(record(**fields), replace(RULES, **rules), NOW)] == moves
 
