@@ -1,0 +1,53 @@
+"""What the device plugin was told for its node: flags, environment, device configuration and the node's own entry in
+one frozen record. How it is read is the business of ``hami.plugin.settings``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hami.codec.device_config import MigAllowance
+
+__all__ = ["PluginConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """Settings of one node. Names as in HAMi's device plugin v2.10; memory in MiB.
+
+    *operating_mode*: ``hami-core`` or ``mig``. *split_count*: containers that may share a card. *memory_scaling* above 1
+    lets more memory be given out than there is. *hook_path*: host directory above ``vgpu``. *list_strategies*:
+    ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host device nodes.
+    *aligned*: the kubelet's choice of cards is honoured (``enablegetpreferredallocation``).
+    *log_level*: for ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``.
+    """
+
+    node: str
+    resource: str = "nvidia.com/gpu"
+    operating_mode: str = "hami-core"
+    split_count: int = 10
+    memory_scaling: float = 1.0
+    core_scaling: float = 1.0
+    preconfigured_memory: int = 0
+    log_level: str = ""
+    disable_core_limit: bool = False
+    numa_topology: bool = False
+    aligned: bool = False
+    filtered_uuids: tuple[str, ...] = ()
+    filtered_indexes: tuple[int, ...] = ()
+    mig_allowlist: tuple[MigAllowance, ...] = ()
+    hook_path: str = "/usr/local"
+    list_strategies: tuple[str, ...] = ("envvar",)
+    id_strategy: str = "uuid"
+    pass_device_specs: bool = False
+    driver_root: str = "/"
+    dev_root: str = "/"
+    cdi_prefix: str = "cdi.k8s.io/"
+    gdrcopy: bool = False
+    gds: bool = False
+    mofed: bool = False
+    imex_channels: tuple[int, ...] = ()
+    topology_score: bool = False
+    register_format: str = "json"
+    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    socket_name: str = ""
+    unregister_on_stop: bool = False
