@@ -14,8 +14,8 @@ __all__ = ["PluginConfig"]
 class PluginConfig:
     """Settings of one node. Names as in HAMi's device plugin v2.10; memory in MiB.
 
-    *operating_mode*: ``hami-core`` or ``mig``. *split_count*: containers that may share a card. *memory_scaling* above 1
-    lets more memory be given out than there is. *hook_path*: host directory above ``vgpu``. *list_strategies*:
+    *operating_mode*: ``hami-core`` or ``mig``. *split_count*: containers that may share a card. *memory_scaling* above
+    1 lets more memory be given out than there is. *hook_path*: host directory above ``vgpu``. *list_strategies*:
     ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host device nodes.
     *aligned*: the kubelet's choice of cards is honoured (``enablegetpreferredallocation``).
     *log_level*: for ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``.

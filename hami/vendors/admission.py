@@ -66,6 +66,12 @@ class Draft:
         """Set the request of *name*."""
         self.requests[name] = self._added["requests"][name] = str(value)
 
+    def both(self, name: str, value: int) -> None:
+        """Set the limit of *name*, and the request where there is one: for devices Kubernetes wants both to be equal."""
+        for amounts, change in ((self.limits, self.limit), (self.requests, self.request)):
+            if amounts.get(name, "" if amounts is self.limits else None) not in (None, str(value)):
+                change(name, value)
+
     def env(self, name: str, value: str) -> None:
         """Set an environment variable, in place of one of the same name."""
         self._env[name] = value
@@ -118,15 +124,21 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
     return (vendor.admit or _COMMON)(vendor, pod, container)
 
 
-def admission(*steps: Step) -> Admit:
-    """Admission of containers that name the vendor's count: amounts that cannot be used are refused, then *steps*."""
+def admission(*steps: Step, default_count: int = 0) -> Admit:
+    """Admission of containers that name the vendor's count: *steps*, one of which refuses amounts that cannot be used.
+
+    That is ``check_amounts``, the first of all where it is not among *steps*. *default_count*: devices for a container
+    that names other resources of the vendor alone; 0 for none.
+    """
+    every = steps if check_amounts in steps else (check_amounts, *steps)
 
     def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
         draft = Draft(vendor, pod, container)
+        if default_count and draft.given and vendor.count not in draft.given:
+            draft.limit(vendor.count, default_count)
         if vendor.count not in draft.given:
             return draft.done(found=False)
-        check_amounts(draft)
-        for step in steps:
+        for step in every:
             step(draft)
         return draft.done(found=True)
 

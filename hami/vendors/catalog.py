@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hami.codec.device_config import DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON
-from hami.vendors import inventory, mig, nvidia
+from hami.vendors import aws, inventory, mig, nvidia
 from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
@@ -57,6 +57,29 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
     )
 
 
+def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="AWSNeuron",
+        count=names.count,
+        cores=names.cores,
+        counts_cores=False,
+        allocated="hami.io/aws-neuron-devices-allocated",
+        selectors=SelectorKeys(use_uuids=("aws.amazon.com/use-neuron-uuid",),
+                               nouse_uuids=("aws.amazon.com/nouse-neuron-uuid",)),
+        lock="",
+        node_keys=(aws.INSTANCE_TYPE,),
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
+        inventory=aws.inventory,
+        admit=aws.admit,
+        request=aws.request,
+        choose=aws.choose,
+        share=aws.share,
+        annotate=aws.annotate,
+        read=aws.read,
+    )
+
+
 # By the backend's key in DeviceConfig.names. A record: its names and the whole configuration in, a Vendor out.
 _RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
+    "AWSNeuron": _aws_neuron,
 }

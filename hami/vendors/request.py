@@ -38,13 +38,11 @@ def common_request(vendor: Vendor, container: Container) -> Request | None:
     Source: HAMi v2.10, GenerateResourceRequests in pkg/device/nvidia/device.go and its likes.
     """
     given = amounts(vendor, container.limits, container.requests)
-    if vendor.count not in given or any(_unusable(vendor, name, text) for name, text in given.items()):
+    values = {name: value for name, text in given.items() if (value := _value(vendor, name, text)) is not None}
+    count = values.get(vendor.count, 0)
+    if count < 1 or len(values) < len(given):
         return None
-    values = {name: strict_integer(text) or 0 for name, text in given.items()}
-    count = values[vendor.count]
-    if count < 1:
-        return None
-    memory = values.get(vendor.memory, 0) * max(vendor.memory_factor, 1)
+    memory = values.get(vendor.memory, 0)
     cores = values.get(vendor.cores, vendor.default_cores)
     if vendor.divided:
         memory, cores = memory // count, cores // count
@@ -71,12 +69,29 @@ def objection(vendor: Vendor, container: str, given: Mapping[str, str]) -> str |
 
 
 def _unusable(vendor: Vendor, name: str, text: str) -> str | None:
-    """What is wrong with one amount. A percentage is clamped later and so may be any integer."""
+    """What is wrong with one amount."""
+    if _value(vendor, name, text) is not None:
+        return None
+    is_memory = name == vendor.memory
+    highest = INT32_MAX // max(vendor.memory_factor, 1) if is_memory else INT32_MAX
+    unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and vendor.memory_units else ""
+    return f"must be an integer between 0 and {highest}{unit}"
+
+
+def _value(vendor: Vendor, name: str, text: str) -> int | None:
+    """One amount, memory in MiB; ``None`` when it cannot be used. A percentage is clamped later and so may be any
+    integer."""
     try:
         value = strict_integer(text)
     except MalformedInput:
-        value = None
-    highest = INT32_MAX // max(vendor.memory_factor, 1) if name == vendor.memory else INT32_MAX
-    if value is None or value > highest or (value < 0 and name != vendor.memory_percent):
-        return f"must be an integer between 0 and {highest}"
-    return None
+        return None
+    if value is None or (value < 0 and name != vendor.memory_percent):
+        return None
+    if name == vendor.memory:
+        value = _mebibytes(value) if vendor.memory_units and text.endswith("i") else value * max(vendor.memory_factor, 1)
+    return value if value is not None and value <= INT32_MAX else None
+
+
+def _mebibytes(value: int) -> int | None:
+    """MiB in so many bytes; ``None`` where rounding leaves nothing of them, for nothing means the whole device."""
+    return value >> 20 if value == 0 or value >> 20 else None

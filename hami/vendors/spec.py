@@ -179,7 +179,8 @@ class Vendor:
 
     *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are resource names,
     empty where there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for one unit of
-    *memory*. *default_memory* in MiB (0: the whole device).
+    *memory*. *memory_units*: memory may be written with a binary unit (``512Mi``) and is then no multiple of that.
+    *default_memory* in MiB (0: the whole device).
     *divided*: memory and cores are written for all of a container's devices together.
     *counts_cores*: a ResourceQuota on *cores* holds (allocations are written in the unit of requests).
 
@@ -212,6 +213,7 @@ class Vendor:
     priority: str = ""
     limits_only: bool = False
     memory_factor: int = 1
+    memory_units: bool = False
     default_memory: int = 0
     default_cores: int = 0
     divided: bool = False
