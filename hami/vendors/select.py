@@ -1,0 +1,128 @@
+"""Which of the devices that can serve a container gets, where not simply the first: ways that vendors share.
+
+Plain functions over device views, given in the order of trying. They know no request and no reason; what does not work
+out shows in how many devices come back. Where two choices are equally good, the lowest name or index decides, so that
+the same question always gets the same answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from hami.model import Share, View
+
+__all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "places_of", "whole_pairs"]
+
+Name = TypeVar("Name", float, str)
+
+WING = 4  # devices that sit on one side of a Kunlun server
+_ACROSS = ((0, 4), (1, 5), (2, 6), (3, 7))
+_SQUARES = ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6))
+_WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # how many free devices a wing has, best first, by how many go
+
+
+def grouped(eligible: Sequence[View], count: int, group: Callable[[View], Name | None]) -> Sequence[View]:
+    """*count* of *eligible* from few groups: the largest group first, then the next; all, when there are no more.
+
+    Devices without a group are taken last. One device is simply the first.
+    Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination, and pkg/device/vastai/device.go.
+    """
+    if count == 1 or len(eligible) <= count:
+        return eligible[:count]
+    groups: dict[Name, list[View]] = {}
+    alone: list[View] = []
+    for view in eligible:
+        name = group(view)
+        (alone if name is None else groups.setdefault(name, [])).append(view)
+    largest_first = sorted(sorted(groups), key=lambda name: len(groups[name]), reverse=True)
+    return [*(view for name in largest_first for view in groups[name]), *alone][:count]
+
+
+def concentration(views: Sequence[View], placement: Sequence[Sequence[Share]],
+                  group: Callable[[View], Name | None]) -> float:
+    """How much the containers' devices keep together: for each container the part of its devices that its largest
+    group has, added up; 0 if any device has no group."""
+    groups = {view.device.uuid: group(view) for view in views}
+    found = 0.0
+    for shares in placement:
+        names = [groups.get(share.uuid) for share in shares]
+        if None in names:
+            return 0.0
+        found += max(Counter(names).values()) / len(names) if names else 0.0
+    return found
+
+
+def whole_pairs(eligible: Sequence[View], count: int) -> Sequence[View]:
+    """As many of *eligible* as go into *count* in whole pairs: devices 0 and 1, 2 and 3, and so on, lowest pair first.
+
+    Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination910C.
+    """
+    pairs: dict[int, list[View]] = {}
+    for view in eligible:
+        pairs.setdefault(view.device.index // 2, []).append(view)
+    whole = [pairs[place] for place in sorted(pairs)
+             if sorted(view.device.index for view in pairs[place]) == [2 * place, 2 * place + 1]]
+    return [view for pair in whole[:count // 2] for view in pair]
+
+
+def on_wings(eligible: Sequence[View], count: int, listed: Sequence[View]) -> Sequence[View]:
+    """*count* (1, 2, 4 or 8) of *eligible* that are linked with each other; none when there is no such choice.
+
+    Of the eight places of a server, 0 to 3 and 4 to 7 are wings, in which all are linked; across, 0 and 4, 1 and 5, 2
+    and 6, 3 and 7 are. *listed*: all devices of the node, as registered. Wings are those of the devices' indexes, in
+    whichever order they are tried.
+    Source: HAMi v2.10, pkg/device/kunlun/topo.go, graghSelect.
+    """
+    places = places_of(listed)
+    seated = {places[view.device.uuid]: view for view in eligible}
+    return [seated[place] for place in _linked_places(sorted(place for place in seated if place < 2 * WING), count)]
+
+
+def aligned_run(eligible: Sequence[View], count: int, *, step: int = 1) -> Sequence[View]:
+    """*count* of *eligible* whose indexes follow each other, beginning at a multiple of *step*; none if there are none.
+
+    The lowest such run, in the order of indexes.
+    Source: HAMi v2.10, pkg/device/awsneuron/device.go, graphSelect.
+    """
+    seated = {view.device.index: view for view in eligible}
+    for start in sorted(seated) if count <= len(seated) else ():  # a count may be any number
+        run = [seated[index] for index in range(start, start + count) if index in seated]
+        if start % step == 0 and len(run) == count:
+            return run
+    return ()
+
+
+def places_of(listed: Sequence[View]) -> Mapping[str, int]:
+    """Where each device sits, by uuid: its index, or where indexes do not tell devices apart, its place in the list."""
+    indexes = [view.device.index for view in listed]
+    if len(set(indexes)) < len(indexes):
+        indexes = list(range(len(listed)))
+    return {view.device.uuid: index for view, index in zip(listed, indexes)}
+
+
+def _linked_places(free: Sequence[int], count: int) -> Sequence[int]:
+    if count == 2 * WING:
+        return free if len(free) == count else ()
+    left, right = [place for place in free if place < WING], [place for place in free if place >= WING]
+    for size in _WING_SIZES.get(count, ()):
+        for wing in (left, right):
+            if len(wing) == size:
+                return wing[:count]
+    if count == 2:
+        return next((pair for pair in _ACROSS if set(pair) <= set(free)), ())
+    return _square(set(free)) if count == WING else ()
+
+
+def _square(free: set[int]) -> Sequence[int]:
+    """Two linked pairs of either wing. Of six devices the two that are left over shall be linked too, if possible."""
+    squares = [square for square in _SQUARES if set(square) <= free]
+    if len(free) == 6 and squares:
+        return next((square for square in squares if _are_linked(*sorted(free - set(square)))), squares[-1])
+    return squares[0] if squares else ()
+
+
+def _are_linked(one: int, other: int) -> bool:
+    """*one* is the lower of the two."""
+    return one // WING == other // WING or (one, other) in _ACROSS

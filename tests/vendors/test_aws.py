@@ -1,0 +1,161 @@
+"""AWS Neuron beyond the table: what nodes offer, and what is read back of pods."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.cluster.ledger import Ledger, Policies
+from hami.codec.allocation import parse_shares
+from hami.codec.device_config import DeviceConfig, Names, chart_config
+from hami.errors import MalformedInput
+from hami.model import Device, Node, Reason, Spot
+from hami.scheduling.decide import Choice
+from hami.vendors import aws
+from hami.vendors.catalog import vendors
+from tests.builders import container, pod
+from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
+from tests.world import Clock
+
+ALL = Spot(0, 31)
+LABEL = "node.kubernetes.io/instance-type"
+
+
+def instance(name="n", kind="inf2.48xlarge", **amounts):
+    """A node with these capacities, by the last part of their names."""
+    capacity = {f"aws.amazon.com/{part}": str(amount) for part, amount in amounts.items()}
+    return Node(name=name, labels={LABEL: kind} if kind else {}, capacity=capacity, allocatable=capacity)
+
+
+@pytest.mark.parametrize("amounts, each", [
+    (dict(neuron=2, neuroncore=4), 2), (dict(neuron=2, neuroncore=8), 4), (dict(neuron=2, neuroncore=2), 1),
+    (dict(neuron=2, neuroncore=62), 31),
+])
+def test_devices_share_the_cores_of_their_node(amounts, each):
+    assert NEURON.inventory(NEURON, instance(**amounts)) == tuple(
+        Device(uuid=f"n-AWSNeuron-{i}", vendor="AWSNeuron", model="AWSNeuron", slots=each, memory_mib=0,
+               cores=2 ** each - 1, index=i, info={"instance_type": "inf2.48xlarge"}) for i in range(2))
+
+
+def test_a_device_is_one_core_where_cores_have_no_name():
+    vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)})).named("AWSNeuron")
+    (found,) = vendor.inventory(vendor, instance(neuron=1))
+    assert (found.slots, found.cores) == (1, 1)
+
+
+@pytest.mark.parametrize("amounts", [{}, dict(neuron=0), dict(neuron=0, neuroncore=0)])
+def test_a_node_without_devices(amounts):
+    assert NEURON.inventory(NEURON, instance(**amounts)) is None
+
+
+@pytest.mark.parametrize("node, problem", [
+    param(instance(kind="", neuron=1, neuroncore=2), f"label {LABEL}: missing", id="no label"),
+    param(instance(neuron=1), "expected 1 to 31 cores for each", id="no cores"),
+    param(instance(neuroncore=2), "expected 1 to 31 cores for each of the 0 devices", id="cores alone"),
+    param(instance(neuron=3, neuroncore=4), "expected 1 to 31 cores for each", id="cores that cannot be shared out"),
+    param(instance(neuron=1, neuroncore=32), "expected 1 to 31 cores for each", id="more cores than a mask has"),
+    param(instance(neuron=-1, neuroncore=2), "expected no negative amount", id="negative"),
+    param(instance(neuron="x", neuroncore=2), f"capacity of {COUNT}", id="no number"),
+    param(instance(neuron=2000, neuroncore=4000), "at most 1024 devices", id="absurd"),
+])
+def test_nodes_that_cannot_be_read(node, problem):
+    with pytest.raises(MalformedInput, match=problem):
+        NEURON.inventory(NEURON, node)
+
+
+def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
+    ledger = books(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
+    assert list(ledger.views()) == ["good"]
+    assert LABEL in ledger.nodes.problems()["bad", "AWSNeuron"]
+
+
+def read(text, *containers):
+    found = aws.read(NEURON, pod(*containers), parse_shares("allocated", text))
+    return [[(share.cores, share.spots) for share in shares] for shares in found]
+
+
+CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
+
+
+@pytest.mark.parametrize("text, containers, expected", [
+    param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Spot(0),))]], id="the first core"),
+    param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Spot(1),))]], id="the second core"),
+    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Spot(2, 2),))]], id="two neighbours"),
+    param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Spot(0), Spot(2)))]], id="two that are not"),
+    param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="A5 no core, as upstream may write"),
+    param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="A5 a device, of which upstream names two cores"),
+    param(";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"),
+    param("d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Spot(0, 2),))]], id="nobody knows whose"),
+])
+def test_cores_are_read_back_from_the_mask(text, containers, expected):
+    assert read(text, *containers) == expected
+
+
+def books(*nodes):
+    clock = Clock()
+    ledger = Ledger(vendors(chart_config()), Policies(), clock=clock, now=clock.now)
+    for node in nodes:
+        ledger.nodes.upsert(node)
+    return ledger
+
+
+def run(ledger, name, *containers):
+    """Place a pod and have it bound; what was written on it, ``None`` when it does not fit."""
+    asked = pod(*containers, name=name)
+    if not isinstance(ledger.choose(asked, ["n"]), Choice):
+        return None
+    annotations = ledger.reservation(asked.ref.uid).annotations
+    bound = pod(*containers, name=name, node_name="n", annotations=annotations)
+    ledger.pods.upsert(bound)
+    return bound
+
+
+ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {CORES: 2}, {CORES: 4}]), min_size=1,
+                          max_size=2), max_size=12)
+
+
+@given(asked=ASKED, each=st.sampled_from([1, 2, 4, 8]), gone=st.sets(st.integers(0, 11)))
+def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
+    node = instance(neuron=4, neuroncore=4 * each)
+    ledger = books(node)
+    bound = {}
+    for number, limits in enumerate(asked):
+        if (found := run(ledger, f"p{number}", *map(container, limits))) is not None:
+            bound[number] = found
+        if number in gone and number in bound:
+            ledger.pods.remove(bound.pop(number))
+        for view in ledger.views().get("n", ()):
+            held = [core for spot in view.spots for core in range(spot.start, min(spot.start + spot.size, each))]
+            assert len(held) == len(set(held)), "a core was given twice"
+            assert view.slots_used <= view.device.slots
+    again = books(node)
+    for found in bound.values():
+        again.pods.upsert(found)
+    assert [sorted(view.spots) for view in again.views()["n"]] == [sorted(view.spots) for view in ledger.views()["n"]]
+    assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in ledger.views()["n"]]
+
+
+def test_a24_a_count_among_requests_alone_is_of_devices():
+    ledger = books(instance(neuron=2, neuroncore=4))
+    asked = pod(container(requests={COUNT: "1"}))
+    ledger.choose(asked, ["n"])
+    annotations = ledger.reservation(asked.ref.uid).annotations
+    assert annotations["AWS_NEURON_IDS"] == "1"
+    assert "NEURON_RESOURCE_TYPE" not in annotations
+
+
+def test_a5_the_cores_of_a_device_are_those_of_its_own_node():
+    """Upstream keeps the number of the first node that it ever saw."""
+    ledger = books(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
+    found = {}
+    for name in ("two", "four"):
+        asked = pod(container({COUNT: "1"}), name=name)
+        ledger.choose(asked, [name])
+        found[name] = ledger.reservation(asked.ref.uid).annotations[NEURON.allocated]
+    assert found == {"two": "two-AWSNeuron-0,AWSNeuron,0,3:;", "four": "four-AWSNeuron-0,AWSNeuron,0,15:;"}
+
+
+def test_what_a_request_needs_is_the_cores_of_the_device_at_most():
+    asked = aws.request(NEURON, container({CORES: "4"}))
+    assert aws.too_few_cores(device(), asked, None, ()) is None
+    assert aws.too_few_cores(device(0, Spot(0)), asked, None, ()) is Reason.NO_CORES
