@@ -67,10 +67,11 @@ class Draft:
         self.requests[name] = self._added["requests"][name] = str(value)
 
     def both(self, name: str, value: int) -> None:
-        """Set the limit of *name*, and the request where there is one: for devices Kubernetes wants both to be equal."""
-        for amounts, change in ((self.limits, self.limit), (self.requests, self.request)):
-            if amounts.get(name, "" if amounts is self.limits else None) not in (None, str(value)):
-                change(name, value)
+        """Set the limit of *name*, and the request where there is one, since Kubernetes wants both to be equal."""
+        if self.limits.get(name) != str(value):
+            self.limit(name, value)
+        if self.requests.get(name, str(value)) != str(value):
+            self.request(name, value)
 
     def env(self, name: str, value: str) -> None:
         """Set an environment variable, in place of one of the same name."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hami.codec.device_config import DeviceConfig, Names, NvidiaConfig
+from hami.codec.device_config import DeviceConfig, IluvatarChip, Names, NvidiaConfig
 from hami.codec.keys import CORDON
-from hami.vendors import aws, inventory, mig, nvidia
+from hami.vendors import admission, aws, emit, inventory, metax, mig, nvidia, shares, steps
 from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
@@ -20,7 +20,12 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     """
     made = [_nvidia(config.nvidia)] if config.nvidia else []
     made += [record(config.names[key], config) for key, record in _RECORDS.items() if key in config.names]
+    made += [_iluvatar(chip) for chip in config.iluvatars] if iluvatar else []
     return Catalog(vendor for vendor in made if vendor.count)
+
+
+_CORES = (Rule.CORES, Rule.EXCLUSIVE, Rule.FULL)
+_SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 
 
 def _nvidia(config: NvidiaConfig) -> Vendor:
@@ -79,7 +84,202 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
     )
 
 
+def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="MLU",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        memory_factor=256,
+        default_cores=100,
+        to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
+        allocated="hami.io/cambricon-mlu-devices-allocated",
+        selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
+        lock="cambricon.com/dsmlu.lock",
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
+        inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
+        annotate=emit.texts({
+            "CAMBRICON_DSMLU_ASSIGNED": emit.always("false"),
+            "CAMBRICON_DSMLU_PROFILE": emit.first_profile,
+        }),
+    )
+
+
+def _hygon(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="DCU",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        memory_factor=names.memory_factor,
+        default_cores=100,
+        register="hami.io/node-dcu-register",
+        handshake="hami.io/node-handshake-dcu",
+        to_allocate="hami.io/dcu-devices-to-allocate",
+        allocated="hami.io/dcu-devices-allocated",
+        selectors=SelectorKeys(
+            use_types="hygon.com/use-dcutype", nouse_types="hygon.com/nouse-dcutype",
+            use_uuids=("hygon.com/use-gpuuuid",), nouse_uuids=("hygon.com/nouse-gpuuuid",)),
+        rules=(Rule.HEALTH, Rule.TYPE, *_SHARED),
+        inventory=inventory.registered,
+    )
+
+
+def _iluvatar(chip: IluvatarChip) -> Vendor:
+    word = chip.common_word
+    return Vendor(
+        key=word,
+        count=chip.names.count,
+        memory=chip.names.memory,
+        cores=chip.names.cores,
+        memory_factor=256,
+        register=f"hami.io/node-{word}-register",
+        handshake=f"hami.io/node-handshake-{word}",
+        to_allocate=f"hami.io/{word}-devices-to-allocate",
+        allocated=f"hami.io/{word}-devices-allocated",
+        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
+        rules=(Rule.HEALTH, *_SHARED),
+        inventory=inventory.registered,
+        # its agent spells the variable so
+        admit=admission.admission(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
+    )
+
+
+def _amd(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="AMD",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        limits_only=True,
+        default_cores=100,
+        counts_cores=False,
+        register="hami.io/node-amd-register",
+        to_allocate="hami.io/amd-devices-to-allocate",
+        allocated="hami.io/amd-devices-allocated",
+        selectors=SelectorKeys(
+            use_types="amd.com/use-gputype", nouse_types="amd.com/nouse-gputype",
+            use_uuids=("amd.com/use-gpu-uuid",), nouse_uuids=("amd.com/nouse-gpu-uuid",)),
+        needs_capacity=True,
+        writes_model=True,
+        rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
+        share=shares.compute_units,
+        inventory=inventory.registered,
+        admit=admission.admission(steps.percentage_of_cores, admission.check_amounts, default_count=1),
+    )
+
+
+def _biren(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Biren",
+        count=names.count,
+        register="hami.io/node-biren-register",
+        handshake="hami.io/node-handshake-biren",
+        to_allocate="hami.io/Biren-devices-to-allocate",
+        allocated="hami.io/Biren-devices-allocated",
+        selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid"),
+        device_cores=100,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
+        share=shares.nothing_but_the_device,
+        inventory=inventory.registered,
+    )
+
+
+def _enflame_gcu(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="GCU",
+        count=names.count,
+        default_cores=100,
+        to_allocate="hami.io/enflame-gcu-devices-to-allocate",
+        allocated="hami.io/enflame-gcu-devices-allocated",
+        lock="",
+        rules=(Rule.HEALTH, Rule.UNUSED),
+        inventory=inventory.counted("GCU", slots=1, memory_mib=100, cores=100),
+    )
+
+
+def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Mthreads",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        memory_factor=512,
+        divided=True,
+        allocated="hami.io/mthreads-vgpu-devices-allocated",
+        selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
+        lock="",
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
+        inventory=inventory.divided("mthreads", slots=100, cores=16),
+        admit=admission.admission(
+            steps.at_least_one, admission.check_amounts, steps.whole_devices(memory=96, cores=16),
+            steps.single_size((2, 4, 8, 16, 32, 64, 96), "sGPU memory request value is invalid, valid values are "
+                                                         "[2, 4, 8, 16, 32, 64, 96]"),
+            steps.count_in_annotation("mthreads.com/request-gpu-num")),
+        annotate=emit.texts({
+            "mthreads.com/gpu-index": emit.last_indexes,
+            "mthreads.com/predicate-node": emit.node,
+            "mthreads.com/predicate-time": emit.nanoseconds,
+        }),
+    )
+
+
+def _metax_gpu(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Metax-GPU",
+        count=names.count,
+        default_cores=100,
+        to_allocate="hami.io/metax-gpu-devices-to-allocate",
+        allocated="hami.io/metax-gpu-devices-allocated",
+        lock="",
+        node_keys=(metax.LOSSES, metax.SCORES),
+        # one slot a card and one card for all containers: only one container of a pod can have any
+        rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
+        inventory=metax.cards,
+        node_score=metax.card_score,
+    )
+
+
+def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Metax-SGPU",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        limits_only=True,
+        memory_factor=1024,
+        memory_units=True,
+        default_cores=100,
+        register=metax.CARDS,
+        to_allocate="hami.io/metax-sgpu-devices-to-allocate",
+        allocated="hami.io/metax-sgpu-devices-allocated",
+        pod_keys=(metax.APP_CLASS, metax.QOS, metax.TOPOLOGY_AWARE),
+        selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
+        rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
+               metax.too_few_cores),
+        inventory=metax.shared_cards,
+        admit=admission.admission(metax.class_and_quality),
+        choose=metax.choose,
+        share=metax.share(config.sgpu_topology_aware),
+        annotate=metax.annotate,
+        read=metax.read(config.sgpu_topology_aware),
+        node_score=metax.score,
+    )
+
+
+def _uuids(use: str, nouse: str) -> SelectorKeys:
+    return SelectorKeys(use_uuids=(use,), nouse_uuids=(nouse,))
+
+
 # By the backend's key in DeviceConfig.names. A record: its names and the whole configuration in, a Vendor out.
 _RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
+    "AMD": _amd,
     "AWSNeuron": _aws_neuron,
+    "Biren": _biren,
+    "DCU": _hygon,
+    "GCU": _enflame_gcu,
+    "MLU": _cambricon,
+    "Metax-GPU": _metax_gpu,
+    "Metax-SGPU": _metax_sgpu,
+    "Mthreads": _moore_threads,
 }

@@ -12,6 +12,7 @@ from hami.vendors.spec import Catalog, Vendor
 __all__ = ["WHOLE", "amounts", "asks", "common_request", "objection", "request_of", "requests_of"]
 
 WHOLE = 100
+MEBIBYTE = 1 << 20
 
 
 def asks(vendors: Catalog, containers: Sequence[Container]) -> bool:
@@ -87,11 +88,10 @@ def _value(vendor: Vendor, name: str, text: str) -> int | None:
         return None
     if value is None or (value < 0 and name != vendor.memory_percent):
         return None
-    if name == vendor.memory:
-        value = _mebibytes(value) if vendor.memory_units and text.endswith("i") else value * max(vendor.memory_factor, 1)
-    return value if value is not None and value <= INT32_MAX else None
-
-
-def _mebibytes(value: int) -> int | None:
-    """MiB in so many bytes; ``None`` where rounding leaves nothing of them, for nothing means the whole device."""
-    return value >> 20 if value == 0 or value >> 20 else None
+    if name == vendor.memory and vendor.memory_units and text.endswith("i"):
+        if 0 < value < MEBIBYTE:
+            return None  # it would be rounded to nothing, which means the whole device
+        value //= MEBIBYTE
+    elif name == vendor.memory:
+        value *= max(vendor.memory_factor, 1)
+    return value if value <= INT32_MAX else None

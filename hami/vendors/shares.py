@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import Request, Share, View
+from hami.model import Reason, Request, Share, View
 from hami.vendors.spec import Case
 
-__all__ = ["WHOLE", "common_share", "nothing_but_the_device"]
+__all__ = ["WHOLE", "common_share", "compute_units", "nothing_but_the_device", "too_few_units"]
 
 WHOLE = 100
 
@@ -20,3 +20,24 @@ def common_share(view: View, request: Request, case: Case, picks: Sequence[Share
 def nothing_but_the_device(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
     """A slot, without any amounts: for vendors whose agents count devices only."""
     return Share(view.device.uuid, request.vendor, 0, 0)
+
+
+def compute_units(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+    """Cores as compute units, of which each make of device has another number: at least one, at most all.
+
+    Without a percentage they come with the whole memory, or not at all.
+    Source: HAMi v2.10, pkg/device/amd/device.go, Fit; docs/develop/amd-vgpu.md.
+    """
+    device, memory = view.device, request.memory_on(view.device)
+    if request.cores:
+        units = min(max(device.cores * request.cores // WHOLE, 1), device.cores)
+    else:
+        units = device.cores if memory >= device.memory_mib else 0
+    return Share(device.uuid, request.vendor, memory, units)
+
+
+def too_few_units(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """The device has no more so many compute units, or none at all where some are asked for."""
+    units = compute_units(view, request, case, picks).cores
+    missing = view.device.cores - view.cores_used < units or (request.cores > 0 and units == 0)
+    return Reason.NO_CORES if missing else None

@@ -1,0 +1,75 @@
+"""What MetaX's node agent writes on nodes and reads on pods.
+
+Source: HAMi v2.10, pkg/device/metax/protocol.go and device.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from hami.errors import MalformedInput
+from hami.model import Device, Share
+from hami.quantity import INT32_MAX
+
+__all__ = ["parse_cards", "parse_topology", "render_allocated"]
+
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+
+
+class _Card(msgspec.Struct, rename="camel"):
+    uuid: Annotated[str, msgspec.Meta(pattern="^[^,:;]+$")]  # it has to stand in an allocation
+    model: str = ""
+    total_dev_count: _Amount = 0
+    total_compute: _Amount = 0
+    total_v_ram: _Amount = msgspec.field(name="totalVRam", default=0)
+    numa: int = 0
+    healthy: bool = False
+    qos_policy: str = ""
+    link_zone: int = 0
+
+
+_CARDS = msgspec.json.Decoder(list[_Card])
+_TABLE = msgspec.json.Decoder(dict[int, int])
+
+
+def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
+    """The cards of a node that are shared as sGPUs.
+
+    Shape: ``[{"uuid", "model", "totalDevCount", "totalCompute", "totalVRam", "numa", "healthy", "qosPolicy",
+    "linkZone"}]``; the agent leaves out what is zero, false or empty. Memory in MiB, compute in percent. A card's place
+    in the list is its index. ``Device.info``: ``qos``, ``model``, ``link_zone``.
+    Raises: MalformedInput, also for a healthy card of which nothing could be taken.
+    """
+    try:
+        cards = _CARDS.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedInput(field, text, f"expected a list of cards ({error})") from error
+    for place, card in enumerate(cards):
+        if card.healthy and not (card.total_dev_count and card.total_compute and card.total_v_ram):
+            raise MalformedInput(f"{field}[{place}]", card.uuid,
+                                 "expected totalDevCount, totalCompute and totalVRam above 0 for a healthy card")
+    return tuple(Device(uuid=card.uuid, vendor=vendor, model=vendor, slots=card.total_dev_count, mode="", index=place,
+                        memory_mib=card.total_v_ram, cores=card.total_compute, numa=card.numa, healthy=card.healthy,
+                        info={"qos": card.qos_policy, "model": card.model, "link_zone": card.link_zone})
+                 for place, card in enumerate(cards))
+
+
+def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
+    """What each container has: ``[[{"uuid", "compute", "vRam"}]]``, zeros left out."""
+    return msgspec.json.encode([[_allocated(share) for share in shares] for shares in containers]).decode()
+
+
+def parse_topology(text: str | None) -> Mapping[int, int] | None:
+    """A number for each number of cards, as in ``{"1": 100, "2": 200}``; ``None`` for what is no such table."""
+    try:
+        return _TABLE.decode(text) if text is not None else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _allocated(share: Share) -> dict[str, Any]:
+    amounts = {"compute": share.cores, "vRam": share.memory_mib}
+    return {"uuid": share.uuid, **{key: amount for key, amount in amounts.items() if amount}}

@@ -1,0 +1,256 @@
+"""What only MetaX's cards need: whole ones chosen by how they are linked, and sGPUs that are shared by service class.
+
+A pod may be of the application class *online* or *offline*. Cards that run such pods run no others; online pods take no
+compute, and offline ones are suspended beside them. All other pods share a card by one quality of service, which
+the card is switched to while nobody uses it. What pods need to know of each other is a tag of words: class, quality,
+and whether the pod wants linked cards.
+Source: HAMi v2.10, pkg/device/metax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from hami.codec.metax import parse_cards, parse_topology, render_allocated
+from hami.codec.register import parse_bool
+from hami.errors import MalformedInput
+from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, View
+from hami.vendors.admission import Draft
+from hami.vendors.inventory import counted
+from hami.vendors.shares import WHOLE
+from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
+
+__all__ = [
+    "APP_CLASS", "CARDS", "LOSSES", "QOS", "SCORES", "TOPOLOGY_AWARE", "annotate", "card_score", "cards", "choose",
+    "class_and_quality", "other_class", "other_quality", "read", "score", "share", "shared_cards", "too_few_cores",
+    "unhealthy",
+]
+
+LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
+CARDS = "metax-tech.com/node-gpu-devices"
+ALLOCATED, PREDICATE_TIME = "metax-tech.com/gpu-devices-allocated", "metax-tech.com/predicate-time"
+APP_CLASS, QOS = "metax-tech.com/sgpu-app-class", "metax-tech.com/sgpu-qos-policy"
+TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
+
+ONLINE, OFFLINE = CLASSES = ("online", "offline")
+BEST_EFFORT, *_ = QUALITIES = ("best-effort", "fixed-share", "burst-share")
+LINKED = "linked"  # the word for a pod that wants its whole cards linked
+
+HIGHEST = 2000  # of a whole card's score, which its losses lower
+LINK = 10  # what two linked cards count
+WEIGHT = 10_000.0  # an sGPU's score goes before that of the node's usage
+
+_counted = counted("metax", slots=1, memory_mib=65536, cores=WHOLE)
+
+# Whole cards
+
+
+def cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+    """As many cards as the node's capacity says, each with what the node says of links. Raises: MalformedInput."""
+    links = {key: table for key in (LOSSES, SCORES) if (table := parse_topology(node.annotations.get(key)))}
+    devices = _counted(vendor, node)
+    return tuple(replace(device, info=links) for device in devices) if devices is not None else None
+
+
+def card_score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+    """How well so many cards can be had on the node: with the least damage to links (binpack), or the best linked.
+
+    A node that does not say counts nothing. (Upstream writes the latter as 2000 less the score, since under spread its
+    lowest node wins; a node that does not say then beats all others.)
+    """
+    count = sum(len(shares) for shares in placement)
+    info: Mapping[str, Mapping[int, int]] = views[0].device.info if views else {}
+    if policy is NodePolicy.SPREAD:
+        return float(info.get(SCORES, {}).get(count, 0))
+    losses = info.get(LOSSES, {})
+    return float(HIGHEST - losses[count]) if count in losses else 0.0
+
+
+# sGPUs
+
+
+def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+    """The cards that the node's agent reports; one that is named twice counts once. Raises: MalformedInput."""
+    if (text := node.annotations.get(vendor.register)) is None:
+        return None
+    devices = parse_cards(vendor.register, text, vendor.key)
+    if not devices:
+        raise MalformedInput(vendor.register, text, "no sdevice found on node")
+    named: dict[str, Device] = {}
+    for device in devices:
+        named.setdefault(device.uuid, device)
+    return tuple(named.values())
+
+
+def class_and_quality(draft: Draft) -> None:
+    """Refuse classes and qualities that are none, and several cards for a pod of a class; best effort by default.
+
+    Raises: MalformedInput.
+    """
+    app_class, quality = draft.says(APP_CLASS), draft.says(QOS)
+    if app_class is not None:
+        _check_word(APP_CLASS, app_class, CLASSES)
+        if draft.rounded(draft.vendor.count) != 1:
+            says = "app-class pod must request single device"
+            raise MalformedInput(draft.vendor.count, draft.given[draft.vendor.count], says, says=says)
+    if app_class != ONLINE and quality is None:
+        draft.annotate(QOS, BEST_EFFORT)
+    elif app_class != ONLINE and quality is not None:
+        _check_word(QOS, quality, QUALITIES)
+
+
+def unhealthy(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """As for all vendors, in MetaX's own word."""
+    return None if view.device.healthy else Reason.SGPU_UNHEALTHY
+
+
+def other_class(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """Pods of a class and pods without do not share a card, nor does an offline pod join online ones."""
+    online, offline = _crowd(view)
+    mine = case.says(APP_CLASS)
+    fits = view.slots_used == 0 or ((mine in CLASSES) == (online + offline > 0) and not (online and mine == OFFLINE))
+    return None if fits else Reason.APP_CLASS
+
+
+def other_quality(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """A card has one quality of service: that of the pods on it, or what its agent reports where they say none.
+
+    It may become any other while nobody uses it, and has none for who takes it whole.
+    """
+    if view.slots_used == 0 or request.cores == WHOLE or case.says(APP_CLASS) == ONLINE:
+        return None
+    card = {word for word in _words(view) if word in QUALITIES} or {view.device.info.get("qos", "")}
+    return None if card <= {"", case.says(QOS) or BEST_EFFORT} else Reason.QOS
+
+
+def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    """The rules on cores of all vendors, but not for online pods; and more than a card has are not cut to that."""
+    device, free = view.device, view.device.cores - view.cores_used
+    if case.says(APP_CLASS) == ONLINE:
+        return None
+    if free < request.cores:
+        return Reason.NO_CORES
+    if device.cores == request.cores == WHOLE and view.slots_used > 0:
+        return Reason.NOT_ALONE
+    return Reason.NO_CORES_LEFT if device.cores and free == 0 and request.cores == 0 else None
+
+
+def choose(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View]:
+    """For an online pod the card with the fewest others, for whole cards those that are linked, else the first."""
+    app_class = case.says(APP_CLASS)
+    if len(eligible) > request.count and app_class == ONLINE:
+        eligible = sorted(eligible, key=_disturbance)
+    elif len(eligible) > request.count and app_class is None and request.cores == WHOLE:
+        eligible = _by_link_zones(eligible, request.count)
+    return eligible[:request.count]
+
+
+def share(topology_aware: bool) -> MakeShare:
+    """What a pod takes: online ones no compute. *topology_aware*: linked cards are wanted unless the pod says
+    otherwise."""
+
+    def make(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+        cores = 0 if case.says(APP_CLASS) == ONLINE else request.cores
+        return Share(view.device.uuid, request.vendor, request.memory_on(view.device), cores,
+                     tags=(_tag(case.says, topology_aware),))
+    return make
+
+
+def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+    """The allocation once more, as MetaX's agent reads it."""
+    return {ALLOCATED: render_allocated(emission.shares), PREDICATE_TIME: emission.nanoseconds}
+
+
+def read(topology_aware: bool) -> Read:
+    """The shares with the pod's class and quality, which only its annotations say. *topology_aware*: as for `share`."""
+
+    def tagged(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:
+        tags = (_tag(pod.annotations.get, topology_aware),)
+        return tuple(tuple(replace(share, tags=tags) for share in shares) for shares in containers)
+    return tagged
+
+
+def score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+    """How little an online pod is in others' way, or how well whole cards are linked and what they leave is."""
+    shares = [share for shares in placement for share in shares]
+    whole = {share.uuid for share in shares if share.cores == WHOLE}
+    words = {word for share in shares for tag in share.tags for word in tag.split()}
+    if ONLINE in words:
+        return WEIGHT * _online_score(views, {share.uuid for share in shares})
+    return WEIGHT * _link_score(views, whole) if whole and LINKED in words else 0.0
+
+
+def _check_word(key: str, word: str, words: Sequence[str]) -> None:
+    if word not in words:
+        says = f"{key} must be set one of [{', '.join(words)}]"
+        raise MalformedInput(key, word, says, says=says)
+
+
+def _tag(says: Callable[[str], str | None], topology_aware: bool) -> str:
+    """What other pods, and the node's score, have to know of a pod."""
+    app_class, quality = says(APP_CLASS), says(QOS) or BEST_EFFORT
+    wanted = parse_bool(says(TOPOLOGY_AWARE) or "")
+    words = (app_class if app_class in CLASSES else "",
+             quality if quality in QUALITIES and app_class != ONLINE else "",
+             LINKED if (topology_aware if wanted is None else wanted) else "")
+    return " ".join(filter(None, words))
+
+
+def _words(view: View) -> list[str]:
+    return [word for tag in view.tags for word in tag.split()]
+
+
+def _crowd(view: View) -> tuple[int, int]:
+    """How many online and offline pods the card runs."""
+    words = _words(view)
+    return words.count(ONLINE), words.count(OFFLINE)
+
+
+def _disturbance(view: View) -> tuple[bool, int, int]:
+    """Cards on which an online pod would be the first to suspend others come last."""
+    online, offline = _crowd(view)
+    return online == 0 and offline > 0, online, offline
+
+
+def _zone(view: View) -> int:
+    """The cards that are linked to each other; not above 0 for none."""
+    zone: int = view.device.info.get("link_zone", 0)
+    return zone
+
+
+def _by_link_zones(eligible: Sequence[View], count: int) -> Sequence[View]:
+    """The smallest zone that has enough, else zone by zone, the smallest first, cards without one last."""
+    zones: dict[int, list[View]] = {}
+    for view in eligible:
+        zones.setdefault(max(_zone(view), 0), []).append(view)
+    alone = zones.pop(0, [])
+    ordered = [zones[zone] for zone in sorted(zones, key=lambda zone: (len(zones[zone]), zone))]
+    enough = next((zone for zone in ordered if len(zone) >= count), None)
+    return enough if enough is not None else [*(view for zone in ordered for view in zone), *alone]
+
+
+def _online_score(views: Sequence[View], chosen: set[str]) -> int:
+    total = 0
+    for view in views:
+        if view.device.uuid in chosen:
+            online, offline = _crowd(view)
+            total -= 100 * offline if online == 0 else 20 * online + 2 * offline
+    return total
+
+
+def _link_score(views: Sequence[View], chosen: set[str]) -> int:
+    """Ten times the links that the pod gets, less those that nobody can have any more."""
+    free = [view for view in views if view.slots_used == 0]
+    got = _links([view for view in views if view.device.uuid in chosen])
+    left = _links([view for view in free if view.device.uuid not in chosen])
+    return 10 * got - (_links(free) - got - left)
+
+
+def _links(views: Sequence[View]) -> int:
+    """What all links between *views* count."""
+    sizes: dict[int, int] = {}
+    for view in views:
+        if (zone := _zone(view)) > 0:
+            sizes[zone] = sizes.get(zone, 0) + 1
+    return sum(LINK * size * (size - 1) // 2 for size in sizes.values())
