@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 FRESH = 120.0  # seconds of silence from the API server after which what is known counts as stale
 CATCH_UP = 30.0  # seconds that a consistent list may take
 EVENTS_A_SECOND = 50.0  # at most, or --kube-qps if that is less: they never compete with placing pods
+NORMAL_EVENTS_A_SECOND = 10.0  # of them; two a pod cost the control plane as much as its Binding
 DRAIN = 5.0  # seconds that bindings in progress may take to finish at the end
 JOIN = 1.0  # seconds to wait for each thread at the end
 
@@ -59,8 +60,9 @@ class Service:
         known = vendors(settings.devices)
         self._ledger = Ledger(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
                               clock=clock, now=_now, matches=settings.node_selector.matches)
-        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler",
-                                     rate=min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND))
+        rate = min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND)
+        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler", rate=rate,
+                                     normal_rate=min(rate, NORMAL_EVENTS_A_SECOND))
         self._locks = NodeLocks(
             cluster, self._ledger.nodes, self._ledger.pods, known, LockTimes(expire=settings.node_lock_timeout),
             clock=clock, now=_now, revoked=self._tell_revoked)

@@ -77,6 +77,25 @@ class _Written:
     at: float
 
 
+class _Bucket:
+    """Tokens that come at *rate* a second, *burst* of them at most."""
+
+    def __init__(self, rate: float, burst: int, now: float) -> None:
+        self._rate = rate
+        self._burst = self._tokens = float(burst)
+        self._counted_at = now
+
+    def delay(self, now: float) -> float:
+        """Seconds until there is one."""
+        self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._rate)
+        self._counted_at = now
+        return (1 - self._tokens) / self._rate if self._tokens < 1 - _ROUNDING else 0.0
+
+    def take(self) -> None:
+        """One less."""
+        self._tokens -= 1
+
+
 class Recorder(Protocol):
     """Where events go. It never blocks and never raises."""
 
@@ -88,17 +107,16 @@ class EventRecorder:
 
     def __init__(self, cluster: EventCalls, component: str, *, clock: Callable[[], float] = time.monotonic,
                  now: Callable[[], datetime] = lambda: datetime.now(UTC), rate: float = 50.0, burst: int = 100,
-                 capacity: int = 2000) -> None:
+                 normal_rate: float = 10.0, normal_burst: int = 20, capacity: int = 2000) -> None:
         """*component*: who says so, in every event. *rate*: events a second, *burst* of them at once after a rest.
 
+        *normal_rate*, *normal_burst*: those of Normal events among them, which tell people what they see anyway.
         *capacity*: events that wait at most; then the oldest Normal one is dropped, a Warning only for another.
         """
         self._cluster = cluster
         self._component = component
         self._clock = clock
         self._now = now
-        self._rate = rate
-        self._burst = float(burst)
         self._capacity = capacity
         self._turn = threading.Condition()  # guards the next four
         self._waiting: dict[EventType, OrderedDict[_Key, _Waiting]] = {
@@ -107,8 +125,8 @@ class EventRecorder:
         self._dropped = 0
         self._written_count = 0
         self._stopping = False
-        self._tokens = self._burst  # from here on the writing thread's alone
-        self._counted_at = clock()
+        self._any = _Bucket(rate, burst, clock())  # from here on the writing thread's alone
+        self._normal = _Bucket(normal_rate, normal_burst, clock())
         self._written: OrderedDict[_Key, _Written] = OrderedDict()
         self._failures = 0
         self._resume_at = -math.inf
@@ -165,8 +183,10 @@ class EventRecorder:
             return delay
         if (taken := self._take()) is None:
             return math.inf
-        self._tokens -= 1
         key, event = taken
+        self._any.take()
+        if key.type == "Normal":
+            self._normal.take()
         try:
             self._write(key, event)
             self._failures = 0
@@ -191,12 +211,10 @@ class EventRecorder:
             return self._stopping
 
     def _delay(self) -> float:
-        """Seconds until one more event may be written: a token bucket, and a pause after failures."""
+        """Seconds until the next event may be written: token buckets, and a pause after failures."""
         now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._rate)
-        self._counted_at = now
-        missing = 1 - self._tokens if self._tokens < 1 - _ROUNDING else 0.0
-        return max(0.0, missing / self._rate, self._resume_at - now)
+        delay = max(self._any.delay(now), self._resume_at - now)
+        return delay if self._waiting["Warning"] else max(delay, self._normal.delay(now))
 
     def _take(self) -> tuple[_Key, _Waiting] | None:
         """The oldest event, Warnings first; it counts as under way."""

@@ -136,12 +136,23 @@ def test_dropping_a_merged_event_counts_each_time_it_happened():
     assert bench.recorder.dropped == 3
 
 
-def test_writing_is_rate_limited():
-    bench = Bench(rate=50.0, burst=10)
+@pytest.mark.parametrize(("type", "seconds"), [("Warning", 2.0), ("Normal", 10.0)])
+def test_writing_is_rate_limited(type, seconds):
+    bench = Bench(rate=50.0, burst=10, normal_rate=10.0, normal_burst=10)
     for n in range(110):
-        bench.recorder.record(POD, "Normal", "R", str(n))
-    assert bench.write_all() == pytest.approx(2.0, abs=0.05)
+        bench.recorder.record(POD, type, "R", str(n))
+    assert bench.write_all() == pytest.approx(seconds, abs=0.05)
     assert len(bench.events) == 110
+
+
+def test_warnings_do_not_wait_for_the_rate_of_normal_events():
+    bench = Bench(rate=50.0, burst=10, normal_rate=0.1, normal_burst=1)
+    for type, message in (("Normal", "n1"), ("Normal", "n2"), ("Warning", "w1"), ("Warning", "w2")):
+        bench.recorder.record(POD, type, "R", message)
+    while len(bench.events) < 3:
+        assert bench.recorder.write_next() == 0.0 or len(bench.events) == 3
+    assert [event["message"] for event in bench.events] == ["w1", "w2", "n1"]
+    assert bench.write_all() == pytest.approx(10.0, abs=0.05)
 
 
 @pytest.mark.parametrize("error", [pytest.param(NotFound("no namespace", 404), id="no namespace"),
