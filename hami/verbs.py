@@ -323,10 +323,10 @@ class Verbs:
         return scheduler != "default-scheduler" or not self._force_overwrite
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
-        failed = _failed(refusal)
-        for reason in nodes_by_reason(refusal):
+        failed, by_reason = _failed(refusal), nodes_by_reason(refusal)
+        for reason in by_reason:
             self._meter.refused(reason)
-        for text in summarize(refusal):
+        for text in summarize(by_reason):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         self._events.record(pod.ref, "Warning", "FilteringFailed",
                             f"no available node, {len(failed)} nodes do not meet")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from hami.vendors.spec import Catalog, Emission, Vendor
 
 __all__ = ["Ledger", "Policies", "Rejected", "Reservation", "Snapshot"]
 
+SLICE = 256  # nodes whose refusal is explained without a break
+BREAK = 1e-4  # seconds; a lock that is taken back at once is never another thread's
 WAITING = 500  # refused pods that are remembered, the latest
 ASKED_AGAIN = 5  # different requests of theirs that are looked at in one go
 GRACE = 0.2  # seconds in which kube-scheduler asks again by itself, if it knows of a change
@@ -114,11 +117,13 @@ class Ledger:
     """The books and the reservations. *clock* is steady, *now* is the time of day in UTC."""
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], matches: Callable[[Node], bool] = lambda node: True) -> None:
+                 now: Callable[[], datetime], matches: Callable[[Node], bool] = lambda node: True,
+                 let_others_in: Callable[[], None] = lambda: time.sleep(BREAK)) -> None:
         self.vendors = vendors
         self.policies = policies
         self._clock = clock
         self._now = now
+        self._let_others_in = let_others_in
         self._guard = threading.RLock()
         self._index = Index()
         self._verdicts = Verdicts(self._index)
@@ -153,13 +158,25 @@ class Ledger:
             ask = self._ask(pod, self._budgets(pod.ref.namespace))
             if ask is None:
                 return None
-            answer = decide(self._index, self._verdicts, ask, names, node_policy_of(pod, self.policies.node))
-            if isinstance(answer, Choice):
-                self._reserve(pod, ask, answer)
+            choice = choose_node(self._index, self._verdicts, ask, names, node_policy_of(pod, self.policies.node))
+            if choice is not None:
+                self._reserve(pod, ask, choice)
                 self._waiting.pop(pod.ref.uid, None)
-            else:
-                self._remember_waiting(pod, names)
-            return answer
+                return choice
+            self._remember_waiting(pod, names)
+        return self._refusal(ask, names)
+
+    def _refusal(self, ask: Ask, names: Sequence[str]) -> Refusal:
+        """Why *ask* fits none of the nodes *names*, a slice of them at a time: thousands of nodes take longer than
+        others should have to wait for the lock. A node that has changed meanwhile and fits by now is left out."""
+        found = Refusal(ask, {}, ())
+        for start in range(0, len(names), SLICE):
+            if start:
+                self._let_others_in()
+            with self._guard:
+                part = refusals(self._index, self._verdicts, ask, names[start:start + SLICE])
+            found = Refusal(ask, found.unfit | part.unfit, found.unknown + part.unknown)
+        return found
 
     def missed_room(self) -> str | None:
         """A node that one of the pods refused earlier would get now, ``None`` if there is none.

@@ -28,14 +28,13 @@ def nodes_by_reason(refusal: Refusal) -> dict[Reason, list[str]]:
     return nodes
 
 
-def summarize(refusal: Refusal) -> list[str]:
-    """A sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``; none for nodes that have too few
-    devices whatever is free.
+def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
+    """A sentence for each reason of `nodes_by_reason`: ``2 nodes CardInsufficientMemory(node1,node2)``; none for too few devices, whatever is free.
 
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """
     return [f"{len(nodes)} nodes {reason}({','.join(nodes[:NAMED])}{',…' if len(nodes) > NAMED else ''})"
-            for reason, nodes in sorted(nodes_by_reason(refusal).items()) if reason is not Reason.TOO_FEW_DEVICES]
+            for reason, nodes in sorted(nodes_of.items()) if reason is not Reason.TOO_FEW_DEVICES]
 
 
 def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:

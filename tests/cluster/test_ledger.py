@@ -7,13 +7,30 @@ import threading
 
 import pytest
 
-from hami.cluster.ledger import RESERVED_FOR, Rejected
+from hami.cluster.ledger import RESERVED_FOR, SLICE, Rejected
 from hami.errors import MalformedInput
 from hami.scheduling.decide import Refusal
 from tests.builders import INIT, NVIDIA, SIDECAR, gpu, gpus, node, pod, quota
 from tests.cluster.books import BOUND, Books, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
+
+
+def test_a_long_explanation_lets_other_filters_in():
+    """Its reasons are of all nodes all the same, and each is named once."""
+    served = []
+
+    def filter_elsewhere():
+        other = threading.Thread(target=lambda: served.append(books.place(pod(gpus(1, memory=10), name="other"))))
+        other.start()
+        other.join(10)
+
+    books = Books(*(node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000)) for number in range(2 * SLICE + 1)),
+                  let_others_in=filter_elsewhere)
+    names = [*sorted(books.views()), "stranger"]
+    answer = books.choose(pod(gpus(1, memory=9000)), names)
+    assert isinstance(answer, Refusal) and served == ["n1"] * 2
+    assert sorted(answer.unfit) == names[:-1] and answer.unknown == ("stranger",)
 
 
 # promises

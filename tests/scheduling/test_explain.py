@@ -20,18 +20,18 @@ def test_nodes_by_reason():
 
 
 def test_a_sentence_for_each_reason():
-    assert summarize(refusal()) == [
+    assert summarize(nodes_by_reason(refusal())) == [
         "2 nodes CardInsufficientMemory(node1,node2)", "1 nodes CardNotHealth(node2)",
         "1 nodes CardTimeSlicingExhausted(node3)"]
 
 
 def test_g7_nodes_with_too_few_devices_have_no_sentence():
-    assert summarize(refusal(ask(gpus(3)))) == []
+    assert summarize(nodes_by_reason(refusal(ask(gpus(3))))) == []
 
 
 def test_only_so_many_nodes_are_named():
     crowd = cluster(**{f"n{number:03}": [view(f"g{number}", 10)] for number in range(60)})
-    (text,) = summarize(refusal(index=crowd, names=sorted(crowd.nodes)))
+    (text,) = summarize(nodes_by_reason(refusal(index=crowd, names=sorted(crowd.nodes))))
     assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,") and text.endswith(",n049,…)")
 
 
