@@ -15,7 +15,7 @@ from hami.settings import Settings
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Vendor
 
-__all__ = ["FORMATS", "Entry", "entries", "entry_of", "render"]
+__all__ = ["FORMATS", "SAID_OF", "Entry", "entries", "entry_of", "render"]
 
 NONE = "–"
 CHIP = "‹chip›"
@@ -23,7 +23,6 @@ _NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")
 PERCENT = "% of a device"
 _MEMORY_UNITS: Mapping[str, str] = MappingProxyType({  # where MiB per unit is not all there is to say
     "Enflame": "GB or MiB",
-    "Metax-SGPU": "GiB, or as written: 512Mi",
     "XPU": "MiB, rounded up to ¼, ½ or 1 card",
 })
 _CORES_UNITS: Mapping[str, str] = MappingProxyType({
@@ -34,12 +33,16 @@ _CORES_UNITS: Mapping[str, str] = MappingProxyType({
 _DEFAULTS: Mapping[str, str] = MappingProxyType({"Enflame": "no minimum"})
 _ALL_OR_ASKED = frozenset({"NVIDIA", "Mthreads"})  # whose admission adds cores to a bare count
 
+SAID_OF: frozenset[str] = _ALL_OR_ASKED.union(_MEMORY_UNITS, _CORES_UNITS, _DEFAULTS)
+"""The backends of which something is said here that their records do not say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One backend, in words. A resource or annotation that it does not have is empty, and so is its unit.
 
-    *default*: what a container gets that does not say. *switch*: the flag without which the backend is not scheduled.
+    *default*: what a container gets that does not say. *node_keys*, *pod_keys*: annotations and labels that are read
+    beside the ones that have a name here. *switch*: the flag without which the backend is not scheduled.
     """
 
     backend: str
@@ -59,6 +62,8 @@ class Entry:
     allocated: str
     lock: str
     selectors: tuple[str, ...]
+    node_keys: tuple[str, ...]
+    pod_keys: tuple[str, ...]
 
 
 def entries(settings: Settings) -> tuple[Entry, ...]:
@@ -82,7 +87,7 @@ def entry_of(vendor: Vendor, switch: str = "", *, is_on: bool = True) -> Entry:
         backend=vendor.key,
         count=vendor.count,
         memory=vendor.memory,
-        memory_unit=_MEMORY_UNITS.get(vendor.key, _mib(vendor.memory_factor)) if vendor.memory else "",
+        memory_unit=_MEMORY_UNITS.get(vendor.key, _memory_unit(vendor)) if vendor.memory else "",
         memory_percent=vendor.memory_percent,
         cores=vendor.cores,
         cores_unit=_CORES_UNITS.get(vendor.key, PERCENT) if vendor.cores else "",
@@ -96,11 +101,14 @@ def entry_of(vendor: Vendor, switch: str = "", *, is_on: bool = True) -> Entry:
         allocated=vendor.allocated,
         lock=vendor.lock,
         selectors=vendor.selectors.names,
+        node_keys=vendor.node_keys,
+        pod_keys=vendor.pod_keys,
     )
 
 
-def _mib(factor: int) -> str:
-    return "MiB" if factor <= 1 else f"{factor} MiB"
+def _memory_unit(vendor: Vendor) -> str:
+    unit = "MiB" if vendor.memory_factor <= 1 else f"{vendor.memory_factor} MiB"
+    return f"{unit}, or as written (512Mi)" if vendor.memory_units else unit
 
 
 def _default(vendor: Vendor) -> str:
@@ -141,6 +149,8 @@ _TABLES: Mapping[str, tuple[_Column, ...]] = MappingProxyType({
         _Column("pod: to allocate", lambda entry: entry.to_allocate),
         _Column("pod: allocated", lambda entry: entry.allocated),
         _Column("pod: selectors", lambda entry: ", ".join(entry.selectors)),
+        _Column("node: also read", lambda entry: ", ".join(entry.node_keys)),
+        _Column("pod: also read", lambda entry: ", ".join(entry.pod_keys)),
     ),
 })
 
@@ -191,7 +201,8 @@ def _object(entry: Entry) -> dict[str, object]:
         "units": {"memory": entry.memory_unit, "cores": entry.cores_unit},
         "default": entry.default,
         "annotations": {"register": entry.register, "handshake": entry.handshake, "toAllocate": entry.to_allocate,
-                        "allocated": entry.allocated, "lock": entry.lock, "selectors": list(entry.selectors)},
+                        "allocated": entry.allocated, "lock": entry.lock, "selectors": list(entry.selectors),
+                        "node": list(entry.node_keys), "pod": list(entry.pod_keys)},
         "switch": entry.switch,
         "on": entry.is_on,
     }

@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from hami.cli import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
-from hami.listing import FORMATS, entries, entry_of, render
+from hami.listing import FORMATS, SAID_OF, entries, entry_of, render
 from hami.settings import Settings
 from hami.vendors.spec import SelectorKeys, Vendor
+
+README = Path(__file__).parent.parent / "README.md"
 
 
 def vendor(key="Acme", **fields):
@@ -26,6 +29,9 @@ def chip(word, **fields):
     (vendor(), "", "", "whole devices"),
     (vendor(memory="a/m"), "MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
+    (vendor(memory="a/m", memory_factor=1024, memory_units=True), "1024 MiB, or as written (512Mi)", "", "all memory"),
+    (vendor("XPU", memory="a/m"), "MiB, rounded up to ¼, ½ or 1 card", "", "all memory"),
+    (vendor("AMD", cores="a/c"), "", "% of a device, as compute units", "whole devices"),
     (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
     (vendor(memory_percent="a/p"), "", "", "all memory"),
     (vendor(cores="a/c"), "", "% of a device", "whole devices"),
@@ -46,14 +52,14 @@ def test_units_and_defaults(made, memory_unit, cores_unit, default):
 def test_names_are_those_of_the_record():
     entry = entry_of(vendor(
         memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", register="r", handshake="h", to_allocate="t",
-        allocated="d", lock="l", selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x",
-        is_on=False)
+        allocated="d", lock="l", node_keys=("n",), pod_keys=("p",),
+        selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x", is_on=False)
     assert dataclasses.asdict(entry) == {
         "backend": "Acme", "count": "acme.com/card", "memory": "a/m", "memory_unit": "MiB", "memory_percent": "a/p",
         "cores": "a/c", "cores_unit": "% of a device", "priority": "a/y", "default": "all memory",
         "switch": "--enable-x", "is_on": False,
         "register": "r", "handshake": "h", "to_allocate": "t", "allocated": "d", "lock": "l",
-        "selectors": ("u", "v", "w")}
+        "selectors": ("u", "v", "w"), "node_keys": ("n",), "pod_keys": ("p",)}
 
 
 def test_a_table_in_text_has_aligned_columns():
@@ -82,9 +88,9 @@ def test_in_markdown_backends_that_differ_in_name_alone_share_a_row():
         "| C3 | `acme.com/C3` | `acme.com/C3-memory` | MiB |  |  | all memory |  |",
         "",
         "| backend | node: devices | node: handshake | node: lock | pod: to allocate | pod: allocated "
-        "| pod: selectors |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| C1, C2, C3 |  |  | `hami.io/mutex.lock` |  | `hami.io/‹chip›-devices-allocated` |  |",
+        "| pod: selectors | node: also read | pod: also read |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| C1, C2, C3 |  |  | `hami.io/mutex.lock` |  | `hami.io/‹chip›-devices-allocated` |  |  |  |",
     ]
 
 
@@ -103,7 +109,7 @@ def test_json_has_every_field():
         "units": {"memory": "MiB", "cores": ""},
         "default": "all memory",
         "annotations": {"register": "r", "handshake": "", "toAllocate": "", "allocated": "",
-                        "lock": "hami.io/mutex.lock", "selectors": ["u"]},
+                        "lock": "hami.io/mutex.lock", "selectors": ["u"], "node": [], "pod": []},
         "switch": "--enable-a",
         "on": False,
     }]
@@ -113,6 +119,34 @@ def test_the_entries_are_those_of_the_device_configuration():
     (nvidia,) = entries(Settings(devices=DeviceConfig(nvidia=NvidiaConfig(memory_factor=1024))))
     assert (nvidia.backend, nvidia.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
     assert (nvidia.switch, nvidia.is_on) == ("", True)
+
+
+ASCENDS = {"Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend910C", "Ascend310P"}
+ILUVATARS = {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
+
+
+@pytest.mark.parametrize("given, off", [
+    ({}, ASCENDS | ILUVATARS),
+    ({"enable_ascend": True}, ILUVATARS),
+    ({"enable_iluvatar": True}, ASCENDS),
+    ({"enable_ascend": True, "enable_iluvatar": True}, set()),
+], ids=["neither", "ascend", "iluvatar", "both"])
+def test_what_is_switched_off_is_shown_and_marked(given, off):
+    found = entries(Settings(**given))
+    assert {entry.backend for entry in found if not entry.is_on} == off
+    assert {entry.backend for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
+    assert {entry.backend for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
+
+
+def test_what_is_said_in_words_is_said_of_vendors_that_there_are():
+    assert SAID_OF <= {entry.backend for entry in entries(Settings())}
+
+
+def test_the_readme_shows_the_catalogue():
+    _, begin, rest = README.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
+    table, end, _ = rest.partition("<!-- end -->\n")
+    assert begin and end
+    assert table == render(entries(Settings()), "markdown") + "\n", "hami vendors --output=markdown says otherwise"
 
 
 def test_the_command_line_knows_the_forms():
