@@ -188,19 +188,20 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """More is taken than there is, or one part twice. In MIG mode cores are rounded and do not count."""
+        """More is taken than there is, or one part twice. Of devices that are cut, cores are rounded: those may exceed."""
         device = self.device
         if any(one.overlaps(other) for place, one in enumerate(self.spots) for other in self.spots[:place]):
             return True
         return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
-                or (self.cores_used > device.cores and device.mode != "mig"))
+                or (self.cores_used > device.cores and device.mode not in ("mig", "drs")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What one container asks of one vendor.
 
-    *memory_mib* 0 means «not given in MiB»; *memory_percent* ``None`` means «not given in percent».
+    *memory_mib* 0 means «not given in MiB»; *memory_percent* ``None`` means «not given in percent». *slices*: how many,
+    of devices that are cut in equal parts; 0 means «not given so».
     """
 
     vendor: str
@@ -208,6 +209,7 @@ class Request:
     memory_mib: int = 0
     memory_percent: int | None = None
     cores: int = 0
+    slices: int = 0
 
     def memory_on(self, device: Device) -> int:
         """MiB that this request needs on *device*; an absolute amount wins over a percentage (truncated)."""

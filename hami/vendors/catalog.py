@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hami.codec.device_config import DeviceConfig, IluvatarChip, Names, NvidiaConfig
 from hami.codec.keys import CORDON
-from hami.vendors import admission, aws, emit, inventory, metax, mig, nvidia, shares, steps
+from hami.vendors import admission, aws, emit, enflame, inventory, metax, mig, nvidia, shares, steps
 from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
@@ -271,12 +271,34 @@ def _uuids(use: str, nouse: str) -> SelectorKeys:
     return SelectorKeys(use_uuids=(use,), nouse_uuids=(nouse,))
 
 
+def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Enflame",
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        register="enflame.com/gcu-drs-capacity",
+        allocated="hami.io/enflame-vgpu-devices-allocated",
+        selectors=SelectorKeys(use_uuids=("enflame.com/use-gpuuuid",), nouse_uuids=("enflame.com/nouse-gpuuuid",)),
+        lock="",
+        rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
+               enflame.too_few_slices),
+        inventory=enflame.inventory,
+        admit=enflame.admit,
+        request=enflame.request,
+        gate=enflame.gate,
+        share=enflame.share,
+        annotate=enflame.annotate,
+    )
+
+
 # By the backend's key in DeviceConfig.names. A record: its names and the whole configuration in, a Vendor out.
 _RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
     "AMD": _amd,
     "AWSNeuron": _aws_neuron,
     "Biren": _biren,
     "DCU": _hygon,
+    "Enflame": _enflame_drs,
     "GCU": _enflame_gcu,
     "MLU": _cambricon,
     "Metax-GPU": _metax_gpu,

@@ -107,7 +107,7 @@ FITS = [
     fits([device()], [{CORES: 1}, {CORES: 1}], shares((0, 1)) + shares((0, 2)), written=ids(0, 1, cores=True),
          id="Neuron two containers have a core each"),
     fits([device()], [{CORES: 1}, {CORES: 1}], shares((0, 1)) + shares((0, 2)), kinds=(INIT, INIT),
-         written=ids(0, 1, cores=True), id="Neuron init containers keep their cores, as the agent hands all out at once"),
+         written=ids(0, 1, cores=True), id="Neuron init containers keep their cores"),
     fits(devices(2, kind="inf2.24xlarge"), [{COUNT: 1}, {CORES: 2}], shares((1, 3)) + shares((0, 3)),
          written=ids(1, 0, 1, cores=True), id="Neuron a device and the cores of another"),
 

@@ -8,10 +8,10 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.request import request_of
 from tests.builders import container
-from tests.vendors import rows_aws, rows_nvidia
+from tests.vendors import rows_aws, rows_enflame, rows_nvidia
 from tests.vendors.rows import admitted
 
-TABLES = (rows_aws, rows_nvidia)
+TABLES = (rows_aws, rows_enflame, rows_nvidia)
 
 
 def rows(name):

@@ -1,0 +1,111 @@
+"""Enflame's slices beyond the table: what nodes offer, and what is taken after a restart."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hami.cluster.ledger import Ledger, Policies
+from hami.codec.device_config import chart_config
+from hami.errors import MalformedInput
+from hami.model import Node
+from hami.scheduling.decide import Choice
+from hami.vendors.catalog import vendors
+from tests.builders import container, pod
+from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
+from tests.world import Clock
+
+PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
+
+
+def sliced(*capacities, profiles=None, name="n"):
+    """A node whose devices have these capacities."""
+    document = {"devices": [{"index": str(i), "minor": str(i + 7), "capacity": capacity}
+                            for i, capacity in enumerate(capacities)],
+                "profiles": PROFILES if profiles is None else profiles}
+    return Node(name=name, annotations={"enflame.com/gcu-drs-capacity": json.dumps(document)})
+
+
+def books(*nodes):
+    clock = Clock()
+    ledger = Ledger(vendors(chart_config()), Policies(), clock=clock, now=clock.now)
+    for node in nodes:
+        ledger.nodes.upsert(node)
+    return ledger
+
+
+def run(ledger, name, *limits):
+    """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
+    containers = [container(amounts, name=f"c{place}") for place, amounts in enumerate(limits)]
+    asked = pod(*containers, name=name)
+    if not isinstance(ledger.choose(asked, ["n"]), Choice):
+        return None
+    reservation = ledger.begin_bind(asked.ref, "n")
+    ledger.confirm(reservation)
+    bound = pod(*containers, name=name, node_name="n", annotations=reservation.annotations)
+    ledger.pods.upsert(bound)
+    return bound
+
+
+def test_devices():
+    assert DRS.inventory(DRS, sliced(6, 6)) == (device(0).device, device(1).device)
+
+
+def test_without_memory_in_any_profile_a_slice_counts_as_a_gb():
+    (found,) = DRS.inventory(DRS, sliced(4, profiles={"1g.0gb": "0", "4g.0gb": "1"}))
+    assert found.memory_mib == 4096
+
+
+def test_a_node_without_the_annotation():
+    assert DRS.inventory(DRS, Node(name="n")) is None
+
+
+def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
+    with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
+        DRS.inventory(DRS, sliced(0))
+    ledger = books(sliced(0, name="bad"), sliced(6))
+    assert list(ledger.views()) == ["n"]
+    assert "expected a capacity" in ledger.nodes.problems()["bad", "Enflame"]
+
+
+def test_six_sixths_go_on_a_device_and_a_seventh_waits():
+    ledger = books(sliced(6))
+    assert [run(ledger, f"p{i}", {COUNT: "1"}) is not None for i in range(7)] == [True] * 6 + [False]
+
+
+def test_a12_slices_are_known_after_a_restart():
+    before = books(sliced(6))
+    bound = [run(before, "a", {COUNT: "3"}), run(before, "b", {COUNT: "3"})]
+    after = books(sliced(6))
+    for one in bound:
+        after.pods.upsert(one)
+    assert after.views() == before.views()
+    assert run(after, "c", {COUNT: "1"}) is None
+
+
+ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {MEMORY: 7}, {CORES: 20}]), min_size=1,
+                          max_size=2), max_size=16)
+
+
+@given(asked=ASKED, gone=st.sets(st.integers(0, 15)), capacity=st.integers(1, 6))
+def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, gone, capacity):
+    ledger = books(sliced(capacity, capacity))
+    slices, bound = {}, {}
+    for number, limits in enumerate(asked):
+        name = f"p{number}"
+        if (found := run(ledger, name, *limits)) is not None:
+            given = json.loads(found.annotations["assigned-containers"])
+            uuids = [text.split(",")[0] for text in found.annotations[DRS.allocated].split(";")[:-1]]
+            slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))
+            bound[name] = found
+        if number in gone and name in bound:
+            ledger.pods.remove(bound.pop(name))
+            del slices[name]
+    for view in ledger.views()["n"]:
+        taken = sum(count for held in slices.values() for uuid, count in held if uuid == view.device.uuid)
+        assert taken <= capacity and not view.is_over
+    again = books(sliced(capacity, capacity))
+    for one in bound.values():
+        again.pods.upsert(one)
+    assert again.views() == ledger.views()
