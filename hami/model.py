@@ -115,12 +115,14 @@ class Selector:
 class Spot:
     """A part of a device that one container holds alone: the place of a MIG instance, in memory slices, or a core.
 
-    *name*: what stands there (a MIG profile), where that matters.
+    *name*: what stands there (a MIG profile), where that matters. *instance*: what it is called since its agent has
+    made it (of a MIG instance its UUID, then the numbers of its GPU instance and compute instance); empty before.
     """
 
     start: int
     size: int = 1
     name: str = ""
+    instance: tuple[str, ...] = ()
 
     def overlaps(self, other: Spot) -> bool:
         """Both cannot be held at once."""
@@ -188,7 +190,7 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """More is taken than there is, or one part twice. Of devices that are cut, cores are rounded: those may exceed."""
+        """More is taken than there is, or one part twice. Cores of cut devices are rounded and do not count."""
         device = self.device
         if any(one.overlaps(other) for place, one in enumerate(self.spots) for other in self.spots[:place]):
             return True

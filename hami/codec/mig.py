@@ -16,14 +16,13 @@ __all__ = ["MigAllocation", "parse_mig_allocations", "render_mig_allocations"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigAllocation:
     """One instance. *container*: position in the pod, init containers first; *device*: position among the container's
-    shares. *spot*: where on the card, in memory slices, with the profile's name. *instance*: the instance's UUID, once
-    the device plugin has made it."""
+    shares. *spot*: where on the card, in memory slices, with the profile's name, and what it is called once the device
+    plugin has made it."""
 
     container: int
     device: int
     gpu: str
     spot: Spot
-    instance: str = ""
 
 
 class _Placement(msgspec.Struct):
@@ -61,20 +60,34 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
         key = entry.container_index, entry.device_index
         if key in found:
             raise MalformedInput(where, key, "expected one entry for each container and device")
-        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, instance=entry.mig_uuid or "",
-                                   spot=Spot(entry.placement.start, entry.placement.size, entry.profile))
+        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, spot=Spot(
+            entry.placement.start, entry.placement.size, entry.profile, _instance(entry)))
     return tuple(found.values())
 
 
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
-    """The text that :func:`parse_mig_allocations` reads, without what only the device plugin knows."""
+    """The text that :func:`parse_mig_allocations` reads."""
     return msgspec.json.encode([
         {"containerIndex": one.container, "deviceIndex": one.device, "gpuUUID": one.gpu, "profile": one.spot.name,
-         "placement": {"start": one.spot.start, "size": one.spot.size}} for one in allocations]).decode()
+         "placement": {"start": one.spot.start, "size": one.spot.size}, **_identity(one.spot.instance)}
+        for one in allocations]).decode()
+
+
+def _instance(entry: _Entry) -> tuple[str, ...]:
+    if not entry.mig_uuid:
+        return ()
+    return entry.mig_uuid, str(entry.gpu_instance_id), str(entry.compute_instance_id)
+
+
+def _identity(instance: tuple[str, ...]) -> dict[str, object]:
+    if not instance:
+        return {}
+    uuid, gpu_instance, compute_instance = instance
+    return {"migUUID": uuid, "gpuInstanceID": int(gpu_instance), "computeInstanceID": int(compute_instance)}
 
 
 def _check(where: str, entry: _Entry) -> None:
-    runtime = (entry.mig_uuid, entry.gpu_instance_id, entry.compute_instance_id)
+    runtime = (entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id)
     place = entry.placement
     for problem, broken in (
         ("expected indexes from 0", entry.container_index < 0 or entry.device_index < 0),

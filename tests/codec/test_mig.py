@@ -1,0 +1,100 @@
+"""Which MIG instances a pod's containers hold, on the wire."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.codec.mig import MigAllocation, parse_mig_allocations, render_mig_allocations
+from hami.errors import MalformedInput
+from hami.model import Spot
+from tests.codec.fuzz import damaged, mutated
+
+ENTRY = {"containerIndex": 0, "deviceIndex": 1, "gpuUUID": "GPU-m", "profile": "2g.10gb",
+         "placement": {"start": 2, "size": 2}}
+MADE = {"migUUID": "MIG-1", "gpuInstanceID": 3, "computeInstanceID": 0}
+PLACED = MigAllocation(container=0, device=1, gpu="GPU-m", spot=Spot(2, 2, "2g.10gb"))
+REALISED = MigAllocation(container=0, device=1, gpu="GPU-m", spot=Spot(2, 2, "2g.10gb", ("MIG-1", "3", "0")))
+
+
+def text(*entries):
+    return json.dumps(list(entries))
+
+
+def without(*keys):
+    return {key: value for key, value in ENTRY.items() if key not in keys}
+
+
+@pytest.mark.parametrize("written, expected", [
+    param(text(ENTRY), (PLACED,), id="as the scheduler writes it"),
+    param(text(ENTRY | MADE), (REALISED,), id="as the device plugin completes it"),
+    param(text(ENTRY | {"migUUID": "", "more": 1}), (PLACED,), id="an empty UUID is none"),
+    param("[]", (), id="none"),
+])
+def test_what_is_read(written, expected):
+    assert parse_mig_allocations("field", written) == expected
+
+
+def test_what_is_written():
+    assert render_mig_allocations([PLACED]) == (
+        '[{"containerIndex":0,"deviceIndex":1,"gpuUUID":"GPU-m","profile":"2g.10gb","placement":{"start":2,"size":2}}]')
+    assert json.loads(render_mig_allocations([REALISED])) == [ENTRY | MADE]
+
+
+@pytest.mark.parametrize("written, problem", [
+    param("", "expected a list of MIG allocations", id="nothing"),
+    param("null", "expected a list of MIG allocations", id="null"),
+    param(json.dumps(ENTRY), "expected a list of MIG allocations", id="one entry, no list"),
+    param("[" * 100000, "expected a list of MIG allocations", id="deep"),
+    param(text(without("containerIndex")), "containerIndex", id="no container"),
+    param(text(without("deviceIndex")), "deviceIndex", id="no device"),
+    param(text(without("gpuUUID")), "gpuUUID", id="no card"),
+    param(text(without("profile")), "profile", id="no profile"),
+    param(text(without("placement")), "placement", id="no placement"),
+    param(text(ENTRY | {"placement": {"start": 2}}), "size", id="no size"),
+    param(text(ENTRY | {"placement": {"size": 2}}), "start", id="no start"),
+    param(text(ENTRY | {"containerIndex": -1}), "expected indexes from 0", id="container below 0"),
+    param(text(ENTRY | {"deviceIndex": -1}), "expected indexes from 0", id="device below 0"),
+    param(text(ENTRY | {"gpuUUID": ""}), "expected gpuUUID and profile", id="empty card"),
+    param(text(ENTRY | {"profile": ""}), "expected gpuUUID and profile", id="empty profile"),
+    param(text(ENTRY | {"placement": {"start": -1, "size": 1}}), "expected a placement", id="start below 0"),
+    param(text(ENTRY | {"placement": {"start": 0, "size": 0}}), "expected a placement", id="size 0"),
+    param(text(ENTRY | {"placement": {"start": 0.5, "size": 1}}), "expected a list", id="half a slice"),
+    param(text(ENTRY | {"migUUID": "MIG-1"}), "or none of them", id="UUID alone"),
+    param(text(ENTRY | {"gpuInstanceID": 1, "computeInstanceID": 0}), "or none of them", id="no UUID"),
+    param(text(ENTRY | MADE | {"migUUID": ""}), "or none of them", id="an empty UUID"),
+    param(text(ENTRY | {"migUUID": "MIG-1", "gpuInstanceID": 1}), "or none of them", id="no compute instance"),
+    param(text(ENTRY, ENTRY | {"gpuUUID": "GPU-n"}), "one entry for each container and device", id="a share twice"),
+])
+def test_what_cannot_be_read(written, problem):
+    with pytest.raises(MalformedInput) as caught:
+        parse_mig_allocations("field", written)
+    assert str(caught.value).startswith("field")
+    assert problem in str(caught.value)
+
+
+@given(written=st.text() | (mutated([ENTRY, ENTRY | MADE | {"deviceIndex": 2}]) | damaged([ENTRY, ENTRY | MADE])).map(
+    lambda body: body.decode(errors="replace")))
+def test_any_text_is_read_or_malformed(written):
+    try:
+        found = parse_mig_allocations("field", written)
+    except MalformedInput:
+        return
+    assert len({(one.container, one.device) for one in found}) == len(found)
+    assert all(one.gpu and one.spot.name and one.spot.start >= 0 and one.spot.size >= 1 for one in found)
+    assert parse_mig_allocations("field", render_mig_allocations(found)) == found
+
+
+NAMES = st.text(min_size=1)
+NUMBERS = st.integers(0, 2 ** 31 - 1)
+INSTANCES = st.just(()) | st.tuples(NAMES, NUMBERS.map(str), NUMBERS.map(str))
+
+
+@given(allocations=st.lists(st.builds(
+    MigAllocation, container=NUMBERS, device=NUMBERS, gpu=NAMES,
+    spot=st.builds(Spot, NUMBERS, st.integers(1, 2 ** 31), NAMES, INSTANCES)),
+    unique_by=lambda one: (one.container, one.device)))
+def test_what_is_written_is_read_back(allocations):
+    assert parse_mig_allocations("field", render_mig_allocations(allocations)) == tuple(allocations)
