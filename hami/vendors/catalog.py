@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hami.codec.device_config import DeviceConfig, IluvatarChip, Names, NvidiaConfig
+from hami.codec.device_config import AscendChip, DeviceConfig, IluvatarChip, Names, NvidiaConfig
 from hami.codec.keys import CORDON
-from hami.vendors import admission, aws, emit, enflame, inventory, metax, mig, nvidia, shares, steps
+from hami.vendors import (
+    admission, ascend, aws, emit, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
+)
 from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
@@ -20,6 +22,7 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     """
     made = [_nvidia(config.nvidia)] if config.nvidia else []
     made += [record(config.names[key], config) for key, record in _RECORDS.items() if key in config.names]
+    made += [_ascend(chip, config) for chip in config.ascends if ascend]
     made += [_iluvatar(chip) for chip in config.iluvatars] if iluvatar else []
     return Catalog(vendor for vendor in made if vendor.count)
 
@@ -82,6 +85,96 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         annotate=aws.annotate,
         read=aws.read,
     )
+
+
+def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
+    word, names = chip.common_word, chip.names
+    family = [other for other in config.ascends if other.names.count]
+    hides = next((other for other in family if other.overwrite_env), None) is chip
+    return Vendor(
+        key=word,
+        count=names.count,
+        memory=names.memory,
+        cores=names.cores,
+        memory_factor=names.memory_factor,
+        register=f"hami.io/node-register-{word}",
+        handshake=f"hami.io/node-handshake-{word}",
+        to_allocate=f"hami.io/{word}-devices-to-allocate",
+        allocated=f"hami.io/{word}-devices-allocated",
+        node_keys=(ascend.NODE_MODE,),
+        pod_keys=(ascend.MODE,),
+        selectors=SelectorKeys(use_uuids=(f"hami.io/use-{word}-uuid",), nouse_uuids=(f"hami.io/no-use-{word}-uuid",)),
+        device_cores=100,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), Rule.CORES,
+               Rule.EXCLUSIVE, Rule.FULL),
+        inventory=ascend.registered(config.hami_vnpu_core),
+        admit=ascend.admission(chip, [other.names.count for other in family], hides=hides),
+        admits_all=hides,
+        gate=ascend.gate,
+        choose=ascend.choose(chip),
+        share=ascend.share(chip),
+        annotate=ascend.annotate(chip),
+        node_score=ascend.node_score if ascend.is_networked(chip) else None,
+    )
+
+
+def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="kunlun",
+        count=names.count,
+        allocated="hami.io/kunlun-allocated",
+        selectors=_KUNLUN_SELECTORS,
+        lock="",
+        rules=(Rule.HEALTH, Rule.UUID),
+        inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
+                                    numa=lambda index, count: int(index >= count // 2)),
+        choose=kunlun.choose_cards,
+        share=kunlun.whole_card,
+        annotate=emit.texts({"BAIDU_COM_DEVICE_IDX": emit.last_indexes}),
+        node_score=kunlun.node_score,
+    )
+
+
+def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="XPU",
+        count=names.count,
+        memory=names.memory,
+        register="hami.io/node-register-xpu",
+        handshake="hami.io/node-handshake-xpu",
+        to_allocate="hami.io/xpu-devices-to-allocate",
+        allocated="hami.io/xpu-devices-allocated",
+        selectors=_KUNLUN_SELECTORS,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.MUTEX),
+        inventory=inventory.registered,
+        admit=admission.admission(kunlun.round_memory),
+        request=kunlun.slice_request,
+        choose=kunlun.choose_slices,
+    )
+
+
+def _vastai(names: Names, config: DeviceConfig) -> Vendor:
+    return Vendor(
+        key="Vastai",
+        count=names.count,
+        register="hami.io/node-va-register",
+        handshake="hami.io/node-handshake-va",
+        to_allocate="hami.io/Vastai-devices-to-allocate",
+        allocated="hami.io/Vastai-devices-allocated",
+        selectors=SelectorKeys(use_uuids=("vastaitech.com/use-gpuuuid",),
+                               nouse_uuids=("vastaitech.com/nouse-gpuuuid",)),
+        device_cores=100,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
+        inventory=inventory.registered,
+        choose=vastai.choose,
+        share=shares.nothing_but_the_device,
+        node_score=vastai.node_score,
+    )
+
+
+_KUNLUN_SELECTORS = SelectorKeys(
+    use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
+    nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
 
 
 def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
@@ -304,4 +397,7 @@ _RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
     "Metax-GPU": _metax_gpu,
     "Metax-SGPU": _metax_sgpu,
     "Mthreads": _moore_threads,
+    "Vastai": _vastai,
+    "XPU": _kunlun_slices,
+    "kunlun": _kunlun_card,
 }

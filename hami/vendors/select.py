@@ -36,7 +36,7 @@ def grouped(eligible: Sequence[View], count: int, group: Callable[[View], Name |
     for view in eligible:
         name = group(view)
         (alone if name is None else groups.setdefault(name, [])).append(view)
-    largest_first = sorted(sorted(groups), key=lambda name: len(groups[name]), reverse=True)
+    largest_first: list[Name] = sorted(groups, key=lambda name: (-len(groups[name]), name))
     return [*(view for name in largest_first for view in groups[name]), *alone][:count]
 
 

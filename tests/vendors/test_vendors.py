@@ -8,10 +8,10 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.request import request_of
 from tests.builders import container
-from tests.vendors import rows_aws, rows_enflame, rows_nvidia
+from tests.vendors import rows_ascend, rows_aws, rows_enflame, rows_kunlun, rows_nvidia, rows_vastai
 from tests.vendors.rows import admitted
 
-TABLES = (rows_aws, rows_enflame, rows_nvidia)
+TABLES = (rows_ascend, rows_aws, rows_enflame, rows_kunlun, rows_nvidia, rows_vastai)
 
 
 def rows(name):

@@ -1,0 +1,142 @@
+"""What Ascend does beyond the table of all vendors."""
+
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.allocation import render_shares
+from hami.model import NodePolicy
+from hami.scheduling.writing import written
+from hami.vendors.admission import admit
+from hami.vendors.catalog import vendors
+from hami.vendors.request import request_of
+from hami.vendors.spec import Emission
+from tests.builders import container, node, pod, share
+from tests.vendors.rows import NOW
+from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
+
+HARD, HIDDEN = {}, [{"name": "ASCEND_VISIBLE_DEVICES", "value": ""}]
+
+
+@pytest.mark.parametrize("factor, memory_mib", [(10, 1280), (100, 12800), (0, 128)])
+def test_a9_memory_times_factor(factor, memory_mib):
+    vendor = ascend("Ascend910A", memory_factor=factor)
+    assert request_of(vendor, container(npu(vendor, 1, 128))).memory_mib == memory_mib
+
+
+def emission(*containers, annotations=None, devices=()):
+    return Emission(pod=pod(annotations=annotations or {}), node="n", shares=containers,
+                    devices={view.device.uuid: view.device for view in devices}, now=NOW)
+
+
+@pytest.mark.parametrize("annotations, text", [
+    param(HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="A10"),
+    param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="A10 in soft split"),
+])
+def test_a10_what_the_device_plugin_reads(annotations, text):
+    (config,) = (replace(one, common_word="Ascend") for one in CHART.ascends if one.common_word == A910.key)
+    vendor = vendors(replace(CHART, ascends=(config,)), ascend=True).named("Ascend")
+    texts = written(vendor, emission((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
+    assert texts["hami.io/Ascend-devices-allocated"] == "device-0,Ascend,8738,1:;"
+    assert (texts["huawei.com/Ascend"], texts["predicate-time"]) == (text, "1787313600")
+
+
+def test_what_the_device_plugin_reads_has_the_chips_of_all_containers_in_order():
+    a, b = share("a", 3072, 0, P310.key), share("b", 21527, 0, P310.key)
+    texts = written(P310, emission((b,), (), (a,)))
+    assert texts[P310.allocated] == render_shares(((b,), (), (a,)))
+    assert texts["huawei.com/Ascend310P"] == (
+        '[{"UUID":"b","memory":21527},{"UUID":"a","temp":"vir01","memory":3072}]')
+
+
+REGISTERED = '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,"custominfo":%s}]'
+
+
+@pytest.mark.parametrize("default, said, soft", [
+    (False, None, False), (True, None, True), (False, "true", True), (True, "false", False), (True, "True", False),
+    (True, "", False),
+])
+def test_a_node_has_the_soft_split_if_it_says_so_or_else_by_default(default, said, soft):
+    annotations = {B910.register: REGISTERED % '{"NetworkID":3}'}
+    annotations |= {} if said is None else {"hami-vnpu-core": said}
+    vendor = ascend("Ascend910B3", soft=default)
+    (device,) = vendor.inventory(vendor, node("n", annotations=annotations))
+    assert device.info == {"NetworkID": 3, "hami-vnpu-core": soft}
+    assert (device.cores, device.vendor) == (100, "Ascend910B3")
+    assert "hami-vnpu-core" in vendor.node_keys, "a change would not be seen"
+
+
+def test_a_node_without_chips():
+    assert B910.inventory(B910, node("n", annotations={"hami-vnpu-core": "true"})) is None
+
+
+def env_after(overwriting, limits):
+    """The environment of a container with *limits*, where the chips *overwriting* have overwriteEnv."""
+    config = replace(CHART, ascends=tuple(
+        replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
+    catalog = vendors(config, ascend=True)
+    wire = {"name": "c", "resources": {"limits": limits}}
+    for vendor in {*catalog.asked_by(limits), *catalog.admitting_all}:
+        wire = admit(vendor, {"spec": {}}, wire).container
+    return wire.get("env", [])
+
+
+@pytest.mark.parametrize("overwriting, limits, env", [
+    param([], {}, [], id="not configured"),
+    param(["Ascend910B3"], {}, HIDDEN, id="no chip is asked for"),
+    param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
+    param(["Ascend910B3"], npu(B910, None, 5), HIDDEN, id="memory alone is no chip"),
+    param(["Ascend910B3"], npu(B910, 1), [], id="this chip"),
+    param(["Ascend910B3"], npu(P310, 1), [], id="A6 another chip of Ascend"),
+    param(["Ascend310P", "Ascend910B3", "Ascend910C"], {}, HIDDEN, id="A6 once, however many chips have the switch"),
+    param(["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="A6 another chip has the switch, too"),
+])
+def test_chips_are_hidden_from_containers_without_any(overwriting, limits, env):
+    assert env_after(overwriting, limits) == env
+
+
+def test_a6_one_vendor_looks_after_containers_that_ask_for_no_chip():
+    config = replace(CHART, ascends=tuple(replace(one, overwrite_env=True) for one in CHART.ascends))
+    assert len(vendors(config, ascend=True).admitting_all) == 1
+    assert vendors(CHART, ascend=True).admitting_all == ()
+
+
+def held(*uuids):
+    return tuple(share(uuid, 65536, 0, B910.key) for uuid in uuids)
+
+
+@pytest.mark.parametrize("views, placement, score", [
+    param(chips(1, 1, 2), (held("d0", "d1"),), 10, id="one network"),
+    param(chips(1, 1, 2), (held("d1", "d2"),), 5, id="two networks"),
+    param(chips(1, 1, 2), (held("d0", "d1", "d2"), (), held("d2")), 10 * 2 / 3 + 10, id="containers add up"),
+    param(chips(1, None), (held("d0"), held("d1")), 0, id="a chip without network"),
+    param(chips(1, "x"), (held("d1"),), 0, id="a network that is no number"),
+    param(chips(1, True), (held("d1"),), 0, id="a network that is a truth"),
+    param(chips(1), ((),), 0, id="no chip"),
+])
+def test_node_score_is_higher_where_chips_share_a_network(views, placement, score):
+    assert B910.node_score(views, placement, NodePolicy.BINPACK) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("policy", NodePolicy)
+def test_a13_higher_is_better_whatever_the_policy(policy):
+    near, far = (B910.node_score(chips(1, 1, 2), (held(*uuids),), policy) for uuids in (("d0", "d1"), ("d1", "d2")))
+    assert near > far
+
+
+def test_chips_without_networks_have_no_score():
+    assert P310.node_score is None
+
+
+def test_only_the_switch_adds_chips():
+    assert [vendor.key for vendor in vendors(CHART) if vendor.key.startswith("Ascend")] == []
+    assert [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.key.startswith("Ascend")] == sorted(
+        one.common_word for one in CHART.ascends)
+
+
+def test_a10_chips_whose_name_begins_alike_are_kept_apart():
+    text = REGISTERED.replace("Ascend910B3", "Ascend910B4-1") % "{}"
+    there = node("n", annotations={"hami.io/node-register-Ascend910B4-1": text})
+    found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.inventory(vendor, there)]
+    assert found == ["Ascend910B4-1"]

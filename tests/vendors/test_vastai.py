@@ -1,0 +1,35 @@
+"""What Vastai does beyond the table of all vendors."""
+
+import pytest
+from pytest import param
+
+from hami.model import NodePolicy
+from tests.builders import node, share, view
+from tests.vendors.rows_vastai import VASTAI, die, dies
+
+
+def held(*uuids):
+    return tuple(share(uuid, 0, 0, "Vastai") for uuid in uuids)
+
+
+FOUR = dies("1", "1", "2", "3")
+
+
+@pytest.mark.parametrize("views, placement, score", [
+    param(FOUR, (held("d1", "d0"),), 1, id="V2"),
+    param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
+    param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
+    param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
+    param([view("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
+    param([view("d0", info={"AIC": "1", "DeviceStrategy": "full"})], (held("d0"),), 0, id="another strategy"),
+    param([die("d0", 1)], (held("d0"),), 0, id="a card that is no text"),
+])
+@pytest.mark.parametrize("policy", NodePolicy)
+def test_node_score_is_higher_where_dies_share_a_card(views, placement, score, policy):
+    assert VASTAI.node_score(views, placement, policy) == score
+
+
+def test_devices_count_100_cores_whatever_is_registered():
+    text = '[{"id":"d0","count":1,"devmem":16384,"type":"Vastai","health":true,"custominfo":{"AIC":"7"}}]'
+    (device,) = VASTAI.inventory(VASTAI, node("n", annotations={"hami.io/node-va-register": text}))
+    assert (device.cores, device.info, device.vendor) == (100, {"AIC": "7"}, "Vastai")
