@@ -2,15 +2,24 @@
 
 import pytest
 
-from hami.codec.device_config import DeviceConfig
+from hami.codec.device_config import DeviceConfig, chart_config
 from hami.vendors import mig
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Rule, SelectorKeys
 from tests.builders import NVIDIA, nvidia
 
+CHART = vendors(chart_config(), ascend=True, iluvatar=True)
 WIRE = [  # vendor, register, handshake, to-allocate, allocated
     (NVIDIA, "hami.io/node-nvidia-register", "hami.io/node-handshake", "hami.io/vgpu-devices-to-allocate",
      "hami.io/vgpu-devices-allocated"),
+    # register stands before the name here, and behind it everywhere else
+    (CHART.named("Ascend910B4-1"), "hami.io/node-register-Ascend910B4-1", "hami.io/node-handshake-Ascend910B4-1",
+     "hami.io/Ascend910B4-1-devices-to-allocate", "hami.io/Ascend910B4-1-devices-allocated"),
+    (CHART.named("XPU"), "hami.io/node-register-xpu", "hami.io/node-handshake-xpu",
+     "hami.io/xpu-devices-to-allocate", "hami.io/xpu-devices-allocated"),
+    (CHART.named("kunlun"), "", "", "", "hami.io/kunlun-allocated"),  # without -devices-
+    (CHART.named("Vastai"), "hami.io/node-va-register", "hami.io/node-handshake-va",
+     "hami.io/Vastai-devices-to-allocate", "hami.io/Vastai-devices-allocated"),
 ]
 
 
@@ -18,6 +27,28 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
 def test_keys(vendor, register, handshake, to_allocate, allocated):
     assert (vendor.register, vendor.handshake) == (register, handshake)
     assert (vendor.to_allocate, vendor.allocated) == (to_allocate, allocated)
+
+
+UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
+    ("Ascend310P", ("hami.io/use-Ascend310P-uuid",), ("hami.io/no-use-Ascend310P-uuid",)),
+    ("XPU", ("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"), ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid")),
+    ("kunlun", ("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
+     ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid")),
+    ("Vastai", ("vastaitech.com/use-gpuuuid",), ("vastaitech.com/nouse-gpuuuid",)),
+]
+
+
+@pytest.mark.parametrize("key, use, nouse", UUIDS, ids=[row[0] for row in UUIDS])
+def test_keys_of_uuids(key, use, nouse):
+    assert (CHART.named(key).selectors.use_uuids, CHART.named(key).selectors.nouse_uuids) == (use, nouse)
+
+
+LOCKS = {"Ascend910C": "hami.io/mutex.lock", "XPU": "hami.io/mutex.lock", "Vastai": "hami.io/mutex.lock", "kunlun": ""}
+
+
+@pytest.mark.parametrize("key, lock", LOCKS.items())
+def test_locks(key, lock):
+    assert CHART.named(key).lock == lock
 
 
 def test_nvidia_resources():
