@@ -8,19 +8,28 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hami.model import Container, NodePolicy, Reason, Request, Share, View
+from hami.model import Container, Device, Node, NodePolicy, Reason, Request, Share, View
+from hami.vendors import inventory
 from hami.vendors.admission import Draft
 from hami.vendors.request import WHOLE, amounts, common_request
 from hami.vendors.select import WING, on_wings, places_of
 from hami.vendors.spec import Case, Short, Vendor
 
 __all__ = [
-    "CARD_MIB", "choose_cards", "choose_slices", "node_score", "other_slices", "round_memory", "slice_request",
-    "whole_card",
+    "CARD_MIB", "choose_cards", "choose_slices", "node_score", "other_slices", "registered", "round_memory",
+    "slice_request", "whole_card",
 ]
 
 CARD_MIB = 98304
 _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
+
+
+def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+    """The cards as registered, each with as many slots as it has room for the smallest slices: what is registered as
+    their number does not count."""
+    devices = inventory.registered(vendor, node)
+    return devices and tuple(replace(device, slots=max(device.slots, device.memory_mib // _SLICES_MIB[0]))
+                             for device in devices)
 
 
 def whole_card(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:

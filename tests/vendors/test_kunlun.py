@@ -3,10 +3,12 @@
 import pytest
 from pytest import param
 
-from hami.codec.register import render_devices_json
-from hami.model import NodePolicy
-from tests.builders import gpu, node, share
-from tests.vendors.rows_kunlun import CARDS, SLICES, cards
+from hami.model import NodePolicy, View
+from hami.scheduling.fit import Unfit
+from hami.scheduling.place import place
+from hami.scheduling.usage import charge_views
+from tests.builders import ask, container, node, share
+from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 
 def held(*indexes):
@@ -43,7 +45,15 @@ def test_cards_are_counted(count, numas):
     assert {(d.slots, d.memory_mib, d.cores) for d in devices} == {(100, 98304, 100)}
 
 
-def test_cards_that_can_be_sliced_are_registered():
-    device = gpu("xpu-3", vendor="XPU", model="XPU", slots=4, memory_mib=98304, index=3)
-    there = node("n", annotations={SLICES.register: render_devices_json((device,))})
-    assert SLICES.inventory(SLICES, there) == (device,)
+REGISTERED = '[{"id":"xpu-0","count":1,"devmem":98304,"devcore":%d,"type":"XPU","health":true}]'
+
+
+@pytest.mark.parametrize("cores", [100, 0])
+def test_a_card_is_not_over_while_there_is_memory_for_slices(cores):
+    """Whatever is registered as the number of its slots and cores: a pod that fits is not turned away at bind."""
+    (device,) = SLICES.inventory(SLICES, node("n", annotations={SLICES.register: REGISTERED % cores}))
+    card, taken = [View(device)], 0
+    while not isinstance(found := place({"XPU": card}, ask(container(vxpu(1, 24576)), vendors=[SLICES])), Unfit):
+        card, taken = charge_views(card, found[0]), taken + 1
+        assert not card[0].is_over
+    assert taken == 4
