@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hami.codec.allocation import parse_shares
+from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import Pod, View
 from hami.scheduling.index import Booking
@@ -18,8 +19,9 @@ def read_booking(pod: Pod, node: str, vendors: Iterable[Vendor],
                  views: Callable[[str], Mapping[str, Sequence[View]]]) -> tuple[Booking, tuple[str, ...]]:
     """What *pod* takes on *node*, and what of its annotations could not be read.
 
-    Where a text cannot be read, every device of the node (*views* gives them) that it mentions counts as taken whole:
-    better a device that stands idle than one that is handed out twice.
+    Where a text cannot be read, or does not go together with another, every device of the node (*views* gives them)
+    that the scheduler's own annotations mention counts as taken whole: better a device that stands idle than one that
+    is handed out twice.
     """
     kinds = [container.kind for container in pod.containers]
     charges: list[tuple[str, tuple[Charge, ...]]] = []
@@ -33,12 +35,14 @@ def read_booking(pod: Pod, node: str, vendors: Iterable[Vendor],
             taken = collapse(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:
             problems.append(str(error))
-            taken = _mentioned(text, views(node).get(vendor.key, ()))
+            taken = _mentioned(pod, views(node).get(vendor.key, ()))
         if taken:
             charges.append((vendor.key, taken))
     return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
 
 
-def _mentioned(text: str, views: Sequence[View]) -> tuple[Charge, ...]:
-    devices = sorted((view.device for view in views if view.device.uuid in text), key=lambda device: device.uuid)
+def _mentioned(pod: Pod, views: Sequence[View]) -> tuple[Charge, ...]:
+    texts = [text for key, text in pod.annotations.items() if is_scheduler_owned(key)]
+    devices = sorted((view.device for view in views if any(view.device.uuid in text for text in texts)),
+                     key=lambda device: device.uuid)
     return tuple(Charge(device.uuid, device.slots, device.memory_mib, device.cores) for device in devices)

@@ -79,10 +79,16 @@ def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) ->
 
 
 def _instance(view: View, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Spot] | None:
-    """The smallest profile that holds what *request* needs and has room on the card, and where."""
+    """The smallest profile that holds what *request* needs and has room on the card, and where.
+
+    The largest profile is the whole card, even if it has less memory than the card has without being cut.
+    """
     held = (*view.spots, *(spot for share in picks if share.uuid == view.device.uuid for spot in share.spots))
+    profiles = sorted(view.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
     need = request.memory_on(view.device)
-    for profile in sorted(view.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices)):
+    if profiles and not request.memory_mib:
+        need = min(need, profiles[-1].memory_mib)
+    for profile in profiles:
         if profile.memory_mib >= need:
             for spot in _places(profile):
                 if not any(spot.overlaps(other) for other in held):

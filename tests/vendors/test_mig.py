@@ -1,0 +1,210 @@
+"""MIG beyond the table: places that are read back, what happens when they cannot be, and that none is given twice."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import param
+
+from hami.cluster.ledger import Ledger, Policies
+from hami.codec.allocation import parse_shares
+from hami.controller.reconcile import Rules, pod_moves
+from hami.errors import MalformedInput
+from hami.model import MigProfile, Spot, View
+from hami.scheduling.decide import Choice
+from hami.vendors import mig
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
+from tests.world import Clock
+
+PLACES = "hami.io/vgpu-mig-allocations"
+PROFILES = (  # those of an A100 with 40 GB
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1, placements=tuple(Spot(i, 1) for i in range(7))),
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2, placements=tuple(Spot(i, 2) for i in (0, 2, 4))),
+    MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Spot(0, 4), Spot(4, 4))),
+    MigProfile(name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Spot(0, 4),)),
+    MigProfile(name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Spot(0, 8),)),
+)
+ALLOWED = {(profile.name, place.start, place.size) for profile in PROFILES for place in profile.placements}
+
+
+def card(uuid="GPU-m", index=0, **fields):
+    return gpu(uuid, **{"index": index, "memory_mib": 40960, "slots": 7, "mode": "mig", "mig_profiles": PROFILES,
+                        "model": "NVIDIA A100"} | fields)
+
+
+CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
+
+
+def books(listed=CARDS):
+    clock = Clock()
+    ledger = Ledger(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
+    ledger.nodes.upsert(listed)
+    return ledger
+
+
+def run(ledger, name, *containers, **annotations):
+    """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
+    asked = pod(*containers, name=name, annotations=annotations)
+    if not isinstance(ledger.choose(asked, ["n1"]), Choice):
+        return None
+    reservation = ledger.begin_bind(asked.ref, "n1")
+    ledger.confirm(reservation)
+    bound = pod(*containers, name=name, node_name="n1", annotations=annotations | dict(reservation.annotations))
+    ledger.pods.upsert(bound)
+    return bound
+
+
+def view_of(ledger, uuid="GPU-m"):
+    return next(view for view in ledger.views()["n1"] if view.device.uuid == uuid)
+
+
+def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
+    return {"containerIndex": container, "deviceIndex": device, "gpuUUID": gpu, "profile": profile,
+            "placement": {"start": start, "size": size}} | more
+
+
+def bound(allocated, *entries, containers=None, places=None):
+    """A pod that was bound with this allocation and these places."""
+    text = json.dumps(list(entries)) if places is None else places
+    return pod(*(containers or [gpus(memory=8000)]), node_name="n1", annotations={
+        "hami.io/vgpu-node": "n1", NVIDIA.allocated: allocated, **({} if text == "" else {PLACES: text})})
+
+
+ONE = "GPU-m,NVIDIA,9984,28:;"
+
+
+def test_places_are_read_back():
+    found = bound("GPU-m,NVIDIA,9984,28:GPU-o,NVIDIA,100,10:;;GPU-m,NVIDIA,4864,14:;",
+                  entry(start=2), entry(container=2, profile="1g.5gb", start=6, size=1, migUUID="MIG-7",
+                                        gpuInstanceID=9, computeInstanceID=0))
+    shares = mig.read(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.allocated]))
+    assert [[share.spots for share in mine] for mine in shares] == [
+        [(Spot(2, 2, "2g.10gb"),), ()], [], [(Spot(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
+
+
+def test_shares_of_cards_that_are_not_cut_need_no_places():
+    found = bound("GPU-o,NVIDIA,100,10:;", places="")
+    shares = parse_shares("", found.annotations[NVIDIA.allocated])
+    assert mig.read(NVIDIA, found, shares) == shares
+
+
+BROKEN = [  # allocated, places, cards that count as taken whole
+    param(ONE, [entry(), entry(device=1, start=2)], "m", id="a place without a share"),
+    param(ONE, [entry(), entry(device=1, start=2, gpu="GPU-n")], "mn", id="a place without a share, on another card"),
+    param("GPU-m,NVIDIA,9984,28:GPU-m,NVIDIA,9984,28:;", [entry()], "m", id="a share without a place"),
+    param(ONE, [entry(gpu="GPU-n")], "mn", id="the place is on another card"),
+    param(ONE, [entry(container=1)], "m", id="the place is another container's"),
+    param(ONE, [entry(migUUID="MIG-7")], "m", id="half an identity"),
+    param(ONE, [entry(), entry(start=2)], "m", id="two places for a share"),
+    param(ONE, "not JSON", "m", id="no JSON"),
+    param("GPU-m,NVIDIA,9984:;", [entry()], "m", id="the allocation itself"),
+]
+
+
+@pytest.mark.parametrize("allocated, places, taken", BROKEN)
+def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, taken):
+    ledger = books()
+    broken = bound(allocated, places=places if isinstance(places, str) else json.dumps(places))
+    ledger.pods.upsert(broken)
+    assert ledger.pods.unreadable() == [broken.ref]
+    for name in "mno":
+        view = view_of(ledger, f"GPU-{name}")
+        assert (view.slots_used, view.memory_free_mib) == ((view.device.slots, 0) if name in taken
+                                                           else (0, view.device.memory_mib))
+    rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300)
+    (warning,) = [move for move in pod_moves(ledger.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
+    assert warning.reason == "AllocationUnreadable"
+
+
+def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
+    ledger = books(node("n1", card()))
+    ledger.pods.upsert(bound(ONE, places=""))
+    assert run(ledger, "next", gpus(memory=4864)) is None
+    assert mig.unaccounted(view_of(ledger), None, None, ()) is not None
+
+
+def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
+    ledger = books(node("n1", gpu("GPU-m")))
+    ledger.pods.upsert(bound(ONE, entry()))
+    assert run(ledger, "next", gpus(memory=100)) is None
+
+
+def test_a23_the_largest_profile_is_the_whole_card():
+    ledger = books(node("n1", card()))
+    found = run(ledger, "whole", gpus())
+    assert found.annotations[NVIDIA.allocated] == "GPU-m,NVIDIA,40192,100:;"
+    assert run(ledger, "next", gpus(memory=1)) is None
+
+
+def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
+    ledger = books(node("n1", card()))
+    before = run(ledger, "a", gpus(memory=8000))
+    (place,) = json.loads(before.annotations[PLACES])
+    made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
+    ledger.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
+                           annotations=before.annotations | {PLACES: json.dumps([made])}))
+    (spot,) = view_of(ledger, place["gpuUUID"]).spots
+    assert spot.instance == ("MIG-7", "3", "0")
+
+
+@pytest.mark.parametrize("kinds", [(INIT, APP), (INIT, INIT), (SIDECAR, APP), (INIT, SIDECAR, APP), (INIT, APP, APP)],
+                         ids=lambda kinds: "-".join(kind.value for kind in kinds))
+def test_containers_of_a_pod_never_share_a_place(kinds):
+    ledger = books(node("n1", card()))
+    found = run(ledger, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
+    starts = [one["placement"]["start"] for one in json.loads(found.annotations[PLACES])]
+    assert sorted(starts) == [0, 2, 4][:len(kinds)]
+    view = view_of(ledger)
+    assert len(view.spots) == len(kinds) == view.slots_used
+
+
+def test_places_of_init_containers_are_free_when_those_are_done():
+    ledger = books(node("n1", card()))
+    containers = gpus(memory=8000, kind=INIT), gpus(memory=8000)
+    found = run(ledger, "a", *containers)
+    ledger.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
+    assert len(view_of(ledger).spots) == 1
+
+
+SIZES = st.sampled_from([1, 4864, 5000, 9984, 10000, 19968, 30000, None])
+PODS = st.lists(st.lists(st.tuples(SIZES, st.sampled_from([INIT, SIDECAR, APP]), st.integers(1, 2)), min_size=1,
+                         max_size=3), max_size=14)
+
+
+@given(asked=PODS, gone=st.sets(st.integers(0, 13)))
+def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, gone):
+    listed = node("n1", card("GPU-m"), card("GPU-n", 1))
+    ledger, alive = books(listed), {}
+    for number, containers in enumerate(asked):
+        name = f"p{number}"
+        found = run(ledger, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
+        if found is not None:
+            alive[name] = found
+        if number in gone and name in alive:
+            ledger.pods.remove(alive.pop(name))
+        for view in ledger.views()["n1"]:
+            assert not view.is_over
+            assert len(view.spots) == view.slots_used
+            assert {(spot.name, spot.start, spot.size) for spot in view.spots} <= ALLOWED
+    assert readable(ledger.views()["n1"]) == readable(read_anew(listed, alive)["n1"])
+
+
+def read_anew(listed, alive):
+    """The views of a scheduler that has just started and sees what stands on the pods."""
+    again = books(listed)
+    for one in reversed(alive.values()):
+        again.pods.upsert(one)
+    return again.views()
+
+
+def readable(views):
+    """*views* without the order in which pods were seen."""
+    return [View(view.device, view.slots_used, view.memory_used_mib, view.cores_used, tuple(sorted(view.spots)))
+            for view in views]
+
+
+def test_an_unreadable_text_raises():
+    with pytest.raises(MalformedInput, match="vgpu-mig-allocations: expected no more places"):
+        found = bound(ONE, entry(), entry(device=1, start=2))
+        mig.read(NVIDIA, found, parse_shares("", ONE))
