@@ -76,6 +76,8 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
                 raise MalformedInput(f"capacity of {vendor.cores}", have, f"device not found {vendor.cores}")
             return None
         memory = capacity_of(node, vendor.memory) or 0
+        if vendor.memory and not memory:
+            raise MalformedInput(f"capacity of {vendor.memory}", memory, f"device not found {vendor.memory}")
         count = -(-have // cores)
         _check_number(vendor.cores, count)
         memory_mib = min(memory * vendor.memory_factor * cores // have, INT32_MAX)
