@@ -20,6 +20,21 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
     (CHART.named("kunlun"), "", "", "", "hami.io/kunlun-allocated"),  # without -devices-
     (CHART.named("Vastai"), "hami.io/node-va-register", "hami.io/node-handshake-va",
      "hami.io/Vastai-devices-to-allocate", "hami.io/Vastai-devices-allocated"),
+    (CHART.named("MLU"), "", "", "hami.io/cambricon-mlu-devices-to-allocate",
+     "hami.io/cambricon-mlu-devices-allocated"),
+    (CHART.named("DCU"), "hami.io/node-dcu-register", "hami.io/node-handshake-dcu",
+     "hami.io/dcu-devices-to-allocate", "hami.io/dcu-devices-allocated"),
+    (CHART.named("MR-V50"), "hami.io/node-MR-V50-register", "hami.io/node-handshake-MR-V50",
+     "hami.io/MR-V50-devices-to-allocate", "hami.io/MR-V50-devices-allocated"),
+    (CHART.named("AMD"), "hami.io/node-amd-register", "", "hami.io/amd-devices-to-allocate",
+     "hami.io/amd-devices-allocated"),
+    (CHART.named("Biren"), "hami.io/node-biren-register", "hami.io/node-handshake-biren",
+     "hami.io/Biren-devices-to-allocate", "hami.io/Biren-devices-allocated"),  # with a capital letter, as Vastai's
+    (CHART.named("GCU"), "", "", "hami.io/enflame-gcu-devices-to-allocate", "hami.io/enflame-gcu-devices-allocated"),
+    (CHART.named("Metax-GPU"), "", "", "hami.io/metax-gpu-devices-to-allocate", "hami.io/metax-gpu-devices-allocated"),
+    (CHART.named("Metax-SGPU"), "metax-tech.com/node-gpu-devices", "", "hami.io/metax-sgpu-devices-to-allocate",
+     "hami.io/metax-sgpu-devices-allocated"),
+    (CHART.named("Mthreads"), "", "", "", "hami.io/mthreads-vgpu-devices-allocated"),  # to-allocate is never written
 ]
 
 
@@ -35,6 +50,15 @@ UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
     ("kunlun", ("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
      ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid")),
     ("Vastai", ("vastaitech.com/use-gpuuuid",), ("vastaitech.com/nouse-gpuuuid",)),
+    ("MLU", ("cambricon.com/use-gpuuuid",), ("cambricon.com/nouse-gpuuuid",)),
+    ("DCU", ("hygon.com/use-gpuuuid",), ("hygon.com/nouse-gpuuuid",)),
+    ("BI-V150", ("hami.io/use-BI-V150-uuid",), ("hami.io/no-use-BI-V150-uuid",)),
+    ("AMD", ("amd.com/use-gpu-uuid",), ("amd.com/nouse-gpu-uuid",)),
+    ("Biren", ("birentech.com/use-gpuuuid",), ("birentech.com/nouse-gpuuuid",)),
+    ("GCU", (), ()),
+    ("Metax-GPU", (), ()),
+    ("Metax-SGPU", ("metax-tech.com/use-gpuuuid",), ("metax-tech.com/nouse-gpuuuid",)),
+    ("Mthreads", ("mthreads.ai/use-gpuuuid",), ("mthreads.ai/nouse-gpuuuid",)),
 ]
 
 
@@ -43,7 +67,25 @@ def test_keys_of_uuids(key, use, nouse):
     assert (CHART.named(key).selectors.use_uuids, CHART.named(key).selectors.nouse_uuids) == (use, nouse)
 
 
-LOCKS = {"Ascend910C": "hami.io/mutex.lock", "XPU": "hami.io/mutex.lock", "Vastai": "hami.io/mutex.lock", "kunlun": ""}
+LOCKS = {
+    "Ascend910C": "hami.io/mutex.lock", "XPU": "hami.io/mutex.lock", "Vastai": "hami.io/mutex.lock", "kunlun": "",
+    "MLU": "cambricon.com/dsmlu.lock", "DCU": "hami.io/mutex.lock", "BI-V150": "hami.io/mutex.lock",
+    "AMD": "hami.io/mutex.lock", "Biren": "hami.io/mutex.lock", "GCU": "", "Metax-GPU": "",
+    "Metax-SGPU": "hami.io/mutex.lock", "Mthreads": "",
+}
+
+
+TYPES = {  # keys of models that are wanted, and of those that are not
+    "DCU": ("hygon.com/use-dcutype", "hygon.com/nouse-dcutype"),
+    "AMD": ("amd.com/use-gputype", "amd.com/nouse-gputype"),
+    "MLU": ("", ""),  # upstream names some that nothing reads
+    "Biren": ("", ""), "Metax-SGPU": ("", ""),
+}
+
+
+@pytest.mark.parametrize("key, types", TYPES.items())
+def test_keys_of_types(key, types):
+    assert (CHART.named(key).selectors.use_types, CHART.named(key).selectors.nouse_types) == types
 
 
 @pytest.mark.parametrize("key, lock", LOCKS.items())
@@ -62,6 +104,11 @@ def test_nvidia_rules_in_the_order_of_the_reference():
         Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
         Rule.QUOTA, Rule.MEMORY,
         Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_place)
+
+
+def test_iluvatar_is_a_record_a_chip_where_it_is_switched_on():
+    on = {vendor.key for vendor in vendors(chart_config(), iluvatar=True)}
+    assert on - {vendor.key for vendor in vendors(chart_config())} == {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
 
 
 @pytest.mark.parametrize("config, keys", [

@@ -8,10 +8,16 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.request import request_of
 from tests.builders import container
-from tests.vendors import rows_ascend, rows_aws, rows_enflame, rows_kunlun, rows_nvidia, rows_vastai
+from tests.vendors import (
+    rows_amd, rows_ascend, rows_aws, rows_cambricon, rows_enflame, rows_hygon, rows_iluvatar, rows_kunlun,
+    rows_metax, rows_mthreads, rows_nvidia, rows_vastai, rows_whole,
+)
 from tests.vendors.rows import admitted
 
-TABLES = (rows_ascend, rows_aws, rows_enflame, rows_kunlun, rows_nvidia, rows_vastai)
+TABLES = (
+    rows_amd, rows_ascend, rows_aws, rows_cambricon, rows_enflame, rows_hygon, rows_iluvatar, rows_kunlun,
+    rows_metax, rows_mthreads, rows_nvidia, rows_vastai, rows_whole,
+)
 
 
 def rows(name):

@@ -1,0 +1,179 @@
+"""What the table of all vendors does not say of MetaX: inventories, scores of nodes, and what pods on a card know."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.device_config import chart_config
+from hami.errors import MalformedInput
+from hami.model import Container, Node, NodePolicy, Pod, PodRef, Share
+from hami.scheduling.decide import Choice, Verdicts, decide
+from hami.scheduling.index import Index
+from hami.scheduling.reading import read_booking
+from hami.vendors.catalog import vendors
+from tests.builders import ask, container
+from tests.vendors.chart import CHART, given, on_node
+from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
+
+GPU, SGPU = CHART.named("Metax-GPU"), CHART.named("Metax-SGPU")
+LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
+AWARE = "metax-tech.com/sgpu-topology-aware"
+BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD
+TABLE = '{"1": 100, "2": 200}'
+
+
+def gpus(annotations, count=8):
+    return on_node(GPU, annotations=annotations, count=count)
+
+
+def cards(count):
+    """Shares of so many cards."""
+    return tuple(Share(f"n-metax-{index}", "Metax-GPU", 65536, 100) for index in range(count))
+
+
+@pytest.mark.parametrize("annotations, count, policy, score", [
+    param({LOSSES: TABLE}, 2, BINPACK, 1800, id="G3 binpack"),
+    # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
+    param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="G3 A13 spread"),
+    param({}, 1, BINPACK, 0, id="no table"),
+    param({}, 1, SPREAD, 0, id="A13 no table is not the best"),
+    param({SCORES: TABLE}, 1, BINPACK, 0, id="binpack goes by losses"),
+    param({LOSSES: TABLE}, 1, SPREAD, 0, id="spread goes by scores"),
+    param({LOSSES: TABLE}, 3, BINPACK, 0, id="a number of cards that the table does not have"),
+    param({LOSSES: "lots"}, 1, BINPACK, 0, id="a table that is none"),
+])
+def test_score_of_whole_cards(annotations, count, policy, score):
+    assert GPU.node_score(gpus(annotations), (cards(count),), policy) == score
+
+
+def test_g3_counts_the_cards_of_all_containers():
+    assert GPU.node_score(gpus({LOSSES: TABLE}), (cards(1), (), cards(1)), BINPACK) == 1800
+
+
+def chosen(policy, **nodes):
+    """The node that a pod with two whole cards gets; *nodes* by name with their annotations."""
+    index = Index()
+    for name, annotations in nodes.items():
+        index.set_inventory(name, "Metax-GPU", tuple(view.device for view in on_node(
+            GPU, name, annotations=annotations, count=8)))
+    asked = ask(container(given(GPU, 2)), vendors=(GPU,))
+    answer = decide(index, Verdicts(index), asked, [*nodes], policy)
+    assert isinstance(answer, Choice)
+    return answer.node
+
+
+@pytest.mark.parametrize("policy, key, best", [(BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high")])
+def test_a13_the_best_linked_node_wins_under_either_policy(policy, key, best):
+    nodes = {"a-none": {}, "b-low": {key: '{"2": 10}'}, "c-high": {key: '{"2": 500}'}}
+    assert chosen(policy, **nodes) == best
+
+
+CARD = {"uuid": "GPU-0", "totalDevCount": 16, "totalCompute": 100, "totalVRam": 65536, "healthy": True}
+
+
+def reported(*cards):
+    return on_node(SGPU, annotations={"metax-tech.com/node-gpu-devices": json.dumps(cards)})
+
+
+def test_cards_that_are_reported():
+    (one,) = reported({**CARD, "qosPolicy": "fixed-share", "linkZone": 3, "numa": 1})
+    assert (one.device.slots, one.device.memory_mib, one.device.cores, one.device.numa) == (16, 65536, 100, 1)
+    assert one.device.info == {"qos": "fixed-share", "model": "", "link_zone": 3}
+
+
+def test_a_card_that_is_named_twice_counts_once():
+    found = reported(CARD, {**CARD, "uuid": "GPU-1"}, {**CARD, "totalVRam": 1})
+    assert [(view.device.uuid, view.device.memory_mib) for view in found] == [("GPU-0", 65536), ("GPU-1", 65536)]
+
+
+@pytest.mark.parametrize("text, problem", [
+    ("[]", "no sdevice found on node"), ("{}", "expected a list of cards"), ('[{"totalVRam":1}]', "uuid"),
+])
+def test_reports_that_cannot_be_used(text, problem):
+    with pytest.raises(MalformedInput, match=problem):
+        SGPU.inventory(SGPU, Node(name="n", annotations={SGPU.register: text}))
+
+
+def test_no_report_is_no_inventory():
+    assert SGPU.inventory(SGPU, Node(name="n")) is None
+
+
+def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
+    """Shares of a pod, as the rule for shares makes them."""
+    vendor = aware_vendor(aware)
+    asked = ask(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
+    (request,) = asked.containers[0].requests
+    return tuple(vendor.share(sgpu(uuid), request, asked.case("Metax-SGPU"), ()) for uuid in uuids)
+
+
+def aware_vendor(aware):
+    return vendors(replace(chart_config(), sgpu_topology_aware=aware)).named("Metax-SGPU")
+
+
+ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
+
+
+@pytest.mark.parametrize("views, shares, score", [
+    param(ZONE, taken(100, aware=True), -30, id="S7 one of four"),
+    param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="S7 two of four"),
+    param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
+    param(ZONE, taken(100, {AWARE: "false"}, aware=True), 0, id="the pod does not want it"),
+    param(ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30, id="the pod does not say"),
+    param(ZONE, taken(100), 0, id="nobody wants it"),
+    param(ZONE, taken(50, aware=True), 0, id="parts of cards"),
+    param([sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0, id="cards without links"),
+    param([sgpu("a", zone=1), sgpu("b", zone=2)], taken(100, aware=True, uuids="ab"), 0, id="two zones"),
+    param([*ZONE[:2], sgpu("c", 1, zone=1)], taken(100, aware=True, uuids="ab"), 100, id="cards in use do not count"),
+    param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="S8 two online"),
+    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="S8 two offline"),
+    param([sgpu("a", 4, 0, 0, ONLINES + OFFLINES)], taken(annotations=ONLINE), -44, id="S8 two of each"),
+    param([sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -40,
+          id="other cards do not matter"),
+    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=OFFLINE), 0, id="offline pods do not mind"),
+])
+@pytest.mark.parametrize("policy", NodePolicy)
+def test_score_of_sgpus_goes_before_usage(views, shares, score, policy):
+    assert SGPU.node_score(views, (shares,), policy) == 10_000 * score
+
+
+@pytest.mark.parametrize("annotations, tag", [
+    param({}, "best-effort", id="bypassing the webhook"),
+    param({QOS: "fixed-share"}, "fixed-share", id="quality"),
+    param({CLASS: "offline", QOS: "burst-share"}, "offline burst-share", id="offline"),
+    param({CLASS: "online", QOS: "burst-share"}, "online", id="online pods have no quality"),
+    param({AWARE: "1"}, "best-effort linked", id="linked"),
+    param({CLASS: "any", QOS: "any"}, "", id="words that are none"),
+])
+def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
+    shares = taken(annotations=annotations)
+    assert {share.tags for share in shares} == {(tag,)}
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
+              annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
+    booking, problems = read_booking(pod, "n", [SGPU], lambda node: {})
+    ((key, (charge,)),) = booking.charges
+    assert (key, charge.tags, problems) == ("Metax-SGPU", (tag,), ())
+
+
+def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
+    index = Index()
+    index.set_inventory("n", "Metax-SGPU", (sgpu("a").device,))
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"), Container(name="d")),
+              annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
+    index.book(read_booking(pod, "n", [SGPU], index.views)[0])
+    (view,) = index.views("n")["Metax-SGPU"]
+    assert (view.tags, view.slots_used) == (("offline best-effort",), 2)
+
+
+def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
+    index = Index()
+    index.set_inventory("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
+    burst = ask(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
+              annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
+    index.book(read_booking(pod, "n", [SGPU], index.views)[0])
+    refused = decide(index, Verdicts(index), burst, ["n"], BINPACK)
+    assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
+    index.unbook("uid-1")
+    assert isinstance(decide(index, Verdicts(index), burst, ["n"], BINPACK), Choice)

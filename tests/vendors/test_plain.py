@@ -1,0 +1,122 @@
+"""What the table of all vendors does not say of those that are data alone: inventories, quotas, requests of pods that
+came past admission, and what upstream does wrong."""
+
+from datetime import UTC, datetime
+
+import pytest
+from pytest import param
+
+from hami.cluster.ledger import Ledger, Policies
+from hami.codec.keys import NODE_LOCK
+from hami.errors import MalformedInput
+from hami.model import Node, QuotaLimits
+from hami.scheduling.decide import Choice
+from hami.scheduling.quota import budget
+from hami.vendors.request import request_of
+from hami.vendors.spec import Catalog
+from tests.builders import APP, INIT, container, pod
+from tests.vendors.chart import CHART, asked, given, on_node
+
+AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
+
+
+@pytest.mark.parametrize("vendor, limits, requests, expected", [
+    param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="T5"),
+    param(AMD, given(AMD, None, 16384, 25), {}, None, id="M6"),
+    param(AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0), id="no percentage of cores"),
+    param(V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"),
+])
+def test_pods_that_came_past_admission(vendor, limits, requests, expected):
+    assert request_of(vendor, container(limits, requests=requests)) == expected
+
+
+def described(views):
+    return [(view.device.uuid, view.device.slots, view.device.memory_mib, view.device.cores) for view in views]
+
+
+@pytest.mark.parametrize("vendor, capacity, first, count", [
+    param(MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4, id="MLU"),
+    param(MLU, dict(memory=400, cores=350), ("n-cambricon-mlu-0", 100, 29257, 100), 4, id="MLU part of a card"),
+    param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
+    param(MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1, id="T7"),
+    param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
+    param(CHART.named("Metax-GPU"), dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
+])
+def test_cards_by_capacity(vendor, capacity, first, count):
+    views = on_node(vendor, **capacity)
+    assert described(views)[0] == first
+    assert [view.device.index for view in views] == list(range(count))
+    assert len({view.device.uuid for view in views}) == count
+
+
+@pytest.mark.parametrize("vendor, capacity, problem", [
+    param(MLU, dict(count=4), f"device not found {MLU.cores}", id="count alone"),
+    param(MLU, dict(memory=400), f"device not found {MLU.cores}", id="memory alone"),
+    param(MLU, dict(memory=400, cores=0), f"device not found {MLU.cores}", id="no cores"),
+    param(MT, dict(cores=128), f"device not found {MT.memory}", id="cores alone"),
+    param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
+    param(MT, dict(memory="lots", cores=16), f"capacity of {MT.memory}", id="no amount"),
+    param(GCU, dict(count=100000), "expected at most 1024 devices", id="absurd"),
+])
+def test_capacity_that_cannot_be_used(vendor, capacity, problem):
+    with pytest.raises(MalformedInput, match=problem):
+        on_node(vendor, **capacity)
+
+
+@pytest.mark.parametrize("vendor", [MLU, MT, GCU], ids=repr)
+def test_a_node_without_such_a_capacity_has_no_inventory(vendor):
+    assert vendor.inventory(vendor, Node(name="n", capacity={"cpu": "8"})) is None
+
+
+def test_biren_counts_all_cores_of_its_cards():
+    (view,) = on_node(BIREN, annotations={BIREN.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166",'
+                                                          '"health":true,"custominfo":{"zone":1}}]'})
+    assert (view.device.cores, view.device.model, view.device.info) == (100, "Biren166", {"zone": 1})
+
+
+def test_hygon_without_any_card():
+    with pytest.raises(MalformedInput, match="no gpu found on node"):
+        on_node(DCU, annotations={DCU.register: ":"})
+
+
+@pytest.mark.parametrize("vendor, limits, left", [
+    param(MLU, {MLU.memory: 50, MLU.cores: 100}, (12800, 100), id="MLU in units of 256 MiB"),
+    param(MT, {MT.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
+    param(DCU, {DCU.memory: 2000}, (2000, None), id="Hygon"),
+    param(CHART.named("Metax-SGPU"), {CHART.named("Metax-SGPU").memory: 4}, (4096, None), id="sGPU in GiB"),
+    param(AMD, {AMD.memory: 100, AMD.cores: 50}, (100, None), id="A11 AMD compute units are no percentage"),
+])
+def test_quotas(vendor, limits, left):
+    quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
+    found = budget(vendor, {"quota": quota}, (0, 0))
+    assert (found.memory_mib, found.cores) == left
+
+
+def ledger_with(vendor, node):
+    ledger = Ledger(Catalog([vendor]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    ledger.nodes.upsert(node)
+    return ledger
+
+
+CAPABLE = {MLU.count: "4", MLU.cores: "400", MLU.memory: "400", AMD.count: "1"}
+REGISTERED = {
+    DCU.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:", DCU.handshake: "Reported",
+    AMD.register: '[{"id":"amd-0","count":10,"devmem":196608,"devcore":304,"type":"AMD MI300X","health":true}]'}
+
+
+@pytest.mark.parametrize("vendor, lock", [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
+                         ids=["Hygon", "AMD", "MLU"])
+@pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
+def test_a18_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
+    ledger = ledger_with(vendor, Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
+    asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
+    assert isinstance(ledger.choose(asking, ["n"]), Choice)
+    assert ledger.reservation(asking.ref.uid).locks == (lock,)
+
+
+@pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.count: "0"}, False), ({}, False)],
+                         ids=["some", "none", "not said"])
+def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
+    ledger = ledger_with(AMD, Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
+    asking = pod(container(given(AMD, 1)))
+    assert isinstance(ledger.choose(asking, ["n"]), Choice) is offered
