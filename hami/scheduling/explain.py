@@ -29,7 +29,9 @@ def nodes_by_reason(refusal: Refusal) -> dict[Reason, list[str]]:
 
 
 def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
-    """A sentence for each reason of `nodes_by_reason`: ``2 nodes CardInsufficientMemory(node1,node2)``; none for too few devices, whatever is free.
+    """A sentence for each reason of `nodes_by_reason`: ``2 nodes CardInsufficientMemory(node1,node2)``.
+
+    None for nodes that have too few devices whatever is free.
 
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """

@@ -14,12 +14,14 @@ import logging
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import ssl
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,7 +43,6 @@ from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from hami.errors import HamiError
-from hami.web.sockets import PlainSocket, TlsSocket
 from hami.web.tls import TlsContext
 
 __all__ = ["App", "Timeouts", "serve"]
@@ -57,7 +58,7 @@ LINGER_BYTES = 65_536
 WORKER_SILENCE_SECONDS = 60
 # a thread waits so long for its client's next request, as kube-scheduler asks for one pod after the other
 STAY_SECONDS = 0.05
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.1
 LOOK_SECONDS = 0.25  # between two looks at who keeps a thread waiting
 # a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -195,8 +196,7 @@ class _Application(BaseApplication):  # type: ignore[misc]
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,
         }
         if plan.tls is not None:
-            settings |= {"certfile": plan.tls.cert_file, "keyfile": plan.tls.key_file,
-                         "ssl_context": partial(_frugal_context, plan.tls)}
+            settings |= {"certfile": plan.tls.cert_file, "keyfile": plan.tls.key_file, "ssl_context": plan.tls}
         for name, value in settings.items():
             self.cfg.set(name, value)
 
@@ -210,12 +210,6 @@ class _Application(BaseApplication):  # type: ignore[misc]
             log.critical("cannot start", exc_info=True)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
         return app
-
-
-def _frugal_context(tls: TlsContext, config: object, default_factory: object) -> ssl.SSLContext:
-    context = tls(config, default_factory)
-    context.sslsocket_class = TlsSocket
-    return context
 
 
 class _Arbiter(Arbiter):  # type: ignore[misc]
@@ -359,9 +353,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
                 return
             self.nr_conns += 1
             tls = self.cfg.is_ssl and listener is self.sockets[0]
-            conn = _Connection(self.cfg, PlainSocket.over(client), address, listener.getsockname(),
-                               self._plan.timeouts, tls=tls)
-            if conn.sock.has_unread():
+            conn = _Connection(self.cfg, client, address, listener.getsockname(), self._plan.timeouts, tls=tls)
+            if conn.has_unread():
                 self.enqueue_req(conn)
             else:
                 self._park(conn)
@@ -435,7 +428,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         timeouts = self._plan.timeouts
         limit = time.monotonic() - (timeouts.patience if self._stop_began is None else timeouts.linger)
         waiting = [(since, conn) for conn in self._busy
-                   if (since := conn.reading_since) is not None and since <= limit and not conn.sock.has_unread()]
+                   if (since := conn.reading_since) is not None and since <= limit and not conn.has_unread()]
         for _, conn in sorted(waiting, key=lambda entry: entry[0])[:wanted]:
             conn.cut()
 
@@ -454,14 +447,11 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         return keep
 
     def handle_request(self, req: Any, conn: _Connection) -> Any:
-        """Let the application answer, and send it; whether the connection stays."""
+        """Let the application answer; whether the connection stays."""
         if req.path in self._plan.waiting:
-            keep = super().handle_request(req, conn)
-        else:
-            with self._turns.one():
-                keep = super().handle_request(req, conn)
-        conn.sock.flush()
-        return keep
+            return super().handle_request(req, conn)
+        with self._turns.one():
+            return super().handle_request(req, conn)
 
     def _is_spare(self) -> bool:
         """This thread may wait for a client: there are enough for others, and no end is near."""
@@ -492,24 +482,49 @@ class _Threads(ThreadPoolExecutor):
 
 
 class _Turns:
-    """Lets one thread compute at a time, as far as that goes: threads that fight for the interpreter cost each other
-    more than the work itself. Whoever has its turn for long waits for something else, and the next one goes on."""
+    """Lets one thread compute at a time, in the order of arrival.
+
+    Threads that fight for the interpreter cost each other more than the work itself, and without an order some wait for
+    long. Whoever keeps its turn for long waits for something else: others then go on without one.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._guard = threading.Lock()
+        self._taken = False
+        self._line: deque[threading.Lock] = deque()
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """A turn; it comes after TURN_SECONDS at the latest, unless there are many who wait."""
-        lock = self._lock
-        while not lock.acquire(timeout=TURN_SECONDS):
-            if lock is self._lock:
-                self._lock = threading.Lock()
-            lock = self._lock
+        """A turn, or none after TURN_SECONDS."""
+        has_turn = self._take()
         try:
             yield
         finally:
-            lock.release()
+            if has_turn:
+                self._pass_on()
+
+    def _take(self) -> bool:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return True
+            place = threading.Lock()
+            place.acquire()
+            self._line.append(place)
+        if place.acquire(timeout=TURN_SECONDS):
+            return True
+        with self._guard:
+            if place not in self._line:
+                return True  # it has come just now
+            self._line.remove(place)
+            return False
+
+    def _pass_on(self) -> None:
+        with self._guard:
+            if self._line:
+                self._line.popleft().release()
+            else:
+                self._taken = False
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -524,9 +539,10 @@ class _Connection(TConn):  # type: ignore[misc]
     """One client. *reading_since*: since when a thread has been waiting for its bytes; the loop looks at it."""
 
     initialized: bool
-    sock: PlainSocket | TlsSocket
+    sock: socket.socket
 
-    def __init__(self, cfg: Any, sock: PlainSocket, client: Any, server: Any, timeouts: Timeouts, *, tls: bool) -> None:
+    def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, timeouts: Timeouts, *,
+                 tls: bool) -> None:
         super().__init__(cfg, sock, client, server)
         self.timeouts = timeouts
         self.tls = tls
@@ -554,7 +570,17 @@ class _Connection(TConn):  # type: ignore[misc]
 
     def speaks(self, seconds: float) -> bool:
         """Whether the client sends something, or leaves, within so many seconds."""
-        return bool(self.parser.unreader.buf.getvalue()) or self.sock.speaks(seconds)
+        if self.parser.unreader.buf.getvalue() or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
+            return True
+        return self.has_unread(seconds)
+
+    def has_unread(self, seconds: float = 0.0) -> bool:
+        """Whether bytes of the client, or its end, lie in the kernel within so many seconds; any thread may ask."""
+        if (number := self.sock.fileno()) < 0:
+            return False
+        poller = select.poll()
+        poller.register(number, select.POLLIN)
+        return bool(poller.poll(1000 * seconds))
 
     def set_timeout(self) -> None:
         """Start the time that the client may leave between two requests."""

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hami.errors import HamiError
-from hami.web.server import serve
+from hami.web.server import _Turns, serve
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, threading, time
@@ -263,6 +263,43 @@ def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
     assert shared.get("/boom")[0] == 500
     assert "KeyError: 'bug'" in json.loads(shared.wait_for("Error handling request GET /boom"))["exception"]
     assert shared.get()[0] == 200
+
+
+def test_requests_are_computed_in_the_order_of_arrival():
+    turns, order, threads = _Turns(), [], []
+
+    def compute(number):
+        with turns.one():
+            order.append(number)
+
+    with turns.one():
+        for number in range(5):
+            threads.append(threading.Thread(target=compute, args=(number,)))
+            threads[-1].start()
+            while len(turns._line) <= number and len(order) == 0:
+                threading.Event().wait(0.001)
+    for thread in threads:
+        thread.join(10)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_who_keeps_its_turn_for_long_keeps_nobody_waiting():
+    turns, went_on = _Turns(), threading.Event()
+
+    def compute():
+        with turns.one():
+            went_on.set()
+
+    with turns.one():
+        others = [threading.Thread(target=compute) for _ in range(3)]
+        for thread in others:
+            thread.start()
+        assert went_on.wait(10)
+        for thread in others:
+            thread.join(10)
+    with turns.one():
+        assert turns._taken
+    assert not turns._taken and not turns._line
 
 
 # slow and broken clients
