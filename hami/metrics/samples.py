@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from hami import __version__
 from hami.cluster.ledger import Snapshot
-from hami.model import QuotaLimits, View
+from hami.model import Device, QuotaLimits, View
 from hami.scheduling.index import Booking
 from hami.scheduling.quota import limit_of
 from hami.vendors.spec import Catalog
@@ -27,6 +27,7 @@ __all__ = ["Family", "build_info", "families", "render"]
 ZONE = "vGPU"
 MIB = 1 << 20
 SLICE = 200  # samples that are rendered at a time
+IN_UNITS = "AMD"  # the vendor whose cores are compute units, which the new names show in percent
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # in Go's words, as upstream's platform label has them
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -50,6 +51,7 @@ def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> l
     bookings = _by_node(snapshot.bookings)
     made = [
         *(gauge.family(_cards(snapshot)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
+        *(gauge.family(_instances(snapshot)) for gauge in _INSTANCE_GAUGES + legacy * _LEGACY_INSTANCE_GAUGES),
         *(gauge.family(_holdings(snapshot, bookings)) for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
         *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
     ]
@@ -88,8 +90,23 @@ class _Card(NamedTuple):
     view: View
 
 
+class _Instance(NamedTuple):
+    """A MIG instance that the device plugin has made; texts are escaped. *name*: its profile and GPU instance."""
+
+    node: str
+    uuid: str
+    place: int
+    mig_uuid: str
+    profile: str
+    gpu_instance: str
+    compute_instance: str
+    start: int
+    size: int
+    name: str
+
+
 class _Holding(NamedTuple):
-    """What one pod holds of one device; texts are escaped."""
+    """What one pod holds of one device; texts are escaped. *percent*: its cores in percent, ``None`` if unknown."""
 
     namespace: str
     node: str
@@ -97,6 +114,7 @@ class _Holding(NamedTuple):
     uuid: str
     memory_mib: int
     cores: int
+    percent: int | None
     container: str = "0"  # upstream sums a pod's containers up before it counts them
 
 
@@ -153,6 +171,17 @@ def _cards(snapshot: Snapshot) -> Iterator[_Card]:
                                 device.memory_mib, view)
 
 
+def _instances(snapshot: Snapshot) -> Iterator[_Instance]:
+    """The MIG instances of all cards, by their places on them."""
+    for card in _cards(snapshot):
+        for spot in sorted(set(card.view.spots)):
+            if len(spot.instance) == 3:
+                uuid, gpu_instance, compute_instance = map(_escaped, spot.instance)
+                profile = _escaped(spot.name)
+                yield _Instance(card.node, card.uuid, card.place, uuid, profile, gpu_instance, compute_instance,
+                                spot.start, spot.size, f"{profile}-{gpu_instance}")
+
+
 def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
     nodes: dict[str, list[Booking]] = {}
     for booking in bookings:
@@ -164,22 +193,29 @@ def _holdings(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]]) -> 
     """What pods hold. A pod whose predecessor of the same name is not quite gone is one with it."""
     for name in sorted(bookings):
         node = _escaped(name)
-        for (namespace, pod, uuid), (memory, cores) in sorted(_amounts(bookings[name], snapshot).items()):
-            yield _Holding(_escaped(namespace), node, _escaped(pod), _escaped(uuid), memory, cores)
+        devices = {view.device.uuid: view.device for view in snapshot.nodes.get(name, {}).get(IN_UNITS, ())}
+        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(bookings[name], snapshot).items()):
+            percent = _percent(devices.get(uuid), cores) if vendor == IN_UNITS else cores
+            yield _Holding(_escaped(namespace), node, _escaped(pod), _escaped(uuid), memory, cores, percent)
 
 
-def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """MiB and percent by namespace, pod and device."""
-    amounts: dict[tuple[str, str, str], tuple[int, int]] = {}
+def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str, str, str], tuple[int, int, str]]:
+    """MiB and cores by namespace, pod and device, and the device's vendor."""
+    amounts: dict[tuple[str, str, str], tuple[int, int, str]] = {}
     for booking in bookings:
         ref = snapshot.pods.get(booking.uid)
-        for _, charges in booking.charges:
+        for vendor, charges in booking.charges:
             for charge in charges:
                 if charge.uuid:
                     key = (booking.namespace, ref.name if ref is not None else "", charge.uuid)
-                    memory, cores = amounts.get(key, (0, 0))
-                    amounts[key] = (memory + charge.memory_mib, cores + charge.cores)
+                    memory, cores, _ = amounts.get(key, (0, 0, vendor))
+                    amounts[key] = (memory + charge.memory_mib, cores + charge.cores, vendor)
     return amounts
+
+
+def _percent(device: Device | None, cores: int) -> int | None:
+    """*cores* in percent of those of *device*, rounded up; ``None`` when it is not known how many those are."""
+    return -(-cores * 100 // device.cores) if device is not None and device.cores > 0 else None
 
 
 def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_Quota]:
@@ -213,6 +249,10 @@ def _escaped(text: str) -> str:
 _CARD = {"node": "node", "device_uuid": "uuid", "device_index": "place", "device_type": "type"}
 _OLD_CARD = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "place"}
 _OLD_TYPED_CARD = {**_OLD_CARD, "devicetype": "type"}
+_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "place", "mig_uuid": "mig_uuid",
+             "profile": "profile", "gpu_instance_id": "gpu_instance",
+             "compute_instance_id": "compute_instance", "placement_start": "start", "placement_size": "size"}
+_OLD_INSTANCE = {**_OLD_CARD, "migname": "name"}
 _HOLDING = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
             "device_uuid": "uuid"}
 _OLD_HOLDING = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
@@ -225,6 +265,10 @@ def _memory_limit(card: _Card) -> int:
 
 
 def _core_limit(card: _Card) -> int:
+    return 100 if card.view.device.vendor == IN_UNITS else card.cores
+
+
+def _old_core_limit(card: _Card) -> int:
     return card.cores
 
 
@@ -240,15 +284,28 @@ def _slots_taken(card: _Card) -> int:
     return card.view.slots_used
 
 
-def _cores_taken(card: _Card) -> int:
+def _cores_taken(card: _Card) -> int | None:
+    view = card.view
+    return _percent(view.device, view.cores_used) if view.device.vendor == IN_UNITS else view.cores_used
+
+
+def _old_cores_taken(card: _Card) -> int:
     return card.view.cores_used
+
+
+def _is_made(instance: _Instance) -> int:
+    return 1
 
 
 def _memory_held(holding: _Holding) -> int:
     return holding.memory_mib * MIB
 
 
-def _cores_held(holding: _Holding) -> int:
+def _cores_held(holding: _Holding) -> int | None:
+    return holding.percent
+
+
+def _old_cores_held(holding: _Holding) -> int:
     return holding.cores
 
 
@@ -275,14 +332,21 @@ _CARD_GAUGES: tuple[_Gauge[_Card], ...] = (
 )
 _LEGACY_CARD_GAUGES: tuple[_Gauge[_Card], ...] = (
     _Gauge("GPUDeviceMemoryLimit", "Old name of hami_gpu_memory_limit_bytes", _OLD_TYPED_CARD, _memory_limit),
-    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_TYPED_CARD, _core_limit),
+    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_TYPED_CARD, _old_core_limit),
     _Gauge("GPUDeviceMemoryAllocated", "Old name of hami_gpu_memory_allocated_bytes",
            {**_OLD_TYPED_CARD, "devicecores": "cores"}, _memory_taken),
     _Gauge("GPUDeviceSharedNum", "Old name of hami_gpu_shared_count", _OLD_TYPED_CARD, _slots_taken),
-    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_TYPED_CARD, _cores_taken),
+    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_TYPED_CARD, _old_cores_taken),
     _Gauge("nodeGPUOverview", "Old name of hami_node_gpu_overview",
            {**_OLD_TYPED_CARD, "devicecores": "cores", "devicememorylimit": "memory_mib"}, _memory_taken),
     _Gauge("nodeGPUMemoryPercentage", "Old name of hami_node_gpu_memory_allocated_ratio", _OLD_CARD, _memory_ratio),
+)
+_INSTANCE_GAUGES: tuple[_Gauge[_Instance], ...] = (
+    _Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
+           _is_made),
+)
+_LEGACY_INSTANCE_GAUGES: tuple[_Gauge[_Instance], ...] = (
+    _Gauge("nodeGPUMigInstance", "Old name of hami_node_gpu_mig_instance_info", _OLD_INSTANCE, _is_made),
 )
 _HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
     _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _HOLDING, _memory_held),
@@ -291,7 +355,7 @@ _HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
 )
 _LEGACY_HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
     _Gauge("vGPUMemoryAllocated", "Old name of hami_vgpu_memory_allocated_bytes", _OLD_HOLDING, _memory_held),
-    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_HOLDING, _cores_held),
+    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_HOLDING, _old_cores_held),
 )
 _QUOTA_GAUGES: tuple[_Gauge[_Quota], ...] = (
     _Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",

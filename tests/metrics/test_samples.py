@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from hami.cluster.ledger import Ledger, Policies, Snapshot
 from hami.metrics.samples import SLICE, Family, build_info, families, render
-from hami.model import PodRef
+from hami.model import PodRef, Spot, View
+from hami.scheduling.index import Booking
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
 
 EMPTY = Snapshot({}, (), {}, {}, ())
@@ -72,6 +73,8 @@ def test_small_cluster_reads_exactly_so():
         # TYPE hami_node_gpu_memory_allocated_ratio gauge
         hami_node_gpu_memory_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 0.5
         hami_node_gpu_memory_allocated_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 0.25
+        # HELP hami_node_gpu_mig_instance_info A MIG instance that the device plugin has made, always 1
+        # TYPE hami_node_gpu_mig_instance_info gauge
         # HELP hami_node_gpu_overview A device with its limits; the value is its memory that pods have been given
         # TYPE hami_node_gpu_overview gauge
         hami_node_gpu_overview{device_cores="100",device_index="0",device_memory_limit="16384",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 8589934592
@@ -217,6 +220,45 @@ def test_promised_devices_are_shown_with_their_pod_until_it_is_bound():
     ledger.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
                            annotations=reservation.annotations))
     assert page(ledger.snapshot()) == before
+
+
+def test_mig_instances_are_shown_once_they_are_made():
+    made = Spot(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
+    cut = View(gpu("GPU-m", index=1, mode="mig"), 3, spots=(Spot(4, 2, "2g.10gb"), made, made))
+    text = page(snapshot({"n1": [view("GPU-0"), cut]}), legacy=True)
+    assert samples(text, "hami_node_gpu_mig_instance_info") == [({
+        "node": "n1", "device_uuid": "GPU-m", "device_index": "1", "mig_uuid": "MIG-7", "profile": "2g.10gb",
+        "gpu_instance_id": "3", "compute_instance_id": "0", "placement_start": "2", "placement_size": "2",
+        "zone": "vGPU"}, 1)]
+    assert samples(text, "nodeGPUMigInstance") == [
+        ({"nodeid": "n1", "deviceuuid": "GPU-m", "deviceidx": "1", "migname": "2g.10gb-3", "zone": "vGPU"}, 1)]
+
+
+def amd_page(*charges, units=304):
+    """A card of AMD with compute units, of which a pod holds some."""
+    card = gpu("AMD-0", vendor="AMD", model="AMD Instinct MI300X VF", cores=units)
+    held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
+    taken = Snapshot({"n1": {"AMD": [View(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
+                     {"u": pod(uid="u").ref}, {}, ())
+    return page(taken, legacy=True)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("hami_gpu_core_limit_ratio", 100), ("hami_gpu_core_allocated_ratio", 33), ("hami_vgpu_core_allocated_ratio", 33),
+    ("GPUDeviceCoreLimit", 304), ("GPUDeviceCoreAllocated", 100), ("vGPUCoreAllocated", 100),
+])
+def test_compute_units_of_amd_are_percents_under_the_new_names(name, value):
+    text = amd_page(charge("AMD-0", cores=100))
+    assert [amount for _, amount in samples(text, name)] == [value]
+
+
+@pytest.mark.parametrize("charges, units", [
+    ([charge("AMD-0", cores=10)], 0), ([charge("AMD-9", cores=10)], 304),
+], ids=["a card without units", "a card that is gone"])
+def test_percents_of_what_is_not_known_are_not_shown(charges, units):
+    text = amd_page(*charges, units=units)
+    assert samples(text, "hami_vgpu_core_allocated_ratio") == []
+    assert len(samples(text, "hami_vgpu_memory_allocated_bytes")) == 1
 
 
 MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
