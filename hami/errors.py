@@ -1,6 +1,9 @@
 """The error tree. A pod that does not fit is an answer, not an error."""
 
-__all__ = ["ClusterError", "Conflict", "Gone", "HamiError", "MalformedInput", "NodeLocked", "NotFound"]
+__all__ = [
+    "AllocationRefused", "ClusterError", "Conflict", "Gone", "HamiError", "HostError", "MalformedInput", "NodeLocked",
+    "NotFound",
+]
 
 
 class HamiError(Exception):
@@ -46,3 +49,11 @@ class Gone(ClusterError):
 
 class NodeLocked(HamiError):
     """Another pod holds the node; retry later."""
+
+
+class AllocationRefused(HamiError):
+    """The node's agent hands nothing out to whoever asked; the text says why."""
+
+
+class HostError(HamiError):
+    """A file, a directory or a device of the node cannot be used as it has to be; names it."""

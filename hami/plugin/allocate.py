@@ -1,0 +1,319 @@
+"""Whose Allocate it is, and which shares are meant. The kubelet does not say; nothing here guesses.
+
+The node lock names the pod whose turn it is, the pod's annotations say what each of its containers holds, and the
+kubelet's own record, where it can be read, which containers have their devices already. A call is answered when
+these agree on one container, and refused with the reason otherwise. Decides only; ``allocator`` carries out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.errors import AllocationRefused, MalformedInput
+from hami.model import BindPhase, ContainerKind, Pod, Share
+from hami.plugin.cards import Card
+from hami.quantity import strict_integer
+from hami.vendors.spec import Vendor
+
+__all__ = [
+    "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "others_turn", "physical",
+    "preferred", "turn",
+]
+
+UUID_DASHES = 6  # of an id made of a card's UUID and a number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of the kubelet. *ids*: the devices it asks for; *node*, *resource*: where, and of what.
+
+    *vendor*: whose annotations they are in. *awaited*: to-allocate annotations of other vendors that share the lock.
+    *served*: uid and name of the containers that have such devices by the kubelet's own record; ``None`` when that
+    cannot be read, and containers are then taken to be served in their order.
+    """
+
+    node: str
+    resource: str
+    ids: tuple[str, ...]
+    vendor: Vendor
+    awaited: tuple[str, ...] = ()
+    served: frozenset[tuple[str, str]] | None = None
+
+    @property
+    def count(self) -> int:
+        """Devices asked for."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A container that asks for devices. *position*: of its shares in the annotation. *outstanding*: not handed out."""
+
+    position: int
+    name: str
+    kind: ContainerKind
+    shares: tuple[Share, ...]
+    outstanding: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """This container of *pod* is meant. *writes*: annotations by which that is recorded, none when it was before.
+    *finished*: nothing of the pod is outstanding then, of no vendor."""
+
+    pod: Pod
+    claim: Claim
+    writes: Mapping[str, str]
+    finished: bool
+    inherits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """*pod* asks, and cannot be served: its allocation ends here."""
+
+    pod: Pod
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The call does not come from the pod that was looked at, as far as that can be told."""
+
+    reason: str
+
+
+def physical(device_id: str) -> str:
+    """The card behind an id that the kubelet was given.
+
+    Shape: ``<uuid>-<number>``, ``<uuid>::<number>`` (time slicing), or the UUID itself.
+    """
+    if "::" in device_id:
+        return device_id.partition("::")[0]
+    card, _, number = device_id.rpartition("-")
+    return card if device_id.count("-") == UUID_DASHES and number.isdecimal() else device_id
+
+
+def claims(pod: Pod, resource: str, vendor: Vendor) -> tuple[Claim, ...]:
+    """The containers of *pod* that ask for *resource*, init containers first, with what each was allocated.
+
+    Texts of all versions are read: those that name each container, and those in which containers without shares are
+    left out (HAMi v2.10 leaves them out, up to v2.8 init containers are), where each entry has to match in number.
+    Raises: MalformedInput when the annotations, or they and the pod's specification, contradict each other.
+    """
+    given = parse_shares(vendor.allocated, pod.annotations.get(vendor.allocated, ""))
+    left = parse_shares(vendor.to_allocate, pod.annotations.get(vendor.to_allocate, ""))
+    left += ((),) * (len(given) - len(left))
+    if any(one not in ((), given[place] if place < len(given) else ()) for place, one in enumerate(left)):
+        raise MalformedInput(vendor.to_allocate, pod.annotations.get(vendor.to_allocate),
+                             f"expected a part of what {vendor.allocated} says")
+    asking = [(place, container.name, container.kind, count) for place, container in enumerate(pod.containers)
+              if (count := asked(container.limits.get(resource)))]
+    positions = _positions([len(shares) for shares in given], [(place, count) for place, _, _, count in asking])
+    if positions is None:
+        raise MalformedInput(
+            vendor.allocated, pod.annotations.get(vendor.allocated, ""),
+            "expected as many shares as the containers ask for, which is "
+            + (", ".join(f"{count} for {name}" for _, name, _, count in asking) or "none"))
+    return tuple(Claim(position=at, name=name, kind=kind, shares=given[at], outstanding=bool(left[at]))
+                 for at, (_, name, kind, _) in zip(positions, asking))
+
+
+def asked(limit: str | None) -> int:
+    """Devices that a limit asks for; 0 for what is none."""
+    try:
+        return max(strict_integer(limit) or 0, 0) if limit is not None else 0
+    except MalformedInput:
+        return 0
+
+
+def turn(pod: Pod, call: Call, mine: Claim | None = None) -> Serve | Refuse | Elsewhere:
+    """What becomes of *call* if it is the turn of *pod*, which the node lock names.
+
+    *mine*: what this very call has tried to record for the pod before, without learning whether it succeeded.
+    """
+    if objection := _objection(pod, call):
+        return Elsewhere(objection)
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        if any(asked(container.limits.get(call.resource)) == call.count for container in pod.containers):
+            return Refuse(pod=pod, reason=str(error))
+        return Elsewhere(str(error))
+    if not pod.annotations.get(call.vendor.to_allocate):
+        return Elsewhere("its devices have been taken back")
+    caller = _caller(pod, known, call, mine)
+    if caller is None:
+        return Elsewhere(_unlike(pod, known, call))
+    return _serve(pod, known, caller, call)
+
+
+def others_turn(pods: Iterable[Pod], call: Call) -> Serve | Refuse | Elsewhere:
+    """What becomes of *call* if no lock says whose it is: it is served if one container alone of *pods* can be meant.
+
+    *pods*: all that are bound to the node. Pods of which only init containers ask are not locked by HAMi's own
+    scheduler up to v2.10, and a kubelet that has lost its record asks again for pods that have been served long ago.
+    """
+    meant = [(pod, caller) for pod in pods if pod.node_name == call.node and not pod.is_terminated
+             for caller in _possible(pod, call)]
+    if len(meant) != 1:
+        found = ", ".join(sorted({f"{pod.ref}" for pod, _ in meant})) or "none"
+        return Elsewhere(f"{len(meant)} containers on the node may be meant (of {found})")
+    pod, name = meant[0]
+    if pod.annotations.get(ASSIGNED_NODE) != call.node:
+        return Refuse(pod=pod, reason=f"pod {pod.ref} was not placed here by HAMi's scheduler")
+    if pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS) or \
+            not pod.annotations.get(call.vendor.to_allocate):
+        return Refuse(pod=pod, reason=f"pod {pod.ref} has no allocation that could be handed out")
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return Refuse(pod=pod, reason=str(error))
+    return _serve(pod, known, next(claim for claim in known if claim.name == name), call)
+
+
+def is_over(pod: Pod, node: str, keys: Iterable[str]) -> bool:
+    """*pod* has no use any more for the lock of *node* that names it. *keys*: all to-allocate annotations."""
+    if pod.is_terminated or pod.node_name not in ("", node):
+        return True
+    phase = pod.annotations.get(BIND_PHASE)
+    return bool(pod.node_name) and (phase == BindPhase.FAILED or (
+        phase == BindPhase.SUCCESS and not any(_outstanding(pod, key) for key in keys)))
+
+
+def cards_of(served: Serve, call: Call, cards: Sequence[Card], *, limited: bool,
+             aligned: bool) -> tuple[tuple[Card, Share], ...]:
+    """The shares that are handed out, each with its card.
+
+    *limited*: memory and cores are held by the limiter, to which no memory means no limit. *aligned*: the kubelet has
+    been told which cards to take. What counts is then which cards its devices lie on, and how many on each, for their
+    order says nothing. A container that comes after init containers is given their devices without further question.
+    Raises: AllocationRefused.
+    """
+    by_uuid = {card.uuid: card for card in cards}
+    shares, name = served.claim.shares, served.claim.name
+    for share in shares:
+        card = by_uuid.get(share.uuid)
+        if card is None or card.problem:
+            raise AllocationRefused(f"container {name} was allocated card {share.uuid}, which "
+                                    + (f"cannot be used: {card.problem}" if card else "is not on this node"))
+        if limited and share.memory_mib <= 0:
+            raise AllocationRefused(f"container {name} was allocated {share.memory_mib} MiB of card {share.uuid}, "
+                                    "which would mean all of it")
+    booked, offered = Counter(share.uuid for share in shares), Counter(map(physical, call.ids))
+    if limited and len(booked) < len(shares):
+        raise AllocationRefused(f"container {name} was allocated one card twice: {', '.join(sorted(booked))}")
+    if aligned and booked != offered and not served.inherits:
+        raise AllocationRefused(f"container {name} was allocated {_counted(booked)}, "
+                                f"but the kubelet has chosen {_counted(offered)}")
+    return tuple((by_uuid[share.uuid], share) for share in shares)
+
+
+def preferred(shares: Sequence[Share], available: Sequence[str], must_include: Sequence[str]) -> tuple[str, ...]:
+    """The ids among *available* that lie on the cards of *shares*, those in *must_include* first; none if there are
+    not enough."""
+    pool = list(dict.fromkeys((*must_include, *available)))
+    taken: list[str] = []
+    for share in shares:
+        found = next((one for one in pool if physical(one) == share.uuid), None)
+        if found is None:
+            return ()
+        pool.remove(found)
+        taken.append(found)
+    return tuple(taken) if set(must_include) <= set(taken) else ()
+
+
+def _objection(pod: Pod, call: Call) -> str | None:
+    """Why the kubelet cannot be asking for this pod, as its annotations stand."""
+    phase, assigned = pod.annotations.get(BIND_PHASE), pod.annotations.get(ASSIGNED_NODE)
+    rules = (
+        (f"it is bound to {pod.node_name or 'no node'}", pod.node_name != call.node),
+        (f"it was placed on {assigned}", assigned != call.node),
+        (f"it is {pod.phase or 'in no phase'}, not Pending", pod.phase != "Pending"),
+        (f"its bind-phase is {phase}", phase not in (BindPhase.ALLOCATING, BindPhase.SUCCESS)),
+    )
+    return next((reason for reason, broken in rules if broken), None)
+
+
+def _positions(sizes: Sequence[int], asking: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Where in the annotation the shares of each asking container (its place and count) stand; ``None`` if they do not
+    match. *sizes*: the shares in each entry."""
+    filled = [(at, size) for at, size in enumerate(sizes) if size]
+    if filled == list(asking) or [size for _, size in filled] == [count for _, count in asking]:
+        return [at for at, _ in filled]
+    return None
+
+
+def _caller(pod: Pod, known: Sequence[Claim], call: Call, mine: Claim | None) -> Claim | None:
+    """The container of *pod* that the kubelet asks for, if it is one of its."""
+    if call.served is not None:
+        waiting = [claim for claim in known if (pod.ref.uid, claim.name) not in call.served]
+        return waiting[0] if waiting and len(waiting[0].shares) == call.count else None
+    if mine is not None and any(claim.position == mine.position and not claim.outstanding for claim in known):
+        return next(claim for claim in known if claim.position == mine.position)
+    first = next((claim for claim in known if claim.outstanding), None)
+    if first is not None and len(first.shares) == call.count:
+        return first
+    alike = [claim for claim in known if len(claim.shares) == call.count]
+    return alike[0] if len(alike) == 1 and not alike[0].outstanding else None
+
+
+def _possible(pod: Pod, call: Call) -> tuple[str, ...]:
+    """Names of the containers of *pod* for which the kubelet may be asking when no lock says whose turn it is."""
+    asking = [(container.name, count) for container in pod.containers
+              if (count := asked(container.limits.get(call.resource)))]
+    if call.served is not None:
+        waiting = [(name, count) for name, count in asking if (pod.ref.uid, name) not in call.served]
+        if pod.phase == "Pending":
+            waiting = waiting[:1]  # it is being admitted, which goes by the order
+        return tuple(name for name, count in waiting if count == call.count)
+    if pod.phase != "Pending" or pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS):
+        return ()
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput:
+        return tuple(name for name, count in asking if count == call.count)
+    first = next((claim for claim in known if claim.outstanding), None)
+    return (first.name,) if first is not None and len(first.shares) == call.count else ()
+
+
+def _serve(pod: Pod, known: Sequence[Claim], caller: Claim, call: Call) -> Serve:
+    rest = [claim for claim in known if claim.outstanding and claim is not caller
+            and (pod.ref.uid, claim.name) not in (call.served or ())]
+    finished = not rest and not any(_outstanding(pod, key) for key in call.awaited)
+    inherits = caller.kind is not ContainerKind.INIT and any(
+        claim.kind is ContainerKind.INIT for claim in known)
+    writes: dict[str, str] = {}
+    if caller.outstanding:
+        kept = {claim.position: claim.shares for claim in rest}
+        entries = max([len(pod.containers), *(claim.position + 1 for claim in known)])
+        writes[call.vendor.to_allocate] = render_shares(tuple(kept.get(at, ()) for at in range(entries)))
+    if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
+        writes[BIND_PHASE] = BindPhase.SUCCESS
+    return Serve(pod=pod, claim=caller, writes=writes, finished=finished, inherits=inherits)
+
+
+def _outstanding(pod: Pod, key: str) -> bool:
+    """Devices of the annotation *key* still have to be handed out; so does what nobody can read."""
+    try:
+        return any(parse_shares(key, pod.annotations.get(key, "")))
+    except MalformedInput:
+        return True
+
+
+def _unlike(pod: Pod, known: Sequence[Claim], call: Call) -> str:
+    if call.served is not None:
+        left = [claim for claim in known if (pod.ref.uid, claim.name) not in call.served]
+    else:
+        left = [claim for claim in known if claim.outstanding]
+    if not left:
+        return "all its containers have their devices"
+    return f"its next container, {left[0].name}, gets {len(left[0].shares)}"
+
+
+def _counted(cards: Counter[str]) -> str:
+    return ", ".join(f"{count} of {uuid}" for uuid, count in sorted(cards.items()))
