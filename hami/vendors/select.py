@@ -18,8 +18,10 @@ __all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "place
 Name = TypeVar("Name", float, str)
 
 WING = 4  # devices that sit on one side of a Kunlun server
-_ACROSS = ((0, 4), (1, 5), (2, 6), (3, 7))
-_SQUARES = ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6))
+_ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked places of both wings, by how many they are
+    2: ((0, 4), (1, 5), (2, 6), (3, 7)),
+    4: ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6)),
+}
 _WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # how many free devices a wing has, best first, by how many go
 
 
@@ -110,19 +112,5 @@ def _linked_places(free: Sequence[int], count: int) -> Sequence[int]:
         for wing in (left, right):
             if len(wing) == size:
                 return wing[:count]
-    if count == 2:
-        return next((pair for pair in _ACROSS if set(pair) <= set(free)), ())
-    return _square(set(free)) if count == WING else ()
-
-
-def _square(free: set[int]) -> Sequence[int]:
-    """Two linked pairs of either wing. Of six devices the two that are left over shall be linked too, if possible."""
-    squares = [square for square in _SQUARES if set(square) <= free]
-    if len(free) == 6 and squares:
-        return next((square for square in squares if _are_linked(*sorted(free - set(square)))), squares[-1])
-    return squares[0] if squares else ()
-
-
-def _are_linked(one: int, other: int) -> bool:
-    """*one* is the lower of the two."""
-    return one // WING == other // WING or (one, other) in _ACROSS
+    # of six devices upstream looks at the two that would remain, too, and comes to the first choice every time
+    return next((places for places in _ACROSS.get(count, ()) if set(places) <= set(free)), ())

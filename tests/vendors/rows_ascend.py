@@ -171,7 +171,7 @@ FITS = [  # vendor, its chips in the order given to the fit (tried from the end)
          annotations={"hami.io/no-use-Ascend910B3-uuid": "b"}, id="Ascend not that uuid"),
     fits(B910, [], npu(B910, 1, 15360), "NodeInsufficientDevice", annotations=SOFT, id="Ascend soft, no chip at all"),
     gets(B910, chips(1, 2, 2, 1, 2), 3, ("d4", "d2", "d1"), id="Ascend the largest network"),
-    gets(B910, chips(2, 1, 2, 1), 2, ("d3", "d1"), id="Ascend of equal networks the lowest"),
+    gets(B910, chips(1, 2, 1, 2), 2, ("d2", "d0"), id="Ascend of equal networks the lowest"),
     gets(B910, chips(1, 2, 2, 1, 2), 4, ("d4", "d2", "d1", "d3"), id="Ascend the largest network and one more"),
     gets(B910, chips(1, 2, 1), 3, ("d2", "d1", "d0"), id="Ascend all there are"),
     gets(B910, chips(1, 1, 2), 1, ("d2",), id="Ascend one of any network"),

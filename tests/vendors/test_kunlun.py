@@ -7,7 +7,8 @@ from hami.model import NodePolicy, View
 from hami.scheduling.fit import Unfit
 from hami.scheduling.place import place
 from hami.scheduling.usage import charge_views
-from tests.builders import ask, container, node, share
+from hami.vendors.request import request_of
+from tests.builders import ask, container, node, request, share
 from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 
@@ -31,6 +32,10 @@ def held(*indexes):
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_the_less_wings_are_cut_up(used, placement, score, policy):
     assert CARDS.node_score(cards(*used), placement, policy) == score
+
+
+def test_no_memory_is_the_smallest_slice_even_where_admission_was_not_asked():
+    assert request_of(SLICES, container(vxpu(1, 0))) == request(1, 24576, None, 25, "XPU")
 
 
 def test_slices_have_no_score():

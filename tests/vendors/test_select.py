@@ -30,6 +30,30 @@ def test_wings_give_a_linked_set_whenever_there_is_one(count):
         assert set(found) in LEGAL[count] if found else not any(legal <= free for legal in LEGAL[count]), free
 
 
+def wings_in_the_words_of_the_reference(free, count):
+    """The choice as upstream describes it, its rule for six free devices included."""
+    left, right = sorted(free & WINGS[0]), sorted(free & WINGS[1])
+    if count == 8:
+        return sorted(free) if len(free) == 8 else []
+    if len(left) >= count or len(right) >= count:
+        for target in {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}[count]:
+            if target in (len(left), len(right)):
+                return (left if len(left) == target else right)[:count]
+    if count == 2:
+        return next(([low, low + 4] for low in range(4) if {low, low + 4} <= free), [])
+    squares = [square for square in FOURS[2:] if square <= free and count == 4]
+    good = [square for square in squares if len(free) < 6 or tuple(sorted(free - square)) in PAIRS]
+    return sorted(good[0]) if good else sorted(squares[-1]) if squares else []
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_wings_are_those_of_the_reference(count):
+    for mask in range(256):
+        free = {place for place in range(8) if mask >> place & 1}
+        expected = wings_in_the_words_of_the_reference(free, count)
+        assert indexes(on_wings([EVERY[place] for place in free], count, EVERY)) == expected, free
+
+
 @given(order=st.permutations(range(8)), free=st.sets(st.integers(0, 7)), count=st.sampled_from([1, 2, 3, 4, 5, 8]))
 def test_a3_wings_do_not_depend_on_the_order_of_trying(order, free, count):
     shuffled = [EVERY[place] for place in order]
