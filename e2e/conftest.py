@@ -15,6 +15,7 @@ import pytest
 from e2e import audit, binaries
 from e2e.agent import NodeAgent
 from e2e.cluster import ClusterUnavailable, ExternalCluster, KindCluster, LocalCluster
+from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 
@@ -34,7 +35,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly and not wants_external():
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            binaries.find()
+            binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
+                          and not missing())
 
 
 def wants_external() -> bool:
@@ -84,6 +86,15 @@ def scheduler(replica: Scheduler, sandbox: Sandbox) -> Scheduler:
     return replica
 
 
+@pytest.fixture(scope="module")
+def real_node(local: LocalCluster) -> Iterator[RealNode]:
+    """A node with a kubelet and containers, for the tests of one module."""
+    if reason := missing():
+        pytest.skip(reason)
+    with RealNode.joined(local) as node:
+        yield node
+
+
 @pytest.fixture(scope="session")
 def plugins(cluster: Cluster) -> Iterator[NodeAgent]:
     with NodeAgent(cluster.kube) as agent:
@@ -105,6 +116,14 @@ def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
     plugins.reset()
     with Sandbox.opened(cluster.kube) as opened:
         yield opened
+
+
+@pytest.fixture
+def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
+    """The real node, Ready, and for this test's pods alone."""
+    real_node.wait_ready()
+    with real_node.lent(sandbox):
+        yield real_node
 
 
 @pytest.fixture(autouse=True)

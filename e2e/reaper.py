@@ -1,4 +1,5 @@
-"""Nothing of a run outlives it: finds and ends the processes that a run's folder names, and removes the folder.
+"""Nothing of a run outlives it: finds and ends the processes that a run's folder names, removes the folder, and the
+control groups that are called like it.
 
 Every program of a run has the run's folder in its command line (its certificate, its data, its configuration lie
 there), so the folder is the one thing to look for. Run as a program it waits until its standard input ends, which is
@@ -22,6 +23,7 @@ from pathlib import Path
 __all__ = ["PREFIX", "claim", "end", "guard", "remove_leftovers"]
 
 PREFIX = "hami-e2e-"
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWNER = "owner.json"
 
 
@@ -58,6 +60,27 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def control_groups(name: str) -> list[Path]:
+    """Control groups called *name* in every hierarchy (version 1) or in the only one (version 2), and all below them,
+    the deepest first."""
+    tops = [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
+    return [Path(folder) for top in tops for folder, _, _ in os.walk(top, topdown=False)]
+
+
+def end_control_groups(name: str, deadline: float) -> None:
+    """Kill what is in the control groups called *name*, containers that outlived their node, and remove the groups."""
+    while (groups := control_groups(name)) and time.monotonic() < deadline:
+        for group in groups:
+            with contextlib.suppress(OSError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    if int(pid):  # 0 is one that cannot be seen from here; to kill 0 would be to kill ourselves
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # busy until its processes are gone
+                group.rmdir()
+        time.sleep(0.02)
+
+
 def end(folder: Path, timeout: float = 10) -> None:
     """Kill what runs from *folder* and remove it."""
     deadline = time.monotonic() + timeout
@@ -66,7 +89,11 @@ def end(folder: Path, timeout: float = 10) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+    end_control_groups(folder.name, deadline)
     shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists() and time.monotonic() < deadline:  # what dies may still write
+        time.sleep(0.05)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_leftovers() -> list[Path]:

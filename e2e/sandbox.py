@@ -171,6 +171,16 @@ class Sandbox:
         what = f"{'all' if wait_for is None else wait_for} pods are {what}"
         return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
 
+    def running(self, *names: str, timeout: float = 60) -> list[str]:
+        """Ids of the containers of the pods *names*, in that order, once all of them run. Real nodes only."""
+        def ids(pods: dict[str, Object]) -> list[str] | None:
+            found = [status for name in names for status in pods.get(name, {}).get("status", {}).get(
+                "containerStatuses") or [{}]]
+            return [status["containerID"] for status in found] if all(
+                "running" in status.get("state", {}) for status in found) else None
+
+        return self.kube.wait("Pod", ids, self.namespace, timeout=timeout, what=f"containers of {names} run")
+
     def shares(self, name: str) -> list[list[Share]]:
         """What each container holds, init containers first; cards as ``node/index``."""
         by_uuid = {card.uuid: f"{node}/{card.index}" for node, cards in self._nodes.items()

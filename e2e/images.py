@@ -1,0 +1,68 @@
+"""Container images made on this machine, for a node that reaches no registry: one static busybox in a docker-archive.
+
+The archive is the form that ``docker save`` writes: the layer as a tar, the image's configuration, and a manifest that
+names both. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["APPLETS", "pack_busybox"]
+
+APPLETS = ("cat", "cut", "date", "echo", "env", "false", "grep", "head", "hostname", "id", "ls", "mkdir", "mount",
+           "printf", "ps", "rm", "sh", "sleep", "sort", "stat", "test", "touch", "tr", "true", "wc")
+"""What the image has in ``/bin``, each a link to busybox."""
+FOLDERS = ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr/bin", "usr/local", "var/run")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+EPOCH = "1970-01-01T00:00:00Z"
+
+
+def pack_busybox(target: Path, name: str, busybox: Path, *, command: Sequence[str] = ("sh",)) -> None:
+    """Write an image called *name* (``registry/repository:tag``) to the docker-archive *target*.
+
+    *busybox* must be linked statically. *command*: what a container runs that says nothing itself.
+    """
+    layer = root_filesystem(busybox)
+    configuration = json.dumps({
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()), "os": "linux", "created": EPOCH,
+        "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "history": [{"created": EPOCH, "created_by": "e2e.images"}],
+    }).encode()
+    digest = hashlib.sha256(configuration).hexdigest()
+    manifest = json.dumps([{"Config": f"{digest}.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    with tarfile.open(target, "w") as archive:
+        for path, content in ((f"{digest}.json", configuration), ("layer.tar", layer), ("manifest.json", manifest)):
+            add(archive, path, content)
+
+
+def root_filesystem(busybox: Path) -> bytes:
+    """The layer: folders, busybox, its links, and the two accounts that programs look for."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as layer:
+        for folder in FOLDERS:
+            add(layer, folder, type=tarfile.DIRTYPE, mode=0o1777 if folder == "tmp" else 0o755)
+        add(layer, "bin/busybox", busybox.read_bytes(), mode=0o755)
+        for applet in APPLETS:
+            add(layer, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox", mode=0o777)
+        add(layer, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+        add(layer, "etc/group", b"root:x:0:\nnogroup:x:65534:\n")
+    return written.getvalue()
+
+
+def add(archive: tarfile.TarFile, path: str, content: bytes = b"", **fields: Any) -> None:
+    """One entry, owned by root, its time the epoch: the same input makes the same image."""
+    entry = tarfile.TarInfo(path)
+    entry.size = len(content)
+    entry.mode = 0o644
+    for key, value in fields.items():
+        setattr(entry, key, value)
+    archive.addfile(entry, io.BytesIO(content))

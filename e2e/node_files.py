@@ -1,0 +1,147 @@
+"""Configuration of a real node: what its kubelet, containerd and CNI read, and the certificate it joins with."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from e2e.cluster import LocalCluster
+
+__all__ = ["TUNABLES", "plugin_folder", "write_node_files"]
+
+Object = dict[str, Any]
+TUNABLES = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
+            "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000}
+"""Kernel settings that the kubelet insists on. It finds files that say so; the machine's own settings stay."""
+PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+PLUGINS = ("bridge", "host-local", "loopback")
+PODS = "10.244.0.0/16"
+"""Addresses of pods, in a network that only they and containerd see."""
+
+# native copies instead of mounting, and asks nothing of the file system; a machine may lack CAP_SYS_RESOURCE, without
+# which no out-of-memory score can be lowered
+CONTAINERD = """version = 2
+root = "{folder}/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = "{folder}/containerd.sock"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{folder}/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{sandbox_image}"
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{folder}/cni"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"""
+
+
+def plugin_folder() -> Path | None:
+    """Where the CNI plugins lie; ``None`` when they are not there."""
+    return next((folder for folder in PLUGIN_FOLDERS if all((folder / name).exists() for name in PLUGINS)), None)
+
+
+def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, sandbox_image: str) -> None:
+    """All files that the node *name* needs to join *cluster*, into its *folder*."""
+    for part in ("cni", "volume-plugins", "opt"):
+        (folder / part).mkdir()
+    for setting, value in TUNABLES.items():
+        path = folder / "tunables" / setting
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    (folder / "containerd.toml").write_text(
+        CONTAINERD.format(folder=folder, plugins=plugin_folder(), sandbox_image=sandbox_image))
+    (folder / "cni" / "10-e2e.conflist").write_text(json.dumps(cni_config(folder)))
+    (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder)))
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(yaml.safe_dump(node_kubeconfig(cluster, name)))
+
+
+def cni_config(folder: Path) -> Object:
+    """A bridge in containerd's own network: pods reach each other, and nothing else."""
+    addresses = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]]}
+    return {"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": addresses}]}
+
+
+def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
+    """KubeletConfiguration: what a kubelet outside of systemd can do, and nothing that would change the machine."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
+        # nobody calls it: logs are read as files, and no port is taken
+        "enableServer": False,
+        "healthzPort": 0,
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": True,
+        "cgroupRoot": f"/{cluster.folder.name}",
+        "enforceNodeAllocatable": [],
+        "localStorageCapacityIsolation": False,
+        "makeIPTablesUtilChains": False,
+        "resolvConf": "",
+        "volumePluginDir": str(folder / "volume-plugins"),
+        # a full disk of the machine is no affair of the tests
+        "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available", "nodefs.inodesFree",
+                                       "imagefs.inodesFree"), "0%"),
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    }
+
+
+def node_kubeconfig(cluster: LocalCluster, name: str) -> Object:
+    """The cluster's kubeconfig, with a client certificate of ``system:node:<name>``."""
+    pki = next((cluster.folder / "kwok").glob("clusters/*/pki"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # kwokctl numbers its certificate 0
+        authority = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes())
+    authority_key = serialization.load_pem_private_key((pki / "ca.key").read_bytes(), None)
+    assert isinstance(authority_key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
+                         x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{name}")])
+    certificate = x509.CertificateBuilder(
+        subject_name=subject, issuer_name=authority.subject, public_key=key.public_key(),
+        serial_number=x509.random_serial_number(), not_valid_before=now - datetime.timedelta(hours=1),
+        not_valid_after=now + datetime.timedelta(days=7),
+    ).add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False).sign(
+        authority_key, hashes.SHA256())
+    user = {
+        "client-certificate-data": encoded(certificate.public_bytes(serialization.Encoding.PEM)),
+        "client-key-data": encoded(key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())),
+    }
+    config: Object = yaml.safe_load(cluster.kubeconfig.read_text())
+    return config | {"users": [{"name": item["name"], "user": user} for item in config["users"]]}
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()

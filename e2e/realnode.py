@@ -1,0 +1,292 @@
+"""A real node on this machine: kubelet, containerd, runc and CNI, joined to a ``LocalCluster`` beside kwok's nodes.
+
+All of it lives in namespaces of its own (mounts, process ids; for containerd and pods the network, too), and all that
+it writes lies in the cluster's folder: the namespaces see folders of ours in place of ``/run``, ``/var/lib`` and
+``/var/log``. So nothing of the machine is touched (the kubelet's device-plugin folder is fixed at
+``/var/lib/kubelet/device-plugins``, whatever its root directory; containerd and CNI have such paths, too), and mounts,
+bridge and processes vanish with the one process that holds the namespaces. All control groups lie in one that is called
+like the folder, which is how ``e2e.reaper`` finds them.
+
+Needs root and Debian's packages containerd, runc, containernetworking-plugins and busybox-static. Images are packed
+here; no registry is asked. ``python -m e2e.realnode`` brings up a control plane with such a node until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from e2e import binaries
+from e2e.cluster import ClusterUnavailable, LocalCluster
+from e2e.images import pack_busybox
+from e2e.node_files import TUNABLES, plugin_folder, write_node_files
+from e2e.kube import WaitTimeout
+from e2e.processes import Program
+from e2e.reaper import end_control_groups
+from e2e.sandbox import LABEL, Sandbox, schedulable
+
+__all__ = ["IMAGE", "NodeUnavailable", "RealNode", "missing"]
+
+Object = dict[str, Any]
+IMAGE = "docker.io/library/busybox:1"
+"""What pods run; it is on the node already."""
+PAUSE = "docker.io/library/pause:1"
+PACKAGES = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "busybox": "busybox-static",
+            "unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
+"""Programs and the Debian packages that they come from."""
+SYS_ADMIN = 21
+SHADOWED = ("/run", "/var/lib", "/var/log")
+"""Folders of the machine in whose place the node sees folders of its own."""
+HOLDER = r"""
+set -e
+cd "$0"
+for folder in $SHADOWED; do mount --bind "$0/root$folder" "$folder"; done
+for setting in $TUNABLES; do mount --bind "$0/tunables/$setting" "/proc/sys/$setting"; done
+for group in $(grep -E ' - cgroup2? ' /proc/self/mountinfo | cut -d ' ' -f 5); do
+    for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 hands them down by name
+        echo "+$controller" > "$group/cgroup.subtree_control" || :
+    done
+    mkdir "$group/$GROUP"
+    for setting in cpuset.cpus cpuset.mems; do  # version 1 starts without any
+        [ ! -e "$group/$setting" ] || cat "$group/$setting" > "$group/$GROUP/$setting"
+    done
+done
+ip link set lo up
+trap '' CHLD  # orphans of the node end up here, and nobody waits for them
+touch ready
+exec tail -f "$0/ready"  # with the folder in its command line: what the reaper looks for
+"""
+LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
+
+
+class NodeUnavailable(RuntimeError):
+    """There can be no real node here, or it did not come up; the text says why."""
+
+
+def missing() -> str:
+    """Why this machine cannot have a real node; empty if it can."""
+    if os.geteuid() != 0:
+        return "a real node needs root"
+    found = re.search(r"^CapEff:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None or not int(found[1], 16) >> SYS_ADMIN & 1:
+        return "a real node needs CAP_SYS_ADMIN, which root does not have here"
+    lacking = {package for program, package in PACKAGES.items() if shutil.which(program) is None}
+    if plugin_folder() is None:
+        lacking.add("containernetworking-plugins")
+    if lacking:
+        return f"a real node needs the packages {', '.join(sorted(lacking))}"
+    return ""
+
+
+class RealNode:
+    """One node of real programs. Use ``RealNode.joined()``."""
+
+    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path) -> None:
+        self.cluster = cluster
+        self.kube = cluster.kube
+        self.name = name
+        self.folder = cluster.folder / name
+        self._binary = kubelet
+        self._holder: Program
+        self.containerd: Program
+        self.kubelet: Program
+
+    @classmethod
+    @contextlib.contextmanager
+    def joined(cls, cluster: LocalCluster, *, name: str = "real-0", say: Callable[[str], None] | None = None,
+               ) -> Iterator[RealNode]:
+        """A node that is Ready, for as long as the context lasts. Raises: NodeUnavailable, BinariesMissing."""
+        if reason := missing():
+            raise NodeUnavailable(reason)
+        node = cls(cluster, name, binaries.find(kubelet=True, say=say)["kubelet"])
+        try:
+            node._start()
+            yield node
+        finally:
+            node._end()
+
+    # -- what a test does with it
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """Where a device plugin that runs outside of the node's namespaces registers."""
+        return self.folder / "root/var/lib/kubelet/device-plugins/kubelet.sock"
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet and wait until it serves device plugins; pods that run already go on."""
+        with contextlib.suppress(FileNotFoundError):
+            self.kubelet_socket.unlink()
+        self.kubelet.start()
+        self._wait(self.kubelet_socket.exists, "the kubelet's device-plugin socket", self.kubelet)
+
+    def kill_kubelet(self) -> None:
+        """SIGKILL; containers stay."""
+        self.kubelet.kill()
+
+    def wait_ready(self, timeout: float = 90) -> None:
+        """Wait until the API server has the node as Ready, and without taints."""
+        try:
+            self.wait_node(schedulable, timeout=timeout, what="Ready")
+        except WaitTimeout as error:
+            raise NodeUnavailable(f"{error}\n{self.logs()}") from None
+
+    def wait_node(self, holds: Callable[[Object], Any], *, timeout: float = 60, what: str = "") -> Any:
+        """Wait until *holds*, given the node's object, returns something true, and return that."""
+        return self.kube.wait("Node", lambda nodes: self.name in nodes and holds(nodes[self.name]), timeout=timeout,
+                              what=f"node {self.name}: {what}", fieldSelector=f"metadata.name={self.name}")
+
+    def node(self) -> Object:
+        """The node's object."""
+        return self.kube.get("Node", self.name)
+
+    def allocatable(self, resource: str) -> int:
+        """How much of *resource* the kubelet offers; 0 when it does not know it."""
+        return int(self.node()["status"].get("allocatable", {}).get(resource, 0))
+
+    def wait_allocatable(self, resource: str, amount: int, *, timeout: float = 60) -> None:
+        """Wait until the kubelet offers exactly *amount* of *resource*."""
+        self.wait_node(lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),
+                       timeout=timeout, what=f"offers {amount} {resource}")
+
+    def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20) -> str:
+        """What *container* of *pod* (as the API server has it) has printed, over all its runs, once *until* is in it.
+
+        Raises: WaitTimeout.
+        """
+        meta = pod["metadata"]
+        folder = self.folder / "root/var/log/pods" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
+        deadline = time.monotonic() + timeout
+        while until not in (text := printed(folder)):
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"{meta['name']}/{container} has not printed {until!r} in {timeout:g} s: {text!r}")
+            time.sleep(0.05)
+        return text
+
+    def ctr(self, *words: str) -> str:
+        """Standard output of containerd's own client, in the kubelet's namespace. Raises: NodeUnavailable."""
+        command = ["ctr", "--address", str(self.folder / "containerd.sock"), "--namespace", "k8s.io", *words]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, check=False)
+        if done.returncode != 0:
+            raise NodeUnavailable(f"{' '.join(words)}: {done.stdout[-2000:]}\n{self.containerd.tail()}")
+        return done.stdout
+
+    def containers(self) -> int:
+        """Containers that run, pause containers included."""
+        return self.ctr("tasks", "list").count("RUNNING")
+
+    def logs(self, size: int = 3000) -> str:
+        """The end of the kubelet's and containerd's logs."""
+        return f"--- kubelet\n{self.kubelet.tail(size)}\n--- containerd\n{self.containerd.tail(size)}"
+
+    @contextlib.contextmanager
+    def lent(self, sandbox: Sandbox) -> Iterator[None]:
+        """The node is *sandbox*'s alone; at the end it is without containers again."""
+        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}})
+        try:
+            yield
+        finally:
+            self.kubelet.start()
+            self.kube.delete_all("Pod", sandbox.namespace, grace_seconds=0)
+            self._wait(lambda: self.containers() == 0, "a node without containers", self.kubelet)
+            self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: None}}})
+
+    # -- life
+
+    def _start(self) -> None:
+        for folder in SHADOWED:
+            if self._binary.resolve().is_relative_to(folder) or self.folder.is_relative_to(folder):
+                raise NodeUnavailable(f"a real node has a {folder} of its own, and {self.folder} or {self._binary} is "
+                                      "in that of the machine")
+        for folder in SHADOWED:
+            (self.folder / f"root{folder}").mkdir(parents=True)
+        write_node_files(self.cluster, self.folder, self.name, sandbox_image=PAUSE)
+        self._holder = Program("namespaces", [
+            "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", HOLDER,
+            str(self.folder),
+        ], self.folder / "namespaces.log", env=os.environ | {
+            "SHADOWED": " ".join(SHADOWED), "TUNABLES": " ".join(TUNABLES), "GROUP": self.cluster.folder.name}).start()
+        self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
+        self.containerd = self._program("containerd", "--net", "--", "containerd", "--config",
+                                        str(self.folder / "containerd.toml")).start()
+        self.kubelet = self._program(
+            "kubelet", "--", str(self._binary), f"--config={self.folder / 'kubelet.yaml'}",
+            f"--kubeconfig={self.folder / 'kubeconfig'}", f"--hostname-override={self.name}", "--v=2")
+        self._wait(self._answers, "containerd", self.containerd)
+        for image, command in ((IMAGE, ("sh",)), (PAUSE, ("sleep", "inf"))):
+            archive = self.folder / "image.tar"
+            pack_busybox(archive, image, Path(shutil.which("busybox") or ""), command=command)
+            self.ctr("images", "import", "--snapshotter", "native", str(archive))
+            archive.unlink()
+        self.start_kubelet()
+        self.wait_ready()
+
+    def _program(self, name: str, *words: str) -> Program:
+        """A command line inside the node's namespaces."""
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
+        enter = ["nsenter", "--target", children.read_text().split()[0], "--mount", "--pid"]
+        return Program(name, [*enter, *words], self.folder / f"{name}.log")
+
+    def _answers(self) -> bool:
+        try:
+            self.ctr("version")
+        except NodeUnavailable:
+            return False
+        return True
+
+    def _wait(self, done: Callable[[], bool], what: str, program: Program, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if not program.running() or time.monotonic() > deadline:
+                raise NodeUnavailable(f"{what}: not there; {program.name}'s log ends:\n{program.tail()}")
+            time.sleep(0.05)
+
+    def _end(self) -> None:
+        """All processes of the node at once, and what they cannot take with them."""
+        if hasattr(self, "_holder"):
+            self._holder.kill()
+        for name in ("kubelet", "containerd"):
+            if program := getattr(self, name, None):
+                program.kill()
+        end_control_groups(self.cluster.folder.name, time.monotonic() + 10)
+        self.kube.delete("Node", self.name)
+
+
+def printed(folder: Path) -> str:
+    """The lines in the log files that the kubelet keeps for one container."""
+    text = ""
+    for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
+        for line in path.read_text().splitlines():
+            if found := LOG_LINE.fullmatch(line):
+                text += found[3] + ("\n" if found[2] == "F" else "")
+    return text
+
+
+def main() -> int:
+    """A control plane with a real node, until Ctrl-C."""
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    try:
+        with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
+            print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
+            say(f"node {node.name} is Ready; logs of pods: {node.folder}/root/var/log/pods; Ctrl-C ends it")
+            threading.Event().wait()
+    except (binaries.BinariesMissing, ClusterUnavailable, NodeUnavailable) as error:
+        say(error)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The real node by itself: its kubelet runs pods and may die, and nothing of the node outlives the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.pods import container, pod
+from e2e.realnode import RealNode, missing
+from e2e.reaper import control_groups, processes_of
+from e2e.sandbox import Sandbox
+
+pytestmark = pytest.mark.kind
+Object = dict[str, Any]
+ENDED_SECONDS = 20
+
+
+def says(name: str, script: str) -> Object:
+    """A pod without a GPU that runs *script*."""
+    return pod(name, containers=[container() | {"command": ["sh", "-c", script]}], scheduler="hami-scheduler")
+
+
+def left_of(folder: Path) -> tuple[list[int], list[Path], bool]:
+    """Processes and control groups of the run in *folder*, and whether that is there."""
+    return processes_of(folder), control_groups(folder.name), folder.exists()
+
+
+def test_a_pod_runs_and_its_output_can_be_read(sandbox: Sandbox, real: RealNode) -> None:
+    sandbox.create(says("plain", 'echo one; echo "two on $HOSTNAME"; sleep inf'))
+    sandbox.running("plain")
+    assert real.output(sandbox.pod("plain"), until="two") == "one\ntwo on plain\n"
+
+
+def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> None:
+    sandbox.create(says("steady", "echo up; sleep inf"))
+    before = sandbox.running("steady")
+    real.kill_kubelet()
+    assert real.containers() == 2
+    real.start_kubelet()
+    real.wait_ready()
+    assert sandbox.running("steady") == before
+    assert real.output(sandbox.pod("steady"), until="up") == "up\n"
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_outlives_the_run(number: signal.Signals) -> None:
+    run = subprocess.Popen([sys.executable, "-m", "e2e.realnode"], stdout=subprocess.PIPE, text=True, env=os.environ)
+    with run:
+        assert run.stdout is not None
+        folder = Path(run.stdout.readline().partition("=")[2].strip()).parent
+        assert all(left_of(folder))
+        run.send_signal(number)
+    deadline = time.monotonic() + ENDED_SECONDS
+    while any(left_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_of(folder) == ([], [], False)
