@@ -27,7 +27,7 @@ from hami.scheduling.place import Placement
 from hami.scheduling.writing import written
 from hami.scheduling.quota import budget
 from hami.scheduling.usage import collapse, total
-from hami.vendors.request import asks, request_of
+from hami.vendors.request import WHOLE, asks, request_of
 from hami.vendors.spec import Catalog, Emission, Vendor
 
 __all__ = ["Ledger", "Policies", "Rejected", "Reservation", "Snapshot"]
@@ -492,6 +492,6 @@ def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> t
     containers = []
     for container in pod.containers:
         request = request_of(vendor, container)
-        containers.append((Share("", vendor.key, request.memory_mib * request.count, request.cores * request.count),)
-                          if request is not None else ())
+        containers.append((Share("", vendor.key, request.memory_mib * request.count,
+                                 min(request.cores, WHOLE) * request.count),) if request is not None else ())
     return total(collapse(kinds, containers))

@@ -139,7 +139,7 @@ def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Shar
 def choose(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View]:
     """For an online pod the card with the fewest others, for whole cards those that are linked, else the first."""
     app_class = case.says(APP_CLASS)
-    if len(eligible) > request.count and app_class == ONLINE:
+    if app_class == ONLINE:
         eligible = sorted(eligible, key=_disturbance)
     elif len(eligible) > request.count and app_class is None and request.cores == WHOLE:
         eligible = _by_link_zones(eligible, request.count)

@@ -12,6 +12,7 @@ from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
 from hami.scheduling.decide import Choice
 from hami.scheduling.quota import budget
+from hami.vendors.admission import admit
 from hami.vendors.request import request_of
 from hami.vendors.spec import Catalog
 from tests.builders import APP, INIT, container, pod
@@ -90,6 +91,25 @@ def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
     found = budget(vendor, {"quota": quota}, (0, 0))
     assert (found.memory_mib, found.cores) == left
+
+
+@pytest.mark.parametrize("limit, covered", [(200, True), (199, False)])
+def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
+    """Iluvatar's admission writes those of all cards together: 200 for two, which are 100 on each."""
+    ledger = ledger_with(V150, Node(name="n"))
+    ledger.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.cores: limit}))
+    assert ledger.covers("default", pod(container(given(V150, 2, None, 200)))) is covered
+
+
+@pytest.mark.parametrize("wire, env", [
+    param({"name": "c"}, [{"name": "SOL_CONTINER_NAME", "value": "c"}], id="set"),
+    param({"name": "c", "env": [{"name": "SOL_CONTINER_NAME", "value": "mine"}]},
+          [{"name": "SOL_CONTINER_NAME", "value": "mine"}], id="the container's own stays"),
+    param({}, None, id="no name"),
+])
+def test_iluvatar_containers_know_their_name(wire, env):
+    asking = wire | {"resources": {"limits": given(V150, 1)}}
+    assert admit(V150, {}, asking).container.get("env") == env
 
 
 def ledger_with(vendor, node):

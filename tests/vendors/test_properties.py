@@ -1,0 +1,197 @@
+"""What holds for every vendor that shares cards by amounts or counts them whole, whatever is asked: by seeds.
+
+What a card has to offer is written down once more here, from the reference, a line a vendor.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from hami.errors import MalformedInput
+from hami.model import Device, View
+from hami.scheduling.ask import ask_of
+from hami.scheduling.fit import Unfit, fit
+from hami.scheduling.index import Index
+from hami.scheduling.place import place
+from hami.scheduling.reading import read_booking
+from hami.scheduling.usage import collapse
+from hami.scheduling.writing import written
+from hami.vendors.spec import Catalog, Emission
+from tests.builders import APP, INIT, SIDECAR
+from tests.vendors.chart import CHART, given
+from tests.vendors.rows import NOW, Fits
+
+POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa,binpack")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a vendor's cards are like, and what they must pass; amounts in the units of its resources."""
+
+    must: str
+    slots: tuple = (1, 2, 5)
+    memory_mib: tuple = (0,)
+    cores: tuple = (100,)
+    asked_memory: tuple = (None,)
+    asked_cores: tuple = (None,)
+
+
+SHARED = Plain("health uuid slots mutex memory cores alone full", memory_mib=(1024, 2048, 2560),
+               asked_memory=(None, 0, 1, 2, 4), asked_cores=(None, 0, 10, 50, 100, 120))
+MIB = replace(SHARED, must=f"{SHARED.must} type", asked_memory=(None, 0, 300, 500, 1024))
+PLAIN = {
+    "DCU": MIB,
+    "BI-V150": SHARED,
+    "MLU": SHARED,
+    "AMD": replace(MIB, must="health type uuid slots mutex memory units", cores=(0, 64, 304),
+                   asked_cores=(None, 1, 10, 50, 100)),
+    "Mthreads": replace(SHARED, must="health uuid slots mutex memory cores full", memory_mib=(8192, 49152), cores=(16,),
+                        asked_memory=(None, 2, 4, 16, 96), asked_cores=(None, 0, 1, 4, 16)),
+    "Biren": Plain("health uuid slots mutex", memory_mib=(2048,)),
+    "Vastai": Plain("health uuid slots mutex", memory_mib=(2048,)),
+    "GCU": Plain("health unused", slots=(1,), memory_mib=(100,)),
+    "Metax-GPU": Plain("health slots mutex memory cores alone full", slots=(1,), memory_mib=(65536,)),
+}
+SGPU = Plain("", memory_mib=(2048, 4096), asked_memory=(None, "512Mi", 1, 2, 4), asked_cores=(None, 0, 10, 50, 100))
+UUIDS = {"hygon.com": "gpuuuid", "cambricon.com": "gpuuuid", "amd.com": "gpu-uuid", "mthreads.ai": "gpuuuid",
+         "birentech.com": "gpuuuid", "vastaitech.com": "gpuuuid"}
+USE = tuple(f"{domain}/use-{word}" for domain, word in UUIDS.items()) + ("hami.io/use-BI-V150-uuid",)
+NOUSE = tuple(f"{domain}/nouse-{word}" for domain, word in UUIDS.items()) + ("hami.io/no-use-BI-V150-uuid",)
+TYPE, NOTYPE = ("hygon.com/use-dcutype", "amd.com/use-gputype"), ("hygon.com/nouse-dcutype", "amd.com/nouse-gputype")
+
+
+def some_devices(rng, key, plain, most=5):
+    return tuple(Device(uuid=f"c{place}", vendor=key, model=rng.choice(("K100", "K500")), index=place,
+                        slots=rng.choice(plain.slots), memory_mib=rng.choice(plain.memory_mib),
+                        cores=rng.choice(plain.cores), numa=rng.randrange(2), healthy=rng.random() < 0.9)
+                 for place in range(rng.randint(1, most)))
+
+
+def some_view(rng, device):
+    """The device with something taken, now and then all of it, or more than there is."""
+    used = rng.choice((0, 0, 0, 1, device.slots))
+    parts = (0, 0, 0, 0.1, 0.5, 1, 1.1)
+    return View(device, used, int(device.memory_mib * rng.choice(parts)), int(device.cores * rng.choice(parts)))
+
+
+def some_annotations(rng):
+    """Annotations that narrow the choice, for all vendors at once."""
+    wanted = {use: "c0, c1,c2" for use in USE} if rng.random() < 0.15 else {}
+    wanted |= {nouse: "c1" for nouse in NOUSE} if rng.random() < 0.15 else {}
+    wanted |= {type: "k100" for type in TYPE} if rng.random() < 0.15 else {}
+    return wanted | ({type: "k100," for type in NOTYPE} if rng.random() < 0.1 else {})
+
+
+def some_pod(rng, vendor, plain, kinds, annotations):
+    """A pod that has passed admission, or ``None`` if it is refused there."""
+    limits = [given(vendor, rng.choice((1, 1, 2, 3)), rng.choice(plain.asked_memory), rng.choice(plain.asked_cores))
+              for _ in kinds]
+    limits = [{name: amount for name, amount in one.items() if name} for one in limits]
+    try:
+        return Fits(vendor=vendor, views=[], outcome="", limits=limits, kinds=kinds, annotations=annotations).pod()
+    except MalformedInput:
+        return None
+
+
+@pytest.mark.parametrize("key", PLAIN)
+@pytest.mark.parametrize("seed", range(60))
+def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
+    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART.named(key), PLAIN[key]
+    views = [some_view(rng, device) for device in some_devices(rng, key, plain)]
+    annotations, policy = some_annotations(rng), rng.choice(POLICIES)
+    pod = some_pod(rng, vendor, plain, (APP,), annotations)
+    if pod is None or (asked := ask_of(pod, Catalog([vendor]), policy, {})) is None:
+        return
+    (request,) = asked.containers[0].requests
+    found = fit(request, asked.case(key, views))
+    exists = any(all(serves(view, request, plain.must.split(), annotations, policy) for view in choice)
+                 for choice in itertools.combinations(views, request.count))
+    assert exists == (not isinstance(found, Unfit))
+    if exists:
+        chosen = [view for view in views if view.device.uuid in {share.uuid for share in found}]
+        assert len(chosen) == len(found) == request.count
+        assert all(serves(view, request, plain.must.split(), annotations, policy) for view in chosen)
+
+
+def serves(view, request, must, annotations, policy):
+    """The card is one that *request* may have a part of."""
+    device, cores = view.device, min(request.cores, 100)
+    memory = request.memory_mib or device.memory_mib * (request.memory_percent or 0) // 100
+    free_mib, free_cores = device.memory_mib - view.memory_used_mib, device.cores - view.cores_used
+    units = max(device.cores * cores // 100, 1) if cores else device.cores * (memory >= device.memory_mib)
+    wants, shuns = ({key: value for key, value in annotations.items() if key in keys}
+                    for keys in ((*USE, *TYPE), (*NOUSE, *NOTYPE)))
+    passes = {
+        "health": device.healthy,
+        "type": (not wants.keys() & set(TYPE) or device.model == "K100")
+        and (not shuns.keys() & set(NOTYPE) or device.model != "K100"),
+        "uuid": (not wants.keys() & set(USE) or device.uuid in ("c0", "c1", "c2"))
+        and (not shuns.keys() & set(NOUSE) or device.uuid != "c1"),
+        "slots": view.slots_used < device.slots,
+        "unused": view.slots_used == 0,
+        "mutex": policy != "mutex" or view.slots_used == 0,
+        "memory": memory <= free_mib,
+        "cores": cores <= free_cores,
+        "alone": not (device.cores == cores == 100 and view.slots_used),
+        "full": not (cores == 0 != device.cores == view.cores_used),
+        "units": units <= free_cores and (cores == 0 or device.cores > 0),
+    }
+    return all(passes[name] for name in must)
+
+
+@pytest.mark.parametrize("key", [*PLAIN, "Metax-SGPU"])
+@pytest.mark.parametrize("seed", range(25))
+def test_no_card_is_ever_given_beyond_what_it_has_and_what_is_written_says_so(key, seed):
+    for index in walk(key, seed):
+        assert not [view for view in index.views("n")[key] if is_over(view)]
+
+
+@pytest.mark.parametrize("key", [*PLAIN, "Metax-SGPU"])
+def test_the_walks_lead_somewhere(key):
+    assert sum(1 for seed in range(10) for _ in walk(key, seed)) > 50
+
+
+def walk(key, seed):
+    """Pods come and go on one node; the books after each that came. They are kept by what is written alone."""
+    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART.named(key), PLAIN.get(key, SGPU)
+    index = Index()
+    index.set_inventory("n", key, some_devices(rng, key, plain, most=8))
+    for number in range(50):
+        annotations = some_annotations(rng) | some_classes(rng)
+        kinds = tuple(rng.choices((APP, INIT, SIDECAR), (4, 1, 1), k=rng.choice((1, 1, 2, 3))))
+        pod = some_pod(rng, vendor, plain, kinds, annotations)
+        if pod is None or (asked := ask_of(pod, Catalog([vendor]), rng.choice(POLICIES), {})) is None:
+            continue
+        index.unbook(f"uid-{number - rng.randint(3, 9)}")
+        found = place(index.views("n"), asked)
+        if not isinstance(found, Unfit):
+            index.book(bound(replace(pod, ref=replace(pod.ref, uid=f"uid-{number}")), vendor, asked, found, index))
+            yield index
+
+
+def some_classes(rng):
+    """The application class and the quality of an sGPU pod."""
+    classes = {"metax-tech.com/sgpu-app-class": rng.choice(("online", "offline"))} if rng.random() < 0.5 else {}
+    quality = rng.choice(("best-effort", "fixed-share", "burst-share"))
+    return classes | ({"metax-tech.com/sgpu-qos-policy": quality} if rng.random() < 0.7 else {})
+
+
+def bound(pod, vendor, asked, found, index):
+    """The booking that is read back from what is written, which says all that was decided."""
+    devices = {view.device.uuid: view.device for view in index.views("n")[vendor.key]}
+    texts = written(vendor, Emission(pod=pod, node="n", shares=found, devices=devices, now=NOW))
+    pod = replace(pod, annotations={**pod.annotations, **texts})
+    booking, problems = read_booking(pod, "n", [vendor], index.views)
+    assert (booking.charges, problems) == (((vendor.key, collapse(asked.kinds, found)),), ())
+    return booking
+
+
+def is_over(view):
+    """More is taken of the card than there is, or pods share it that may not."""
+    device, words = view.device, [set(tag.split()) for tag in view.tags]
+    of_class = {bool(one & {"online", "offline"}) for one in words}
+    qualities = {word for one in words for word in one} - {"online", "offline"}
+    return (view.slots_used > device.slots or view.memory_used_mib > device.memory_mib
+            or view.cores_used > device.cores or len(of_class) > 1 or len(qualities) > 1)
