@@ -47,6 +47,7 @@ class FakeCluster:
         self.leases: dict[tuple[str, str], LeaseRecord] = {}
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
         self.calls: list[Call] = []
+        self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
         self.copies_labels = copies_labels
         self.on_call = lambda call: None
         self._version = 100
@@ -101,6 +102,15 @@ class FakeCluster:
 
     def node(self, name: str, *, timeout: float | None = None) -> Node | None:
         return self._do("node", lambda: self.nodes.get(name), name=name, timeout=timeout)
+
+    def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
+        def effect():
+            pod = self.pods.get((ref.namespace, ref.name))
+            if pod is None or pod.ref.uid != ref.uid:
+                raise NotFound(f"pod {ref} is gone", 404)
+            return self.environments.get((ref.uid, container), {})
+
+        return self._do("environment", effect, ref=ref, container=container, timeout=timeout)
 
     def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
         return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node,

@@ -17,7 +17,7 @@ import msgspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from hami.cluster.api import MERGE_PATCH, Api, is_disconnect, is_unsent
-from hami.codec.objects import parse_node, parse_pod
+from hami.codec.objects import parse_environment, parse_node, parse_pod
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.model import Node, Pod, PodRef
 
@@ -96,6 +96,16 @@ class Cluster:
         """The node as it is now; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_node_path(name), timeout)
         return None if data is None else parse_node(data)
+
+    def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
+        """The variables that a container of exactly this pod sets to a literal value.
+
+        Raises: NotFound when there is no such pod (any more); MalformedInput.
+        """
+        uid, environments = parse_environment(self._read("GET", _pod_path(ref.namespace, ref.name), timeout=timeout))
+        if uid != ref.uid:
+            raise NotFound(f"pod {ref} is another one now", 404)
+        return environments.get(container, {})
 
     def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
         """All pods bound to *node*, as they are now. Raises also: MalformedInput."""

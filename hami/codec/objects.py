@@ -15,7 +15,7 @@ from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
-__all__ = ["parse_node", "parse_pod", "parse_quota"]
+__all__ = ["parse_environment", "parse_node", "parse_pod", "parse_quota"]
 
 T = TypeVar("T")
 Quantities = dict[str, str | int | float | None]
@@ -93,7 +93,30 @@ class _Quota(msgspec.Struct):
     spec: _QuotaSpec | None = None
 
 
+class _Variable(msgspec.Struct):
+    name: str | None = ""
+    value: str | None = None
+
+
+class _Settled(msgspec.Struct):
+    """A container, with its variables."""
+
+    name: str | None = ""
+    env: list[_Variable] | None = None
+
+
+class _SettledSpec(msgspec.Struct, rename="camel"):
+    init_containers: list[_Settled] | None = None
+    containers: list[_Settled] | None = None
+
+
+class _SettledPod(msgspec.Struct):
+    metadata: _Meta | None = None
+    spec: _SettledSpec | None = None
+
+
 _POD = msgspec.json.Decoder(_Pod)
+_SETTLED_POD = msgspec.json.Decoder(_SettledPod)
 _NODE = msgspec.json.Decoder(_Node)
 _QUOTA = msgspec.json.Decoder(_Quota)
 
@@ -116,6 +139,19 @@ def parse_pod(data: bytes | msgspec.Raw) -> Pod:
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
     )
+
+
+def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[str, str]]]:
+    """The uid of the pod in *data* (JSON), and the variables that each of its containers sets to a literal value.
+
+    What comes from elsewhere (``valueFrom``, ``envFrom``) is not known here.
+    Raises: MalformedInput.
+    """
+    wire = _decoded("pod", _SETTLED_POD, data)
+    spec = wire.spec or _SettledSpec()
+    return (wire.metadata or _Meta()).uid or "", {
+        container.name or "": {one.name or "": one.value for one in container.env or () if one.value is not None}
+        for container in (*(spec.init_containers or ()), *(spec.containers or ()))}
 
 
 def parse_node(data: bytes | msgspec.Raw) -> Node:

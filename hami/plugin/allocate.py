@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
@@ -21,7 +21,7 @@ from hami.vendors.spec import Vendor
 
 __all__ = [
     "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "others_turn", "physical",
-    "preferred", "turn",
+    "preferred", "resumed", "turn",
 ]
 
 UUID_DASHES = 6  # of an id made of a card's UUID and a number
@@ -131,11 +131,8 @@ def asked(limit: str | None) -> int:
         return 0
 
 
-def turn(pod: Pod, call: Call, mine: Claim | None = None) -> Serve | Refuse | Elsewhere:
-    """What becomes of *call* if it is the turn of *pod*, which the node lock names.
-
-    *mine*: what this very call has tried to record for the pod before, without learning whether it succeeded.
-    """
+def turn(pod: Pod, call: Call) -> Serve | Refuse | Elsewhere:
+    """What becomes of *call* if it is the turn of *pod*, which the node lock names."""
     if objection := _objection(pod, call):
         return Elsewhere(objection)
     try:
@@ -146,10 +143,23 @@ def turn(pod: Pod, call: Call, mine: Claim | None = None) -> Serve | Refuse | El
         return Elsewhere(str(error))
     if not pod.annotations.get(call.vendor.to_allocate):
         return Elsewhere("its devices have been taken back")
-    caller = _caller(pod, known, call, mine)
+    caller = _caller(pod, known, call)
     if caller is None:
         return Elsewhere(_unlike(pod, known, call))
     return _serve(pod, known, caller, call)
+
+
+def resumed(pod: Pod, call: Call, tried: Claim) -> Serve | None:
+    """The outcome of *call* if it was recorded already, by an attempt of this call that did not learn so; else
+    ``None``. *tried*: the container of *pod* that was served."""
+    if _objection(pod, call) or not pod.annotations.get(call.vendor.to_allocate):
+        return None
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput:
+        return None
+    found = next((claim for claim in known if claim == replace(tried, outstanding=False)), None)
+    return None if found is None else _serve(pod, known, found, call)
 
 
 def others_turn(pods: Iterable[Pod], call: Call) -> Serve | Refuse | Elsewhere:
@@ -248,13 +258,11 @@ def _positions(sizes: Sequence[int], asking: Sequence[tuple[int, int]]) -> list[
     return None
 
 
-def _caller(pod: Pod, known: Sequence[Claim], call: Call, mine: Claim | None) -> Claim | None:
+def _caller(pod: Pod, known: Sequence[Claim], call: Call) -> Claim | None:
     """The container of *pod* that the kubelet asks for, if it is one of its."""
     if call.served is not None:
         waiting = [claim for claim in known if (pod.ref.uid, claim.name) not in call.served]
         return waiting[0] if waiting and len(waiting[0].shares) == call.count else None
-    if mine is not None and any(claim.position == mine.position and not claim.outstanding for claim in known):
-        return next(claim for claim in known if claim.position == mine.position)
     first = next((claim for claim in known if claim.outstanding), None)
     if first is not None and len(first.shares) == call.count:
         return first

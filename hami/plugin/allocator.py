@@ -1,0 +1,391 @@
+"""Answers the kubelet's Allocate: reads, lets ``allocate`` decide, writes the outcome, hands the node on.
+
+One call at a time. An outcome is one compare-and-swap on the pod; if that has changed meanwhile, everything is read
+and decided again. When a pod's allocation has come to its end, well or not, the node's lock is released; what cannot
+be written for now is owed, and written before anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+from hami.cluster.events import Recorder
+from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.codec.states import parse_lock
+from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
+from hami.model import BindPhase, Node, Pod, PodRef
+from hami.plugin.allocate import (
+    Call, Claim, Elsewhere, Refuse, Serve, cards_of, is_over, others_turn, physical, preferred, resumed, turn,
+)
+from hami.plugin.cards import Card
+from hami.plugin.config import PluginConfig
+from hami.plugin.grant import Grant, HostFacts, Recipient, instances_grant, shares_grant
+from hami.plugin.mig import Mig
+from hami.vendors.spec import Catalog
+
+__all__ = ["Allocator", "Calls", "Files"]
+
+log = logging.getLogger(__name__)
+
+MIG_MODE = "mig"
+PATIENCE = 20.0  # seconds for which an API server that is away is waited for; the kubelet waits that long, too
+RELEASE_ATTEMPTS = 8  # conflicts in a row: somebody else keeps changing the node
+REASON = "AllocationFailed"
+
+Edits = Mapping[str, str | None]
+
+
+class Calls(Protocol):
+    """The calls of `hami.cluster.cluster.Cluster` that are made here."""
+
+    def node(self, name: str) -> Node | None: ...
+    def pod(self, namespace: str, name: str) -> Pod | None: ...
+    def pods_on(self, node: str) -> list[Pod]: ...
+    def environment(self, ref: PodRef, container: str) -> Mapping[str, str]: ...
+    def annotate_pod(self, ref: PodRef, annotations: Edits, *, resource_version: str = "") -> Pod: ...
+    def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node: ...
+
+
+class Files(Protocol):
+    """What is asked of :class:`hami.plugin.host.Host`."""
+
+    def facts(self, *, limited: bool) -> HostFacts: ...
+    def prepare(self, uid: str, container: str) -> None: ...
+    def served(self, resource: str) -> frozenset[tuple[str, str]] | None: ...
+    def directories(self) -> frozenset[str]: ...
+    def sweep(self, directories: frozenset[str], live: set[str]) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempted:
+    """The container that the call in progress has begun to serve, and the node lock that named its pod, if one did."""
+
+    ref: PodRef
+    claim: Claim
+    locked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Whose call it is. *locked*: the node lock that names that pod. *stale*: a lock of which there is no use any more.
+    *holder*: the pod that the lock names, when the call is not its."""
+
+    verdict: Serve | Refuse | Elsewhere
+    locked: str | None = None
+    stale: str | None = None
+    holder: PodRef | None = None
+
+
+class Allocator:
+    """Hands out the devices of one node. Threads may share it."""
+
+    def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, cards: Callable[[], Sequence[Card]],
+                 host: Files, mig: Mig | None, events: Recorder, *, vendor: str = "NVIDIA",
+                 clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+                 token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
+        """*vendor*: whose devices these are, by its key in *vendors*. *mig*: only in operating mode ``mig``.
+        *token*: a text that is new each time."""
+        self._config = config
+        self._cluster = cluster
+        self._vendor = vendors.named(vendor)
+        self._awaited = tuple(one.to_allocate for one in vendors
+                              if one is not self._vendor and one.lock == NODE_LOCK and one.to_allocate)
+        self._cards = cards
+        self._host = host
+        self._mig = mig if config.operating_mode == MIG_MODE else None
+        self._events = events
+        self._clock = clock
+        self._token = token
+        self._sleep = sleep
+        self._turn = threading.Lock()
+        self._holder: tuple[str, str] = ("", "")  # a node lock, and the uid that its pod had when it was first seen
+        self._attempted: _Attempted | None = None
+        self._owed: dict[PodRef | str, tuple[str, str | None]] = {}  # pods to fail, with the reason and their lock
+
+    def allocate(self, device_ids: Sequence[str]) -> Grant:
+        """What one container gets: the one whose turn it is, if it asks for as many devices.
+
+        Raises: AllocationRefused with the reason; HostError; ClusterError when the API server stays away.
+        """
+        begun = self._clock()
+        with self._turn:
+            self._attempted = None
+            try:
+                call = self._call(device_ids)
+                return self._patiently(lambda: self._answer(call, begun))
+            except HamiError as error:
+                log.warning("devices not handed out", extra={
+                    "node": self._config.node, "devices": len(device_ids), "error": error})
+                if not isinstance(error, ClusterError):
+                    raise
+                self._owe(str(error))
+                said = f"the API server does not let devices be handed out: {error}"
+                raise ClusterError(said, error.status) from error
+
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+        """The ids that lie on the cards of the container whose turn it is; empty when nothing can be said. Writes
+        nothing."""
+        with self._turn:
+            try:
+                call = self._shaped(tuple(available[:size]) if len(available) >= size else ())
+                if call.count != size:
+                    return ()
+                verdict = self._judge_afresh(self._node().annotations.get(NODE_LOCK), call).verdict
+            except HamiError as error:
+                log.info("no devices are preferred", extra={"node": self._config.node, "error": error})
+                return ()
+            return preferred(verdict.claim.shares, available, must_include) if isinstance(verdict, Serve) else ()
+
+    def settle(self) -> None:
+        """Write what is owed. Asks the API server nothing when that is nothing. Never raises a HamiError."""
+        with self._turn:
+            self._settle()
+
+    def sweep(self) -> None:
+        """Put in order what former calls, processes and pods have left: what is owed, a lock that its pod has no use
+        for, directories of containers whose pods are gone, MIG instances that no pod has. Logs what cannot be done."""
+        with self._turn:
+            self._settle()
+            for chore in (self._release_stale, self._sweep_files):
+                try:
+                    chore()
+                except HamiError as error:
+                    log.warning("node not tidied", extra={"node": self._config.node, "error": error})
+
+    # -- one call
+
+    def _call(self, device_ids: Sequence[str]) -> Call:
+        known = {card.uuid for card in self._cards()}
+        if not device_ids:
+            raise AllocationRefused("the kubelet asks for no device at all")
+        if len(set(device_ids)) < len(device_ids):
+            raise AllocationRefused(f"the kubelet asks for a device twice: {', '.join(sorted(device_ids))}")
+        if unknown := sorted(one for one in device_ids if physical(one) not in known):
+            raise AllocationRefused(f"the kubelet asks for devices that are not on this node: {', '.join(unknown)}")
+        return self._shaped(tuple(device_ids))
+
+    def _shaped(self, ids: tuple[str, ...]) -> Call:
+        config = self._config
+        return Call(node=config.node, resource=config.resource, ids=ids, vendor=self._vendor, awaited=self._awaited,
+                    served=self._host.served(config.resource))
+
+    def _patiently(self, step: Callable[[], Grant]) -> Grant:
+        """Do *step*, again when the API server is away or somebody was faster."""
+        return Retrying(retry=retry_if_exception(_passes), sleep=self._sleep, reraise=True,
+                        wait=wait_random_exponential(multiplier=0.02, max=1.0),
+                        stop=_patience_ends(self._clock, self._clock() + PATIENCE))(step)
+
+    def _answer(self, call: Call, begun: float) -> Grant:
+        self._settle()
+        node = self._node()
+        judged = self._judge(node, call)
+        if judged.stale is not None:
+            self._release(judged.stale, node)
+        match judged.verdict:
+            case Serve():
+                return self._serve(judged.verdict, call, node, judged.locked, begun)
+            case Refuse(pod=pod, reason=reason):
+                self._fail(pod, reason, node, judged.locked)
+                raise AllocationRefused(reason)
+            case Elsewhere(reason=reason):
+                text = f"{call.count} of {call.resource} asked for, and no container is known to wait for it: {reason}"
+                self._events.record(call.node, "Warning", REASON, text)
+                if judged.holder is not None:
+                    self._events.record(judged.holder, "Warning", REASON, text)
+                raise AllocationRefused(text)
+
+    def _node(self) -> Node:
+        node = self._cluster.node(self._config.node)
+        if node is None:
+            raise AllocationRefused(f"node {self._config.node} is not known to the API server")
+        return node
+
+    def _judge(self, node: Node, call: Call) -> _Judged:
+        """Whose call it is. Writes nothing."""
+        lock = node.annotations.get(NODE_LOCK)
+        if (tried := self._attempted) is not None:
+            pod = self._cluster.pod(tried.ref.namespace, tried.ref.name)
+            known = resumed(pod, call, tried.claim) if pod is not None and pod.ref.uid == tried.ref.uid else None
+            if known is not None:
+                return _Judged(known, locked=lock if lock == tried.locked else None)
+        judged = self._judge_afresh(lock, call)
+        verdict = judged.verdict
+        if tried is None or (isinstance(verdict, Serve | Refuse) and verdict.pod.ref == tried.ref):
+            return judged
+        return replace(judged, verdict=Elsewhere(f"pod {tried.ref} has changed, or lost its turn, meanwhile"))
+
+    def _judge_afresh(self, lock: str | None, call: Call) -> _Judged:
+        try:
+            holder = parse_lock(lock).holder if lock is not None else None
+        except MalformedInput as error:
+            return _Judged(Elsewhere(str(error)))
+        if holder is None:
+            return self._judge_others("the node is not locked for a pod", call)
+        pod = self._cluster.pod(*holder)
+        name = "/".join(holder)
+        if pod is None:  # the call may well be for the pod that is gone, so nobody else is served
+            return _Judged(Elsewhere(f"the node is locked for pod {name}, which is gone"), stale=lock)
+        if self._holder[0] == lock and self._holder[1] != pod.ref.uid:
+            return _Judged(Elsewhere(f"the node was locked for another pod {name} than there is now"))
+        self._holder = lock or "", pod.ref.uid
+        verdict = turn(pod, call)
+        if not isinstance(verdict, Elsewhere):
+            return _Judged(verdict, locked=lock)
+        over = is_over(pod, call.node, (self._vendor.to_allocate, *self._awaited))
+        judged = self._judge_others(f"the node is locked for pod {name}, but {verdict.reason}", call)
+        here = pod.node_name == call.node and not pod.is_terminated
+        return replace(judged, stale=lock if over else None, holder=pod.ref if here else None)
+
+    def _judge_others(self, said: str, call: Call) -> _Judged:
+        verdict = others_turn(self._cluster.pods_on(call.node), call)
+        return _Judged(Elsewhere(f"{said}; {verdict.reason}") if isinstance(verdict, Elsewhere) else verdict)
+
+    def _serve(self, verdict: Serve, call: Call, node: Node, locked: str | None, begun: float) -> Grant:
+        pod, name = verdict.pod, verdict.claim.name
+        self._attempted = _Attempted(pod.ref, verdict.claim, locked)
+        try:
+            grant, made = self._make(verdict, call)
+        except ClusterError:
+            raise  # it says nothing about the pod
+        except HamiError as error:
+            self._fail(pod, str(error), node, locked)
+            raise
+        writes = {**verdict.writes, **made}
+        if writes:
+            self._cluster.annotate_pod(pod.ref, writes, resource_version=pod.resource_version)
+        log.info("devices handed out", extra={
+            "pod": pod.ref, "container": name, "node": call.node, "repeated": not verdict.claim.outstanding,
+            "devices": [share.uuid for share in verdict.claim.shares], "seconds": round(self._clock() - begun, 4)})
+        if verdict.finished and locked is not None:
+            self._release(locked, node)
+        return grant
+
+    def _make(self, verdict: Serve, call: Call) -> tuple[Grant, Mapping[str, str]]:
+        """The grant, and what is to be written on the pod about it."""
+        config, pod, claim = self._config, verdict.pod, verdict.claim
+        shared = self._mig is None
+        parts = cards_of(verdict, call, self._cards(), limited=shared, aligned=config.aligned and shared)
+        if self._mig is not None:
+            made = self._mig.make(pod, claim.position, claim.shares)
+            recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token())
+            cards = [card for card, _ in parts]
+            return instances_grant(config, [one.uuid for one in made.instances], cards,
+                                   self._host.facts(limited=False), recipient), made.writes
+        recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token(),
+                              env=self._cluster.environment(pod.ref, claim.name))
+        facts = self._host.facts(limited=True)
+        self._host.prepare(pod.ref.uid, claim.name)
+        return shares_grant(config, parts, facts, recipient), {}
+
+    # -- ends that are not good
+
+    def _fail(self, pod: Pod, reason: str, node: Node, locked: str | None) -> None:
+        """End the allocation of *pod*: nobody can be handed its devices any more.
+
+        Raises: Conflict when the pod has changed.
+        """
+        if pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING:
+            writes = {BIND_PHASE: BindPhase.FAILED.value, self._vendor.to_allocate: ""}
+            try:
+                self._cluster.annotate_pod(pod.ref, writes, resource_version=pod.resource_version)
+            except NotFound:
+                pass
+        self._events.record(pod.ref, "Warning", REASON, reason)
+        if locked is not None:
+            self._release(locked, node)
+
+    def _owe(self, reason: str) -> None:
+        """The kubelet is told that the container which was tried gets nothing; so it must not look served."""
+        tried = self._attempted
+        if tried is not None and tried.claim.outstanding:
+            self._owed[tried.ref] = reason, tried.locked
+
+    def _settle(self) -> None:
+        """Write what is owed as far as that is possible now."""
+        for subject, (reason, locked) in list(self._owed.items()):
+            try:
+                if isinstance(subject, PodRef):
+                    self._end(subject, reason)
+                if locked is not None:
+                    self._release_now(locked, None)
+                del self._owed[subject]
+            except ClusterError as error:
+                log.warning("outcome cannot be written yet", extra={"subject": str(subject), "error": error})
+
+    def _end(self, ref: PodRef, reason: str) -> None:
+        try:
+            self._cluster.annotate_pod(ref, {BIND_PHASE: BindPhase.FAILED.value, self._vendor.to_allocate: ""})
+        except (NotFound, Conflict):
+            return  # gone; another pod of that name is not concerned
+        self._events.record(ref, "Warning", REASON, reason)
+
+    # -- the node lock
+
+    def _release(self, lock: str, node: Node) -> None:
+        """Release *lock*, of which *node* is the last that is known; what fails now is owed."""
+        try:
+            self._release_now(lock, node)
+        except ClusterError as error:
+            log.warning("node lock cannot be released yet", extra={"node": node.name, "error": error})
+            self._owed[lock] = "", lock
+
+    def _release_now(self, lock: str, node: Node | None) -> None:
+        """Release *lock* unless it has become another's, by compare-and-swap. Raises: ClusterError."""
+        if self._holder[0] == lock:
+            self._holder = "", ""  # the same text may come again, within the same second, for a later pod of that name
+        for _ in range(RELEASE_ATTEMPTS):
+            node = node or self._cluster.node(self._config.node)
+            if node is None or node.annotations.get(NODE_LOCK) != lock:
+                return
+            try:
+                self._cluster.annotate_node(node.name, {NODE_LOCK: None}, node.resource_version)
+                return
+            except Conflict:
+                node = None
+            except NotFound:
+                return
+        raise ClusterError(f"node {self._config.node}: lock still contended after {RELEASE_ATTEMPTS} attempts")
+
+    def _release_stale(self) -> None:
+        """Release the lock of a pod that is gone, or has no use for it any more."""
+        node = self._cluster.node(self._config.node)
+        lock = node.annotations.get(NODE_LOCK) if node is not None else None
+        if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
+            return
+        pod = self._cluster.pod(*holder)
+        if pod is None or is_over(pod, node.name, (self._vendor.to_allocate, *self._awaited)):
+            log.info("node lock left behind is released", extra={"node": node.name, "pod": "/".join(holder)})
+            self._release_now(lock, node)
+
+    def _sweep_files(self) -> None:
+        directories = self._host.directories()  # before the pods: see Host.sweep
+        if not directories and self._mig is None:
+            return
+        pods = self._cluster.pods_on(self._config.node) if directories else []
+        removed = self._host.sweep(directories, {pod.ref.uid for pod in pods})
+        if removed:
+            log.info("directories of containers removed", extra={"directories": removed})
+        if self._mig is not None:
+            self._mig.reconcile()
+
+
+def _passes(error: BaseException) -> bool:
+    """It may be otherwise at the next attempt, which reads everything again."""
+    return isinstance(error, Conflict | NotFound) or (isinstance(error, ClusterError) and _is_away(error))
+
+
+def _is_away(error: ClusterError) -> bool:
+    """The API server has not answered, or not with an answer."""
+    return error.status is None or error.status == 429 or error.status >= 500
+
+
+def _patience_ends(clock: Callable[[], float], deadline: float) -> Callable[[RetryCallState], bool]:
+    return lambda state: clock() >= deadline
