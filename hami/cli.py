@@ -359,10 +359,13 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are the same; a BOOL may
     be left out (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE say which pod this is.
     """
+    from hami.third_parties import catalog
+
     settings = _settings(ctx, SCHEDULER_FLAGS, values)
     logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
+    catalog(settings)  # what is wrong with a vendor ends the start here, in one line, and not in the worker
     serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # a test hands in its own
     ctx.exit(serve(settings))
 
@@ -385,6 +388,8 @@ def vendors(ctx: click.Context, /, **values: object) -> None:
 
 def _settings(ctx: click.Context, groups: Groups, values: Mapping[str, object]) -> Settings:
     """What the command line and the environment say; *values* are those of the flags in *groups*."""
+    from hami.third_parties import sections
+
     given: dict[str, object] = {}
     named: dict[str, dict[str, Flagged]] = {}
     for flag in (flag for _, flags in groups for flag in flags):
@@ -395,7 +400,7 @@ def _settings(ctx: click.Context, groups: Groups, values: Mapping[str, object]) 
         elif flag.stands_for:
             mapping, _, key = flag.stands_for.rpartition(".")
             named.setdefault(mapping, {}).setdefault(key, Flagged(values[flag.kept_as], flag.name))
-    return read_settings(given, os.environ, named=named)
+    return read_settings(given, os.environ, named=named, known=sections())
 
 
 def run_scheduler(settings: Settings) -> int:

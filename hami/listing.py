@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hami.settings import Settings
-from hami.vendors.catalog import vendors
+from hami.third_parties import full_catalog
 from hami.vendors.spec import Vendor
 
 __all__ = ["FORMATS", "SAID_OF", "Entry", "entries", "entry_of", "render"]
@@ -69,13 +69,13 @@ class Entry:
 def entries(settings: Settings) -> tuple[Entry, ...]:
     """All backends that the device configuration names, those that are switched off too.
 
-    Raises: MalformedInput when two of them claim one name.
+    Raises: HamiError when two of them claim one name, or a third party's cannot be loaded.
     """
     ascend, iluvatar = ("--enable-ascend", settings.enable_ascend), ("--enable-iluvatar", settings.enable_iluvatar)
     switches = {chip.common_word: ascend for chip in settings.devices.ascends}
     switches |= {chip.common_word: iluvatar for chip in settings.devices.iluvatars}
     found = []
-    for vendor in vendors(settings.devices, ascend=True, iluvatar=True):
+    for vendor in full_catalog(settings):
         switch, is_on = switches.get(vendor.key, ("", True))
         found.append(entry_of(vendor, switch, is_on=is_on))
     return tuple(found)

@@ -29,7 +29,7 @@ from hami.metrics.instruments import Instruments, Readings
 from hami.metrics.samples import Family, build_info, families
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.settings import Settings
-from hami.vendors.catalog import vendors
+from hami.third_parties import catalog
 from hami.verbs import Verbs
 from hami.web.app import Health, create_app
 
@@ -57,7 +57,7 @@ class Service:
         clock = time.monotonic
         api = Api.connect(timeout=settings.kube_timeout or 10.0)
         cluster = Cluster(api)
-        known = vendors(settings.devices)
+        known = catalog(settings)
         self._ledger = Ledger(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
                               clock=clock, now=_now, matches=settings.node_selector.matches)
         rate = min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND)

@@ -21,8 +21,8 @@ from hami.codec.device_section import Flagged, Reading, Section
 from hami.errors import MalformedInput
 
 __all__ = [
-    "AscendChip", "DeviceConfig", "Fallback", "IluvatarChip", "MigAllowance", "Names", "NvidiaConfig", "Template",
-    "chart_config", "parse_device_config",
+    "SECTIONS", "AscendChip", "DeviceConfig", "Fallback", "IluvatarChip", "MigAllowance", "Names", "NvidiaConfig",
+    "Template", "chart_config", "parse_device_config",
 ]
 
 Fallback = Mapping[str, Mapping[str, Flagged]]

@@ -1,0 +1,24 @@
+"""Acme's cards, as an example of a vendor that HAMi does not know: memory is shared, cores are not."""
+
+from hami.errors import MalformedInput
+from hami.vendors.inventory import registered
+from hami.vendors.spec import Rule, SelectorKeys, Vendor
+
+
+def cards(section):
+    """The vendor, as section ``acme`` of the device configuration has it."""
+    count = section.get("resourceCountName", "acme.example/card")
+    if not isinstance(count, str):
+        raise MalformedInput("resourceCountName", count, "expected a resource name")
+    return Vendor(
+        key="Acme",
+        count=count,
+        memory="acme.example/card-memory",
+        register="hami.io/node-acme-register",
+        handshake="hami.io/node-handshake-acme",
+        to_allocate="hami.io/acme-devices-to-allocate",
+        allocated="hami.io/acme-devices-allocated",
+        selectors=SelectorKeys(use_uuids=("acme.example/use-uuid",), nouse_uuids=("acme.example/nouse-uuid",)),
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY),
+        inventory=registered,
+    )
