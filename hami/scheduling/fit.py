@@ -83,7 +83,7 @@ def _first_that_fit(ordered: Sequence[View], request: Request, case: Case) -> tu
     repeats = case.vendor.repeats
     for view in ordered:
         reason = objection(view, request, case, walk.picks, before)
-        if reason is None and case.policy.numa_bind and view.device.numa != numa:
+        if reason is None and _binds_numa(case) and view.device.numa != numa:
             _drop(walk)
             numa = view.device.numa
         while reason is None and (reason := objection(view, request, case, walk.picks, after)) is None:
@@ -128,7 +128,7 @@ def _best_linked(ordered: Sequence[View], request: Request, case: Case) -> tuple
     groups: dict[int, list[View]] = {}
     for view in ordered:
         if objection(view, request, case) is None:
-            groups.setdefault(view.device.numa if case.policy.numa_bind else 0, []).append(view)
+            groups.setdefault(view.device.numa if _binds_numa(case) else 0, []).append(view)
     for group in groups.values():
         if len(group) >= request.count:
             *others, last = (group[place] for place in best_linked(_links(group), request.count))
@@ -146,10 +146,15 @@ def _links(group: Sequence[View]) -> NDArray[numpy.int64]:
 def _split(case: Case) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ...]]:
     """The rules before and after the place where numa-bind starts over."""
     rules = case.vendor.rules
-    if not case.policy.numa_bind or Rule.NUMA not in rules:
+    if not _binds_numa(case):
         return (), rules
     place = rules.index(Rule.NUMA)
     return rules[:place], rules[place:]
+
+
+def _binds_numa(case: Case) -> bool:
+    """The pod wants one NUMA node, and its vendor is one whose pods may."""
+    return case.policy.numa_bind and Rule.NUMA in case.vendor.rules
 
 
 def _drop(walk: _Walk) -> None:

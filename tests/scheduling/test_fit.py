@@ -10,7 +10,8 @@ from pytest import param
 from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_views
-from tests.builders import ask, gpus, request, share, view
+from hami.vendors.spec import Rule, Vendor
+from tests.builders import ask, container, gpus, request, share, view
 from tests.scheduling.seeds import some_ask, some_views
 
 MODEST = gpus(1, 3000, 30)
@@ -109,6 +110,13 @@ def test_g5_ties(policy, numa_bind, uuids):
 def test_g12_numa_bind_takes_devices_of_one_node():
     views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
     assert sorted(outcome(views, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
+
+
+def test_numa_bind_is_nothing_to_vendors_without_that_rule():
+    vendor = Vendor(key="NVIDIA", count="x.io/card", inventory=lambda vendor, node: None, rules=(Rule.HEALTH,))
+    asked = ask(container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor])
+    found = fit(request(2), asked.case("NVIDIA", [view("A", numa=0), view("B", numa=1)]))
+    assert not isinstance(found, Unfit) and len(found) == 2
 
 
 def test_g12_without_grouping_the_nodes_alternate():
