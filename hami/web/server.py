@@ -355,6 +355,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             tls = self.cfg.is_ssl and listener is self.sockets[0]
             conn = _Connection(self.cfg, client, address, listener.getsockname(), self._plan.timeouts, tls=tls)
             if conn.has_unread():
+                conn.data_ready = True  # else its thread would look anew, with a selector of its own
                 self.enqueue_req(conn)
             else:
                 self._park(conn)
@@ -539,6 +540,7 @@ class _Connection(TConn):  # type: ignore[misc]
     """One client. *reading_since*: since when a thread has been waiting for its bytes; the loop looks at it."""
 
     initialized: bool
+    data_ready: bool
     sock: socket.socket
 
     def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, timeouts: Timeouts, *,
