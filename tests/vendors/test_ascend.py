@@ -3,19 +3,26 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import render_shares
+from hami.errors import MalformedInput
 from hami.model import NodePolicy
+from hami.scheduling.fit import Unfit
+from hami.scheduling.place import place
+from hami.scheduling.usage import charge_views
 from hami.scheduling.writing import written
 from hami.vendors.admission import admit
 from hami.vendors.catalog import vendors
 from hami.vendors.request import request_of
 from hami.vendors.spec import Emission
-from tests.builders import container, node, pod, share
-from tests.vendors.rows import NOW
+from tests.builders import ask, container, node, pod, share
+from tests.vendors.rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
 
+ALL = vendors(CHART, ascend=True)
 HARD, HIDDEN = {}, [{"name": "ASCEND_VISIBLE_DEVICES", "value": ""}]
 
 
@@ -140,3 +147,28 @@ def test_a10_chips_whose_name_begins_alike_are_kept_apart():
     there = node("n", annotations={"hami.io/node-register-Ascend910B4-1": text})
     found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.inventory(vendor, there)]
     assert found == ["Ascend910B4-1"]
+
+
+PODS = st.lists(st.tuples(st.sampled_from([1, 1, 2]), st.integers(1, 65536), st.integers(0, 120), st.booleans()),
+                min_size=1, max_size=12)
+
+
+@given(pods=PODS, word=st.sampled_from(["Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"]))
+def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
+    """Hard and soft split on the same chips, until one does not fit; in hard split it is templates that are taken."""
+    vendor = ALL.named(word)
+    (config,) = (one for one in CHART.ascends if one.common_word == word)
+    held = chips(*[None] * 4, soft=True, memory_mib=config.memory_allocatable, slots=8)
+    sizes = {config.memory_allocatable, *(template.memory_mib for template in config.templates)}
+    for count, memory, core, soft in pods:
+        annotations = SOFT if soft else HARD
+        try:
+            limits, _, _ = admitted(vendor, npu(vendor, count, memory, core if soft else None), {}, annotations)
+        except MalformedInput:
+            continue
+        found = place({word: held}, ask(container(limits), annotations=annotations, vendors=[vendor]))
+        if not isinstance(found, Unfit):
+            held = charge_views(held, found[0])
+            assert not any(view.is_over for view in held)
+            assert soft or {share.memory_mib for share in found[0]} <= sizes
+            assert word != "Ascend910C" or sorted(share.uuid for share in found[0]) in (["d0", "d1"], ["d2", "d3"])
