@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from pytest import param
 
+from hami.cluster.ledger import Ledger, Policies
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Container, Node, NodePolicy, Pod, PodRef, Share
@@ -13,6 +15,7 @@ from hami.scheduling.decide import Choice, Verdicts, decide
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
 from hami.vendors.catalog import vendors
+from hami.vendors.spec import Catalog
 from tests.builders import ask, container
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
@@ -68,6 +71,15 @@ def chosen(policy, **nodes):
 def test_a13_the_best_linked_node_wins_under_either_policy(policy, key, best):
     nodes = {"a-none": {}, "b-low": {key: '{"2": 10}'}, "c-high": {key: '{"2": 500}'}}
     assert chosen(policy, **nodes) == best
+
+
+def test_scores_that_change_are_seen():
+    ledger = Ledger(Catalog([GPU]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
+        ledger.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
+                                 capacity={GPU.count: "1"}))
+        (view,) = ledger.node_views("n")["Metax-GPU"]
+        assert view.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
 CARD = {"uuid": "GPU-0", "totalDevCount": 16, "totalCompute": 100, "totalVRam": 65536, "healthy": True}
