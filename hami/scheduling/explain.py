@@ -55,6 +55,8 @@ def _requests(ask: Ask) -> list[Request]:
 
 
 def _asked(request: Request) -> str:
+    if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
+        return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
     memory = f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_percent or 0} % memory"
     return f"{request.count} × {request.vendor} with {memory}, {request.cores} cores"
 

@@ -1,9 +1,13 @@
 """Why a pod waits, in words."""
 
+import pytest
+
+from hami.codec.device_config import chart_config
 from hami.model import NodePolicy, Reason
 from hami.scheduling.decide import Verdicts, decide
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
-from tests.builders import ask, cluster, gpus, view
+from hami.vendors.catalog import vendors
+from tests.builders import ask, cluster, container, gpus, view
 
 INDEX = cluster(node2=[view("a", 1, 46000), view("b", healthy=False)], node1=[view("c", 1, 46000, 90)],
                 node3=[view("d", 10, 6068), view("e", 10, 100)])
@@ -53,3 +57,12 @@ def test_no_node_has_such_devices():
 def test_a_percentage():
     assert describe(refusal(ask(gpus(2, cores=0, percent=50)), names=[]), INDEX.views).startswith(
         "asks 2 × NVIDIA with 50 % memory, 0 cores. ")
+
+
+@pytest.mark.parametrize("limits, asked", [
+    ({"enflame.com/drs-gcu": 3}, "asks 1 × Enflame with 3 slices. "),
+    ({"aws.amazon.com/neuron": 4}, "asks 4 × AWSNeuron. "),
+], ids=["slices", "devices alone"])
+def test_what_is_asked_of_devices_without_amounts(limits, asked):
+    found = ask(container(limits), vendors=vendors(chart_config()))
+    assert describe(refusal(found, names=[]), INDEX.views).startswith(asked)

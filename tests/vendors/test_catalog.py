@@ -31,6 +31,8 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
     (CHART.named("Biren"), "hami.io/node-biren-register", "hami.io/node-handshake-biren",
      "hami.io/Biren-devices-to-allocate", "hami.io/Biren-devices-allocated"),  # with a capital letter, as Vastai's
     (CHART.named("GCU"), "", "", "hami.io/enflame-gcu-devices-to-allocate", "hami.io/enflame-gcu-devices-allocated"),
+    (CHART.named("Enflame"), "enflame.com/gcu-drs-capacity", "", "", "hami.io/enflame-vgpu-devices-allocated"),
+    (CHART.named("AWSNeuron"), "", "", "", "hami.io/aws-neuron-devices-allocated"),
     (CHART.named("Metax-GPU"), "", "", "hami.io/metax-gpu-devices-to-allocate", "hami.io/metax-gpu-devices-allocated"),
     (CHART.named("Metax-SGPU"), "metax-tech.com/node-gpu-devices", "", "hami.io/metax-sgpu-devices-to-allocate",
      "hami.io/metax-sgpu-devices-allocated"),
