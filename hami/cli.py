@@ -1,4 +1,4 @@
-"""The command line: ``hami scheduler``, ``hami vendors`` and ``hami version``.
+"""The command line: ``hami scheduler``, ``hami device-plugin``, ``hami vendors`` and ``hami version``.
 
 Flags are upstream's, so that its manifests work with the image changed; ``-`` and ``_`` in a name are the same,
 booleans are Go's. What a command needs is imported when it runs: the parent process of the server stays small.
@@ -20,6 +20,11 @@ from hami import __version__, logs
 from hami.codec.device_section import Flagged, parse_resource_name
 from hami.codec.durations import render_duration
 from hami.errors import HamiError, MalformedInput
+from hami.plugin.settings import (
+    ENVIRONMENT, ID_STRATEGIES, LIST_STRATEGIES, MIG_STRATEGIES, NODE_CONFIG_FILE, OPERATING_MODES, REGISTER_FORMATS,
+    PluginSettings, parse_channels, parse_discovery, parse_factor, parse_list_strategies, parse_split_count,
+    parse_word, read_plugin_settings,
+)
 from hami.settings import (
     DEVICE_POLICIES, NODE_POLICIES, Settings, parse_address, parse_boolean, parse_device_policy_flag,
     parse_node_selector, parse_seconds, read_settings,
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
     from hami.service import Service
 
-__all__ = ["main", "run_scheduler"]
+__all__ = ["main", "run_device_plugin", "run_scheduler"]
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +76,6 @@ def _rate(text: str) -> float:
     return value
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise MalformedInput("word", text, f"expected {' or '.join(words)}")
-        return text
-    return parse
-
-
 STRING = Text("text", str)
 FILE = Text("file", str)
 BOOLEAN = Text("bool", parse_boolean)
@@ -88,12 +85,21 @@ RATE = Text("number", _rate)
 DURATION = Text("duration", parse_seconds)
 ADDRESS = Text("host:port", parse_address)
 SELECTOR = Text("selector", parse_node_selector)
-NODE_POLICY = Text("policy", _one_of(*NODE_POLICIES))
+NODE_POLICY = Text("policy", parse_word(*NODE_POLICIES))
 DEVICE_POLICY = Text("policy", parse_device_policy_flag)
 RESOURCE = Text("name", parse_resource_name)
 TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.listing, which only its command needs
-TABLE_FORMAT = Text("format", _one_of(*TABLE_FORMATS))
-LOG_FORMAT = Text("format", _one_of(*logs.FORMATS))
+TABLE_FORMAT = Text("format", parse_word(*TABLE_FORMATS))
+LOG_FORMAT = Text("format", parse_word(*logs.FORMATS))
+PARTS = Text("int", parse_split_count)
+FACTOR = Text("factor", parse_factor)
+STRATEGIES = Text("strategy", parse_list_strategies)
+ID_STRATEGY = Text("strategy", parse_word(*ID_STRATEGIES))
+MIG_STRATEGY = Text("strategy", parse_word(*MIG_STRATEGIES))
+DISCOVERY = Text("strategy", parse_discovery)
+CHANNELS = Text("ids", parse_channels)
+MODE = Text("mode", parse_word(*OPERATING_MODES))
+REGISTER_FORMAT = Text("format", parse_word(*REGISTER_FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ class Flag:
 
     The default is that of the field. *stands_for*: the key of the device configuration whose place it takes where the
     file has none: mapping, dot, key, the mapping as in :data:`hami.codec.device_config.Fallback`. Without either the
-    flag is taken and has no effect.
+    flag is taken and has no effect. *environment*: the variables that set it, too. *repeated*: it may be given several
+    times, and its values are put together.
     """
 
     name: str
@@ -111,25 +118,29 @@ class Flag:
     field: str = ""
     also: tuple[str, ...] = ()
     stands_for: str = ""
+    environment: tuple[str, ...] = ()
+    repeated: bool = False
 
     @property
     def kept_as(self) -> str:
         """The name by which the command gets its value."""
         return self.field or self.name.lstrip("-").replace("-", "_")
 
-    def option(self) -> click.Option:
-        """The flag as click wants it; a boolean may stand alone."""
+    def option(self, defaults: Callable[[str], object]) -> click.Option:
+        """The flag as click wants it; a boolean may stand alone. *defaults*: that of a field."""
         names = [self.name, *self.also, self.kept_as]
         if self.type is BOOLEAN:
-            return click.Option(names, type=self.type, help=self._help(), metavar="[BOOL]", is_flag=False,
+            return click.Option(names, type=self.type, help=self._help(defaults), metavar="[BOOL]", is_flag=False,
                                 flag_value="true")
-        return click.Option(names, type=self.type, help=self._help(), metavar=self.type.name.upper())
+        return click.Option(names, type=self.type, help=self._help(defaults), metavar=self.type.name.upper(),
+                            multiple=self.repeated)
 
-    def _help(self) -> str:
+    def _help(self, defaults: Callable[[str], object]) -> str:
         if self.stands_for:
             return " ".join(filter(None, (f"Stands for {_described(self.stands_for)}.", self.help)))
-        default = _render(getattr(DEFAULTS, self.field), self.type) if self.field else ""
-        return f"{self.help}  [default: {default}]" if default else self.help
+        default = _render(defaults(self.field), self.type) if self.field else ""
+        variables = f"  [{', '.join(self.environment)}]" if self.environment else ""
+        return f"{self.help}{variables}" + (f"  [default: {default}]" if default else "")
 
 
 def _described(path: str) -> str:
@@ -146,6 +157,8 @@ def _render(value: object, type: Text) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return render_duration(timedelta(seconds=value)) if type is DURATION else f"{value:g}"
+    if type is STRATEGIES or type is CHANNELS:
+        return ",".join(map(str, value)) if isinstance(value, tuple) else ""
     return "" if value is None else str(value)
 
 
@@ -299,14 +312,107 @@ VENDORS_FLAGS: Groups = (
 )
 
 
+def _node_flag(name: str, type: Text, field: str, help: str, *, also: tuple[str, ...] = (),
+               repeated: bool = False) -> Flag:
+    """A flag of the device plugin: the environment may set what it sets."""
+    names = next((variable.names for variable in ENVIRONMENT if variable.field == field), ())
+    return Flag(name, type, help, field, also, environment=names, repeated=repeated)
+
+
+PLUGIN_DEFAULTS = PluginSettings()
+NODE = (
+    _node_flag("--node-name", STRING, "node", "The node that this is."),
+    _node_flag("--config-file", FILE, "device_config_file", "The device configuration (YAML), the scheduler's; without "
+               "it the chart's. Flags of NVIDIA's plugin in it count, too.", also=("--device-config-file",)),
+    _node_flag("--node-config-file", FILE, "node_config_file", "What holds for single nodes (JSON): the entries with "
+               f"this node's name go before everything else. Without the flag {NODE_CONFIG_FILE}, if it is there."),
+    _node_flag("--mock-devices", FILE, "mock_devices", "Cards from this file (YAML) in place of the driver's."),
+)
+SHARING = (
+    _node_flag("--resource-name", RESOURCE, "resource", "The resource that the kubelet offers."),
+    _node_flag("--device-split-count", PARTS, "split_count", "Containers that may share a card."),
+    _node_flag("--device-memory-scaling", FACTOR, "memory_scaling", "How much more memory may be given out than there "
+               "is; more than 1 lets containers use the host's."),
+    _node_flag("--device-cores-scaling", FACTOR, "core_scaling", "How much more of a card's cores may be given out."),
+    _node_flag("--disable-core-limit", BOOLEAN, "disable_core_limit", "Containers' use of cores is not limited."),
+    _node_flag("--operating-mode", MODE, "operating_mode", f"{' or '.join(OPERATING_MODES)}: cards are shared by the "
+               "limiter, or cut in MIG instances as pods need them."),
+    _node_flag("--mig-strategy", MIG_STRATEGY, "mig_strategy", "none, single or mixed: other than none, cards in MIG "
+               "mode are left to another device plugin."),
+)
+HANDING_OVER = (
+    _node_flag("--device-list-strategy", STRATEGIES, "list_strategies", "How the container runtime is told of devices: "
+               f"some of {', '.join(LIST_STRATEGIES)}, with commas or by several flags.", repeated=True),
+    _node_flag("--device-id-strategy", ID_STRATEGY, "id_strategy", "uuid or index: what it is told."),
+    _node_flag("--pass-device-specs", BOOLEAN, "pass_device_specs", "Device nodes are handed over as well."),
+    _node_flag("--gdrcopy-enabled", BOOLEAN, "gdrcopy", "Containers get GDRCopy."),
+    _node_flag("--gds-enabled", BOOLEAN, "gds", "Containers get GPUDirect Storage."),
+    _node_flag("--mofed-enabled", BOOLEAN, "mofed", "Containers get Mellanox OFED."),
+    _node_flag("--imex-channel-ids", CHANNELS, "imex_channels", "IMEX channels for containers: none or 0."),
+    _node_flag("--imex-required", BOOLEAN, "imex_required", "Without those channels on the host the start fails."),
+    _node_flag("--cdi-annotation-prefix", STRING, "cdi_prefix", "Begins the annotation of cdi-annotations."),
+    _node_flag("--nvidia-cdi-hook-path", FILE, "cdi_hook", "Taken for upstream's sake: with a cdi strategy, let "
+               "nvidia-ctk cdi generate write the specification (--vendor k8s.device-plugin.nvidia.com).",
+               also=("--nvidia-ctk-path",)),
+)
+PATHS = (
+    _node_flag("--hook-path", FILE, "hook_path", "Directory of the host above vgpu, where the limiter lies."),
+    _node_flag("--library-source", FILE, "library_source", "Directory with the limiter's files, which are laid there "
+               "at the start; containers that run keep theirs. Without, they are there already."),
+    _node_flag("--nvidia-driver-root", FILE, "driver_root", "Where the host has its driver."),
+    _node_flag("--dev-root", FILE, "dev_root", "Where the host has the driver's /dev; without, where the driver is.",
+               also=("--nvidia-dev-root",)),
+    _node_flag("--driver-root-ctr-path", FILE, "driver_root_in_container", "Where that driver is seen from here.",
+               also=("--container-driver-root",)),
+    _node_flag("--kubelet-socket", FILE, "kubelet_socket", "The kubelet's socket, and beside it ours; empty: the cards "
+               "are registered with the node only."),
+    _node_flag("--socket-name", STRING, "socket_name", "Our socket's name; without, nvidia-<resource>.sock, which is "
+               "that of NVIDIA's plugin, too."),
+)
+REGISTERING = (
+    _node_flag("--register-format", REGISTER_FORMAT, "register_format", "json; csv for schedulers of HAMi v2.4 to "
+               "v2.7, whose handshakes are then answered."),
+    _node_flag("--topology-score", BOOLEAN, "topology_score", "Pairs of cards are scored by how they are linked."),
+    _node_flag("--unregister-on-stop", BOOLEAN, "unregister_on_stop", "A plugin that ends takes its cards off the "
+               "node. Pods that run keep theirs."),
+    _node_flag("--device-discovery-strategy", DISCOVERY, "discovery", "auto or nvml, which are the same here."),
+    _node_flag("--fail-on-init-error", BOOLEAN, "fail_on_init_error", "Without a driver the start fails and is tried "
+               "again; else the node has no cards."),
+    _node_flag("--kube-timeout", COUNT, "kube_timeout", "Seconds that a request to the API server may take; 0 for the "
+               "built-in limit."),
+)
+PLUGIN_FLAGS: Groups = (
+    ("Node", NODE),
+    ("Sharing (the flags go before the device configuration, the node's entry goes before them)", SHARING),
+    ("Handing over", HANDING_OVER),
+    ("Paths", PATHS),
+    ("Registering", REGISTERING),
+    ("Output", (
+        Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity",
+             also=("-v",)),
+        Flag("--log-format", LOG_FORMAT, "text (key=value) or json, one line an outcome, on standard error.",
+             "log_format"),
+    )),
+)
+
+
+def _default(field: str) -> object:
+    return getattr(DEFAULTS, field)
+
+
+def _plugin_default(field: str) -> object:
+    """The default of a field of PluginSettings or its PluginConfig; nothing for what only names a file."""
+    return getattr(PLUGIN_DEFAULTS, field, getattr(PLUGIN_DEFAULTS.config, field, None))
+
+
 GO_FLAGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120}
 
 
 class _GroupedCommand(click.Command):
     """A command whose help shows its flags in groups."""
 
-    def __init__(self, *, groups: Groups, **kwargs: Any) -> None:
-        self._groups = [(title, [flag.option() for flag in flags]) for title, flags in groups]
+    def __init__(self, *, groups: Groups, defaults: Callable[[str], object] = _default, **kwargs: Any) -> None:
+        self._groups = [(title, [flag.option(defaults) for flag in flags]) for title, flags in groups]
         kwargs["params"] = [option for _, options in self._groups for option in options]
         super().__init__(**kwargs)
 
@@ -370,6 +476,33 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     ctx.exit(serve(settings))
 
 
+@main.command(cls=_GroupedCommand, groups=PLUGIN_FLAGS, defaults=_plugin_default, context_settings=GO_FLAGS)
+@click.pass_context
+def device_plugin(ctx: click.Context, /, **values: object) -> None:
+    """Offer this node's NVIDIA cards to its kubelet and to the scheduler, and hand parts of them to containers.
+
+    A flag goes before the variable of the environment in brackets, that before the device configuration. - and _ in a
+    flag's name are the same; a BOOL may be left out (true). SIGHUP reads everything again. DP_DISABLE_HEALTHCHECKS and
+    DP_ENABLE_HEALTHCHECKS name XIDs, with commas, that shall or shall not be ignored, or all.
+    """
+    given = {flag.field: _joined(flag, values[flag.kept_as]) for _, flags in PLUGIN_FLAGS for flag in flags
+             if ctx.get_parameter_source(flag.kept_as) is ParameterSource.COMMANDLINE}
+
+    def read() -> PluginSettings:
+        return read_plugin_settings(given, os.environ)
+    settings = read()
+    logs.configure(settings.log_format, settings.verbosity)
+    serve: Callable[[PluginSettings, Callable[[], PluginSettings]], int] = ctx.obj or run_device_plugin
+    ctx.exit(serve(settings, read))
+
+
+def _joined(flag: Flag, value: object) -> object:
+    """The value of a flag; those of one that is repeated make one."""
+    if flag.repeated and isinstance(value, tuple):
+        return tuple(dict.fromkeys(word for words in value for word in words))
+    return value
+
+
 @main.command(cls=_GroupedCommand, groups=VENDORS_FLAGS, context_settings=GO_FLAGS)
 @click.pass_context
 def vendors(ctx: click.Context, /, **values: object) -> None:
@@ -425,3 +558,10 @@ def run_scheduler(settings: Settings) -> int:
 
 if __name__ == "__main__":
     main(prog_name="hami")
+
+
+def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
+    """Serve the kubelet until told to stop; returns the exit status. *read* makes settings anew, for SIGHUP."""
+    from hami.plugin.service import serve  # gRPC and NVML are for the node's image only
+
+    return serve(settings, read)

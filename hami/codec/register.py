@@ -13,7 +13,7 @@ from hami.quantity import INT32_MAX, parse_integer
 
 __all__ = [
     "parse_bool", "parse_devices", "parse_devices_json", "parse_devices_text", "parse_pair_scores",
-    "render_devices_json", "render_devices_text",
+    "render_devices_brief", "render_devices_json", "render_devices_text",
 ]
 
 DEFAULT_MODE = "hami-core"
@@ -76,6 +76,13 @@ def render_devices_text(devices: tuple[Device, ...]) -> str:
     """The text form with nine fields a device."""
     return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
                    f"{str(d.healthy).lower()},{d.index},{d.mode}:" for d in devices)
+
+
+def render_devices_brief(devices: tuple[Device, ...]) -> str:
+    """The text form with seven fields a device, without index and mode: the one that HAMi v2.4 can read, and later ones
+    up to v2.7, which read no JSON."""
+    return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},{str(d.healthy).lower()}:"
+                   for d in devices)
 
 
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:

@@ -1,0 +1,106 @@
+"""WatchAndRegister: one loop that reads the cards and keeps the node's annotations saying what they are."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Protocol
+
+from hami.errors import ClusterError, HamiError, NotFound
+from hami.model import Node
+from hami.plugin.cards import CardSource
+from hami.plugin.config import PluginConfig
+from hami.plugin.registration import SCORES, Keys, edits, node_annotations
+from hami.plugin.roster import Roll, Roster
+
+__all__ = ["Announcer", "NodeCalls"]
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 30.0
+"""Seconds between two looks at the cards and at what the node says, when nothing happens."""
+RETRY_S = 5.0
+"""Seconds until the next attempt after one that failed."""
+
+
+class NodeCalls(Protocol):
+    """The calls of `hami.cluster.cluster.Cluster` that registration makes."""
+
+    def node(self, name: str, *, timeout: float | None = None) -> Node | None: ...
+
+    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "", *,
+                      timeout: float | None = None) -> Node: ...
+
+
+class Announcer:
+    """Writes what has changed, and nothing else: the node itself is asked what it says, so that nothing is taken for
+    written that was not, and what somebody has removed comes back."""
+
+    def __init__(self, cluster: NodeCalls, source: CardSource, roster: Roster, config: PluginConfig, keys: Keys, *,
+                 now: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._source = source
+        self._roster = roster
+        self._config = config
+        self._keys = keys
+        self._now = now
+        self._stopped = threading.Event()
+        self._told: Mapping[str, str] = {}
+
+    def run(self) -> None:
+        """Read and write, again at once when a card turns bad or well, until `stop`."""
+        while not self._stopped.is_set():
+            version = self._roster.roll().version
+            pause = ROUND_S
+            try:
+                self.read()
+                version = self.announce().version
+            except HamiError as error:
+                log.warning("registration of the node failed", extra={"node": self._config.node, "error": error})
+                pause = RETRY_S
+            except Exception:
+                log.exception("registration of the node failed")
+                pause = RETRY_S
+            self._roster.wait(version, pause) if pause == ROUND_S else self._stopped.wait(pause)
+
+    def read(self) -> None:
+        """Read the cards once. Raises: HamiError when the source cannot be read at all."""
+        self._roster.read(self._source.cards())
+        self._tell(self._roster.roll())
+
+    def announce(self) -> Roll:
+        """Make the node say what the cards are; they are returned. Raises: ClusterError."""
+        roll = self._roster.roll()
+        name = self._config.node
+        node = self._cluster.node(name)
+        if node is None:
+            raise NotFound(f"there is no node {name}: is --node-name right?", 404)
+        wanted = node_annotations(roll, self._config, self._keys)
+        if changes := edits(node, wanted, self._config, self._keys, self._now()):
+            self._cluster.annotate_node(name, changes)
+            log.info("registered", extra={"node": name, "cards": len(roll.cards), "unwell": len(roll.unwell),
+                                          "annotations": sorted(changes)})
+        return roll
+
+    def stop(self) -> None:
+        """End `run` soon; the roster's end ends its waiting."""
+        self._stopped.set()
+
+    def withdraw(self) -> None:
+        """Remove what was written: the node offers no cards any more. Tried once."""
+        try:
+            self._cluster.annotate_node(self._config.node, {self._keys.register: None, SCORES: None})
+            log.info("registration removed", extra={"node": self._config.node})
+        except ClusterError as error:
+            log.warning("the registration stays", extra={"node": self._config.node, "error": error})
+
+    def _tell(self, roll: Roll) -> None:
+        """A line for each card that has turned bad, or well again, since the last time."""
+        for uuid in roll.unwell.keys() | self._told.keys():
+            reason = roll.unwell.get(uuid, "")
+            if reason != self._told.get(uuid, ""):
+                level, says = (logging.WARNING, "card is unwell") if reason else (logging.INFO, "card is well again")
+                log.log(level, says, extra={"card": uuid, "reason": reason})
+        self._told = roll.unwell

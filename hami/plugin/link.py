@@ -1,0 +1,139 @@
+"""Keeps the plugin known to the kubelet: serves, registers, and does both again when the kubelet has forgotten.
+
+A kubelet that starts removes all sockets in its directory and makes its own anew. Both are seen by looking, once a
+second: cheaper to get right than inotify, which says nothing of a directory that is itself replaced, or comes later.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hami.errors import HamiError
+from hami.plugin.config import PluginConfig
+from hami.plugin.server import PluginServer, Stamp, register, socket_path, stamp_of
+
+__all__ = ["DEAF_S", "KubeletLink", "Step", "next_step"]
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+DEAF_S = 10.0
+"""Seconds without a listener after which a kubelet that took the registration is taken to have lost it."""
+
+
+class Step(enum.Enum):
+    """What is to be done next."""
+
+    WAIT = "wait for the kubelet"
+    SERVE = "serve"
+    STAND_BY = "another one serves"
+    REGISTER = "register"
+    REST = "rest"
+
+
+def next_step(*, kubelet: Stamp | None, registered: Stamp | None, placed: Stamp | None, found: Stamp | None,
+              deaf: bool) -> Step:
+    """What is to be done when the kubelet's socket is *kubelet*, and the plugin is *registered* with that one.
+
+    *placed*: the plugin's socket as it was made; *found*: what stands there now. *deaf*: no kubelet has listened for
+    `DEAF_S`. A plugin whose place was taken leaves it alone: that is how its successor comes in.
+    """
+    if kubelet is None:
+        return Step.WAIT
+    if placed is None or found is None:
+        return Step.SERVE
+    if found != placed:
+        return Step.STAND_BY
+    return Step.REGISTER if kubelet != registered or deaf else Step.REST
+
+
+class KubeletLink:
+    """The plugin's side of its acquaintance with the kubelet; `run` in a thread of its own."""
+
+    def __init__(self, config: PluginConfig, make_server: Callable[[Path], PluginServer], *,
+                 clock: Callable[[], float]) -> None:
+        """*make_server* makes a server for a path, not yet started. Raises: HamiError for a path that is too long."""
+        self._config = config
+        self._path = socket_path(config)
+        self._kubelet = Path(config.kubelet_socket)
+        self._make_server = make_server
+        self._clock = clock
+        self._server: PluginServer | None = None
+        self._registered: Stamp | None = None
+        self._heard = 0.0
+        self._stopped = threading.Event()
+        self._said = ""
+
+    def run(self) -> None:
+        """Do what is to be done, until `stop`; then the socket is removed."""
+        try:
+            while not self._stopped.is_set():
+                if self._try() is not Step.SERVE:
+                    self._stopped.wait(TICK_S)
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End `run` soon."""
+        self._stopped.set()
+
+    def tick(self) -> Step:
+        """Do the one thing that is to be done now; which it was. Raises: HamiError, OSError."""
+        kubelet = stamp_of(self._kubelet)
+        step = next_step(kubelet=kubelet, registered=self._registered, found=stamp_of(self._path),
+                         placed=self._server.stamp if self._server is not None else None, deaf=self._is_deaf())
+        match step:
+            case Step.WAIT:
+                self._registered = None
+                self._say("waiting for the kubelet: its socket is missing", socket=self._kubelet)
+            case Step.SERVE:
+                self._serve()
+            case Step.STAND_BY:
+                self._say("another process has taken the plugin's socket; standing by", socket=self._path)
+            case Step.REGISTER:
+                register(str(self._kubelet), self._path.name, self._config.resource)
+                self._registered, self._heard = kubelet, self._clock()
+                self._said = ""
+                log.info("registered with the kubelet",
+                         extra={"resource": self._config.resource, "endpoint": self._path.name})
+        return step
+
+    def _try(self) -> Step | None:
+        try:
+            return self.tick()
+        except (HamiError, OSError) as error:
+            self._say("the kubelet cannot be reached", error=error)
+        except Exception:
+            log.exception("the link to the kubelet failed")
+        return None
+
+    def _serve(self) -> None:
+        self._close()
+        server = self._make_server(self._path)
+        try:
+            server.start()
+        except BaseException:
+            server.stop(0)
+            raise
+        self._server, self._registered = server, None
+        log.info("serving", extra={"socket": self._path})
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _is_deaf(self) -> bool:
+        if self._server is not None and self._server.streams:
+            self._heard = self._clock()
+        return self._registered is not None and self._clock() - self._heard > DEAF_S
+
+    def _say(self, message: str, **fields: object) -> None:
+        """A warning, once until something else is said or a registration succeeds."""
+        if (said := f"{message} {fields}") != self._said:
+            self._said = said
+            log.warning(message, extra=fields)

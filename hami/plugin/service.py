@@ -1,0 +1,260 @@
+"""The device plugin process: its parts, wired together, started and stopped in order; what signals do to it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from hami.cluster.api import Api
+from hami.cluster.cluster import Cluster
+from hami.cluster.events import EventRecorder, Recorder
+from hami.errors import HamiError
+from hami.plugin.allocator import Allocator
+from hami.plugin.announce import Announcer
+from hami.plugin.cards import Card, CardSource
+from hami.plugin.host import Host, install_library
+from hami.plugin.link import KubeletLink
+from hami.plugin.mig import Mig
+from hami.plugin.mock import MockCards
+from hami.plugin.nvml import NvmlCards, open_nvml
+from hami.plugin.registration import MIG, Keys, judge
+from hami.plugin.roster import Roster
+from hami.plugin.server import PluginServer
+from hami.plugin.settings import PluginSettings
+from hami.vendors.catalog import vendors
+
+__all__ = ["Life", "Service", "serve"]
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "hami-device-plugin"
+VENDOR = "NVIDIA"
+START_AGAIN_S = 30.0
+"""Seconds until a start that failed is tried again."""
+SETTLE_S = 2.0
+"""Seconds between two looks at what is still owed to the API server."""
+SWEEP_S = 60.0
+"""Seconds between two looks at what pods have left behind; with MIG, where that is room for others, fewer."""
+SWEEP_MIG_S = 10.0
+WATCH_AGAIN_S = 5.0
+JOIN_S = 3.0
+DRAIN_S = 1.0
+
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+
+
+class Life(Protocol):
+    """What `serve` starts and stops."""
+
+    def start(self) -> None: ...
+    def stop(self, *, last: bool) -> None: ...
+
+
+class Service:
+    """All parts of `hami device-plugin`, under one configuration. `start` and `stop` once."""
+
+    def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None) -> None:
+        """*cluster*: the one of the environment if ``None``. Raises: HamiError, for a driver that is not there, too."""
+        self._settings = settings
+        config = settings.config
+        clock = time.monotonic
+        catalog = vendors(settings.devices)
+        vendor = catalog.named(VENDOR)
+        cluster = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or 10.0, pool=8))
+        self._events = EventRecorder(cluster, COMPONENT)
+        self._source = _source(settings, self._events)
+        self._roster = Roster(judge(config, leaves_mig=settings.mig_strategy != "none"))
+        self._mig = None
+        if config.operating_mode == MIG:
+            self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards)
+        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, Host(config), self._mig, self._events)
+        self._announcer = Announcer(cluster, self._source, self._roster, config,
+                                    Keys(vendor.register, vendor.handshake), now=_now)
+        self._link = None
+        if config.kubelet_socket:
+            self._link = KubeletLink(config, self._make_server, clock=clock)
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Read the cards, put the node in order, then serve. Raises: HamiError when that cannot begin."""
+        settings = self._settings
+        for note in settings.notes:
+            log.warning("device configuration", extra={"note": note})
+        _check_channels(settings)
+        if settings.library_source:
+            written = install_library(settings.library_source, settings.config.hook_path)
+            log.info("limiter installed", extra={"files": written})
+        self._announcer.read()
+        if self._mig is not None:
+            self._mig.start()
+            self._announcer.read()
+        log.info("cards found", extra={
+            "node": settings.config.node, "mode": settings.config.operating_mode,
+            "cards": [card.uuid for card in self._roster.cards()]})
+        for name, run in (("events", self._events.run), ("health", self._watch_health), ("node", self._announcer.run),
+                          ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self, *, last: bool) -> None:
+        """Stop serving, then all else; the *last* time, take the cards off the node if that is wished."""
+        self._stopped.set()
+        if self._link is not None:
+            self._link.stop()
+        self._announcer.stop()
+        self._roster.close()
+        for thread in self._threads:
+            if thread.name != "events":
+                thread.join(JOIN_S)
+        if last and self._settings.config.unregister_on_stop:
+            self._announcer.withdraw()
+        self._events.drain(DRAIN_S)
+        self._events.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    def _make_server(self, path: Path) -> PluginServer:
+        return PluginServer(path, self._settings.config, self._roster, self._allocator)
+
+    def _serve_kubelet(self) -> None:
+        """Serve as soon as there is a card: a kubelet that is told of none would list the resource as 0."""
+        if self._link is None:
+            log.info("no kubelet socket: the cards are registered with the node only")
+        elif self._roster.wait_until(lambda roll: bool(roll.cards)) is not None:
+            self._link.run()
+
+    def _watch_health(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._source.watch_health(self._roster.report, self._stopped.is_set)
+                return
+            except Exception:
+                log.exception("health is not watched for a moment")
+            self._stopped.wait(WATCH_AGAIN_S)
+
+    def _tidy(self) -> None:
+        """Write what is owed, and now and then look at what pods have left behind."""
+        pause = SWEEP_MIG_S if self._mig is not None else SWEEP_S
+        due = time.monotonic()
+        while not self._stopped.is_set():
+            try:
+                if time.monotonic() >= due:
+                    due = time.monotonic() + pause
+                    self._allocator.sweep()
+                else:
+                    self._allocator.settle()
+            except Exception:
+                log.exception("node not tidied")
+            self._stopped.wait(SETTLE_S)
+
+
+def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
+          make: Callable[[PluginSettings], Life] = Service, signals: queue.SimpleQueue[int] | None = None) -> int:
+    """Run until told to end; the exit status. *read*: settings anew, for SIGHUP. *signals*: where signals arrive.
+
+    A start that fails is tried again. Settings that cannot be read are not taken: what runs goes on.
+    """
+    arriving = _listen() if signals is None else signals
+    while True:
+        life = _started(settings, make)
+        fresh: PluginSettings | None = None
+        while fresh is None:
+            number = _next(arriving, None if life is not None else START_AGAIN_S)
+            if number in _ENDING:
+                if life is not None:
+                    life.stop(last=True)
+                return 0
+            fresh = _reread(read) if number == signal.SIGHUP else settings
+        if life is not None:
+            life.stop(last=False)
+        settings = fresh
+
+
+def _started(settings: PluginSettings, make: Callable[[PluginSettings], Life]) -> Life | None:
+    try:
+        life = make(settings)
+        life.start()
+        return life
+    except HamiError as error:
+        log.error("start failed", extra={"error": error, "again_in_s": START_AGAIN_S})
+        return None
+
+
+def _next(arriving: queue.SimpleQueue[int], patience: float | None) -> int | None:
+    """The next signal, ``None`` when it is time to try again."""
+    try:
+        return arriving.get(timeout=patience)
+    except queue.Empty:
+        return None
+
+
+def _reread(read: Callable[[], PluginSettings]) -> PluginSettings | None:
+    try:
+        fresh = read()
+    except HamiError as error:
+        log.error("the new settings are not taken", extra={"error": error})
+        return None
+    log.info("settings read again")
+    return fresh
+
+
+def _listen() -> queue.SimpleQueue[int]:
+    """Where signals to this process arrive from now on."""
+    arriving: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def put(number: int, frame: Any) -> None:
+        arriving.put(number)
+    for number in (*_ENDING, signal.SIGHUP):
+        signal.signal(number, put)
+    return arriving
+
+
+class _NoCards:
+    """A node without a driver, where that is no reason to fail."""
+
+    def cards(self) -> Sequence[Card]:
+        return ()
+
+    def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
+        """Nothing to watch."""
+
+    @property
+    def instances(self) -> Any:
+        raise HamiError("there is no driver, so there are no MIG instances")
+
+
+def _source(settings: PluginSettings, events: Recorder) -> CardSource:
+    config = settings.config
+    if settings.mock_devices:
+        return MockCards(Path(settings.mock_devices), config.mig_allowlist)
+
+    def warn(reason: str, message: str) -> None:
+        events.record(config.node, "Warning", reason, message)
+    try:
+        nvml = open_nvml(settings.driver_root_in_container)
+    except HamiError as error:
+        if settings.fail_on_init_error:
+            raise
+        log.warning("no cards on this node", extra={"reason": error})
+        return _NoCards()
+    return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, warn=warn)
+
+
+def _check_channels(settings: PluginSettings) -> None:
+    for channel in settings.config.imex_channels if settings.imex_required else ():
+        path = Path(settings.config.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
+        if not path.exists():
+            raise HamiError(f"--imex-required: {path} is missing")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
