@@ -556,12 +556,12 @@ def run_scheduler(settings: Settings) -> int:
                  on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
 
 
-if __name__ == "__main__":
-    main(prog_name="hami")
-
-
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serve the kubelet until told to stop; returns the exit status. *read* makes settings anew, for SIGHUP."""
     from hami.plugin.service import serve  # gRPC and NVML are for the node's image only
 
     return serve(settings, read)
+
+
+if __name__ == "__main__":
+    main(prog_name="hami")
