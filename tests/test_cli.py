@@ -17,17 +17,6 @@ from hami.settings import Address, parse_node_selector
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
 
 
-@pytest.fixture(autouse=True)
-def restore_logging():
-    """Leave the root logger as it was."""
-    root, ours = logging.getLogger(), logging.getLogger("hami")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-
-
 def words(value):
     """The id of a row: its command line."""
     return " ".join(value) if isinstance(value, list) else ""

@@ -12,18 +12,6 @@ from hami import logs
 from hami.errors import ClusterError
 
 
-@pytest.fixture(autouse=True)
-def restore_logging():
-    """Leave the loggers as they were."""
-    names = (None, "hami", "gunicorn", "kubernetes", "urllib3", "werkzeug")
-    levels = {name: logging.getLogger(name).level for name in names}
-    handlers = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
 def record(message="bound", *args, error=None, **extra):
     trouble = (type(error), error, error.__traceback__) if error else None
     made = logging.LogRecord("hami.verbs", logging.INFO, "verbs.py", 1, message, args, trouble)
