@@ -72,7 +72,7 @@ class KubeletLink:
         """Do what is to be done, until `stop`; then the socket is removed."""
         try:
             while not self._stopped.is_set():
-                if self._try() is not Step.SERVE:
+                if self.attempt() is not Step.SERVE:
                     self._stopped.wait(TICK_S)
         finally:
             self._close()
@@ -102,7 +102,8 @@ class KubeletLink:
                          extra={"resource": self._config.resource, "endpoint": self._path.name})
         return step
 
-    def _try(self) -> Step | None:
+    def attempt(self) -> Step | None:
+        """The same; what goes wrong is said, once, and ``None`` is returned."""
         try:
             return self.tick()
         except (HamiError, OSError) as error:

@@ -1,0 +1,248 @@
+"""The device plugin API on a real socket."""
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from hami.errors import ClusterError, HamiError
+from hami.plugin.grant import DeviceNode, Grant, Mount
+from hami.plugin.roster import Roster
+from hami.plugin.server import PluginServer, register, socket_path, stamp_of
+from tests.plugin.cards import cards, config
+from tests.plugin.kubelet import Kubelet, calling
+
+GRANT = Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}, annotations={"cdi.k8s.io/x": "y"}, cdi_devices=("v/c=d",),
+              mounts=(Mount(container_path="/c", host_path="/h", read_only=True),),
+              devices=(DeviceNode(container_path="/dev/nvidia0", host_path="/root/dev/nvidia0"),))
+HEALTHY = {"GPU-a-0": "Healthy", "GPU-a-1": "Healthy", "GPU-b-0": "Healthy", "GPU-b-1": "Healthy"}
+
+
+class Hands:
+    """An allocator that answers what it was told, and remembers what it was asked."""
+
+    def __init__(self, *answers):
+        self.asked = []
+        self._answers = list(answers)
+
+    def _answer(self):
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def allocate(self, device_ids):
+        self.asked.append(device_ids)
+        return self._answer()
+
+    def preferred(self, available, must_include, size):
+        self.asked.append((available, must_include, size))
+        return self._answer()
+
+
+@pytest.fixture
+def roster():
+    """Two cards."""
+    found = Roster()
+    found.read(cards("GPU-a", "GPU-b", numa=1))
+    return found
+
+
+@pytest.fixture
+def start(directory, roster):
+    """Starts a server; its socket is in the kubelet's directory."""
+    servers = []
+
+    def start(hands=None, **fields):
+        settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        server = PluginServer(socket_path(settings), settings, roster, hands or Hands())
+        servers.append(server)
+        server.start()
+        return server
+    yield start
+    for server in servers:
+        server.stop(0)
+
+
+def test_options_say_that_preferences_are_to_be_asked_for(start, directory):
+    start()
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        options = caller.options()
+    assert (options.pre_start_required, options.get_preferred_allocation_available) == (False, True)
+
+
+def test_all_parts_of_all_cards_are_listed(start, kubelet):
+    start()
+    kubelet.listen()
+    assert kubelet.heard() == HEALTHY
+
+
+def test_the_full_list_is_sent_again_when_a_card_turns_bad_and_well_again(start, kubelet, roster):
+    start()
+    kubelet.listen()
+    assert kubelet.heard() == HEALTHY
+    roster.report("GPU-b", "XID 79")
+    assert kubelet.heard() == HEALTHY | {"GPU-b-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
+    roster.report("GPU-b", "")
+    assert kubelet.heard() == HEALTHY
+
+
+def test_several_may_listen(start, kubelet, roster):
+    server = start()
+    kubelet.listen()
+    kubelet.listen()
+    assert [kubelet.heard(), kubelet.heard()] == [HEALTHY, HEALTHY]
+    assert server.streams == 2
+    roster.report("GPU-a", "XID 79")
+    assert kubelet.heard() == kubelet.heard() != HEALTHY
+
+
+def test_a_list_ends_with_the_server(start, kubelet):
+    server = start()
+    kubelet.listen()
+    kubelet.heard()
+    server.stop()
+    assert kubelet.heard() is None
+    assert server.streams == 0
+
+
+def test_a_stream_whose_listener_has_gone_ends(start, kubelet, roster):
+    server = start()
+    kubelet.listen()
+    kubelet.heard()
+    kubelet.deafen()
+    assert kubelet.heard() is None
+    version, looks = roster.roll().version, 0
+    while server.streams and (looks := looks + 1) < 1000:
+        roster.wait(version, 0.01)
+    assert server.streams == 0
+
+
+@pytest.mark.parametrize("wanted, nodes", [(True, [1]), (False, [])])
+def test_numa_nodes_are_listed_if_that_is_switched_on(start, directory, wanted, nodes):
+    start(numa_topology=wanted)
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        first = next(caller.list_and_watch())
+    assert [node.ID for node in first.devices[0].topology.nodes] == nodes
+
+
+def test_what_is_granted_reaches_the_kubelet(start, directory):
+    start(hands := Hands(GRANT))
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        (answer,) = caller.allocate(["GPU-a-1"]).container_responses
+    assert hands.asked == [("GPU-a-1",)]
+    assert dict(answer.envs) == GRANT.env
+    assert dict(answer.annotations) == GRANT.annotations
+    assert [(one.container_path, one.host_path, one.read_only) for one in answer.mounts] == [("/c", "/h", True)]
+    assert [(one.container_path, one.host_path, one.permissions) for one in answer.devices] == [
+        ("/dev/nvidia0", "/root/dev/nvidia0", "rw")]
+    assert [one.name for one in answer.cdi_devices] == ["v/c=d"]
+
+
+def test_several_containers_are_served_in_their_order(start, directory):
+    start(hands := Hands(Grant(env={"A": "1"}), Grant(env={"B": "2"})))
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        answer = caller.allocate(["GPU-a-0"], ["GPU-b-0", "GPU-b-1"])
+    assert [dict(one.envs) for one in answer.container_responses] == [{"A": "1"}, {"B": "2"}]
+    assert hands.asked == [("GPU-a-0",), ("GPU-b-0", "GPU-b-1")]
+
+
+@pytest.mark.parametrize("error, status, says", [
+    (HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
+    (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
+    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "an error in the device plugin; its log says more"),
+], ids=["refused", "API server away", "a bug"])
+def test_an_error_is_told_to_the_kubelet(start, directory, error, status, says):
+    start(Hands(error))
+    with calling(directory / "nvidia-gpu.sock") as caller, pytest.raises(grpc.RpcError) as caught:
+        caller.allocate(["GPU-a-0"])
+    assert (caught.value.code(), caught.value.details()) == (status, says)
+
+
+@pytest.mark.parametrize("answer, preferred", [
+    (("GPU-b-0",), ["GPU-b-0"]), ((), []), (ValueError("a bug"), []),
+], ids=["a wish", "none", "an error would fail the pod"])
+def test_preferences(start, directory, answer, preferred):
+    start(hands := Hands(answer))
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        assert caller.prefer(["GPU-a-0", "GPU-b-0"], ["GPU-a-0"], 1) == [preferred]
+    assert hands.asked == [(("GPU-a-0", "GPU-b-0"), ("GPU-a-0",), 1)]
+
+
+def test_pre_start_says_nothing(start, directory):
+    start()
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        assert not caller.pre_start(["GPU-a-0"]).ListFields()
+
+
+# ---- the socket
+
+
+def test_an_old_socket_is_replaced(start, directory):
+    path = directory / "nvidia-gpu.sock"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    server = start()
+    assert stamp_of(path) == server.stamp
+    with calling(path) as caller:
+        caller.options()
+
+
+def test_nothing_but_the_socket_is_left_in_the_directory_and_in_the_end_not_even_that(start, directory):
+    server = start()
+    assert [path.name for path in directory.iterdir()] == ["nvidia-gpu.sock"]
+    server.stop()
+    assert list(directory.iterdir()) == []
+
+
+def test_a_successor_s_socket_is_left_alone(start, directory):
+    first = start()
+    second = start()
+    first.stop()
+    assert stamp_of(directory / "nvidia-gpu.sock") == second.stamp
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        caller.options()
+
+
+@pytest.mark.parametrize("fields, name", [
+    ({}, "nvidia-gpu.sock"), ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"), ({"socket_name": "h.sock"}, "h.sock"),
+])
+def test_the_socket_s_name(fields, name):
+    assert socket_path(config(kubelet_socket="/k/kubelet.sock", **fields)) == Path("/k", name)
+
+
+def test_a_path_too_long_for_a_socket_is_refused():
+    with pytest.raises(HamiError, match="too long for a unix socket"):
+        socket_path(config(kubelet_socket=f"/{'k' * 90}/kubelet.sock"))
+
+
+def test_a_directory_that_is_not_there_is_refused_by_name(directory, roster):
+    server = PluginServer(directory / "away" / "x.sock", config(), roster, Hands())
+    with pytest.raises((HamiError, OSError), match="away"):
+        server.start()
+
+
+# ---- registration
+
+
+def test_the_resource_is_offered_to_the_kubelet(start, kubelet, directory):
+    start()
+    register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
+    request = kubelet.registered.get(timeout=20)
+    assert (request.version, request.endpoint, request.resource_name) == (
+        "v1beta1", "nvidia-gpu.sock", "nvidia.com/gpu")
+    assert request.options.get_preferred_allocation_available
+    assert kubelet.options.get(timeout=20).get_preferred_allocation_available
+
+
+def test_a_kubelet_that_refuses_is_quoted(directory):
+    kubelet = Kubelet(directory, refuses="invalid resource name")
+    with pytest.raises(HamiError, match="nvidia.com/gpu: INVALID_ARGUMENT: invalid resource name"):
+        register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
+    kubelet.stop()
+
+
+def test_a_kubelet_that_does_not_answer_is_not_waited_for_without_end(directory):
+    with pytest.raises(HamiError, match="DEADLINE_EXCEEDED"):
+        register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", timeout=0.05)
