@@ -1,8 +1,9 @@
 """Whose Allocate it is, and which shares are meant. The kubelet does not say; nothing here guesses.
 
-The node lock names the pod whose turn it is, the pod's annotations say what each of its containers holds, and the
-kubelet's own record, where it can be read, which containers have their devices already. A call is answered when
-these agree on one container, and refused with the reason otherwise. Decides only; ``allocator`` carries out.
+The node lock names the pod whose turn it is, but the kubelet may be late: with a pod whose turn was taken back long
+ago, or one that was never given any. So a call is answered only when of all containers on the node one alone can be
+meant. Which have their devices already, the kubelet's own record says, where it can be read; what each is to get, the
+annotations of its pod. Decides only; ``allocator`` carries out.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from hami.quantity import strict_integer
 from hami.vendors.spec import Vendor
 
 __all__ = [
-    "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "others_turn", "physical",
-    "preferred", "resumed", "turn",
+    "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "physical", "preferred",
+    "resumed", "whose",
 ]
 
 UUID_DASHES = 6  # of an id made of a card's UUID and a number
@@ -82,9 +83,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The call does not come from the pod that was looked at, as far as that can be told."""
+    """Nobody can tell for which container the call is. *passing*: there are several, and some may be on their way
+    out."""
 
     reason: str
+    passing: bool = False
 
 
 def physical(device_id: str) -> str:
@@ -131,22 +134,25 @@ def asked(limit: str | None) -> int:
         return 0
 
 
-def turn(pod: Pod, call: Call) -> Serve | Refuse | Elsewhere:
-    """What becomes of *call* if it is the turn of *pod*, which the node lock names."""
-    if objection := _objection(pod, call):
-        return Elsewhere(objection)
-    try:
-        known = claims(pod, call.resource, call.vendor)
-    except MalformedInput as error:
-        if any(asked(container.limits.get(call.resource)) == call.count for container in pod.containers):
-            return Refuse(pod=pod, reason=str(error))
-        return Elsewhere(str(error))
-    if not pod.annotations.get(call.vendor.to_allocate):
-        return Elsewhere("its devices have been taken back")
-    caller = _caller(pod, known, call)
-    if caller is None:
-        return Elsewhere(_unlike(pod, known, call))
-    return _serve(pod, known, caller, call)
+def whose(pods: Sequence[Pod], holder: tuple[str, str] | None, call: Call) -> Serve | Refuse | Elsewhere:
+    """What becomes of *call*. *pods*: all that are bound to the node, listed after the call came. *holder*: namespace
+    and name of the pod that the node lock names.
+
+    A container whose pod has no lock is served all the same, if no other can be meant: HAMi's scheduler up to v2.10
+    locks no node for pods of which only init containers ask, and a kubelet that has lost its record asks again for pods
+    that were served long ago.
+    """
+    meant = [(pod, name) for pod in pods if pod.node_name == call.node and not pod.is_terminated
+             for name in _possible(pod, call)]
+    locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
+    if len(meant) > 1:
+        found = ", ".join(sorted({str(pod.ref) for pod, _ in meant}))
+        return Elsewhere(f"{len(meant)} containers may be meant, of {found}", passing=True)
+    if locked is not None and (not meant or meant[0][0] is locked):
+        return _turn(locked, call)
+    if not meant:
+        return Elsewhere("no pod on the node waits for so many")
+    return _unlocked(*meant[0], call)
 
 
 def resumed(pod: Pod, call: Call, tried: Claim) -> Serve | None:
@@ -160,30 +166,6 @@ def resumed(pod: Pod, call: Call, tried: Claim) -> Serve | None:
         return None
     found = next((claim for claim in known if claim == replace(tried, outstanding=False)), None)
     return None if found is None else _serve(pod, known, found, call)
-
-
-def others_turn(pods: Iterable[Pod], call: Call) -> Serve | Refuse | Elsewhere:
-    """What becomes of *call* if no lock says whose it is: it is served if one container alone of *pods* can be meant.
-
-    *pods*: all that are bound to the node. Pods of which only init containers ask are not locked by HAMi's own
-    scheduler up to v2.10, and a kubelet that has lost its record asks again for pods that have been served long ago.
-    """
-    meant = [(pod, caller) for pod in pods if pod.node_name == call.node and not pod.is_terminated
-             for caller in _possible(pod, call)]
-    if len(meant) != 1:
-        found = ", ".join(sorted({f"{pod.ref}" for pod, _ in meant})) or "none"
-        return Elsewhere(f"{len(meant)} containers on the node may be meant (of {found})")
-    pod, name = meant[0]
-    if pod.annotations.get(ASSIGNED_NODE) != call.node:
-        return Refuse(pod=pod, reason=f"pod {pod.ref} was not placed here by HAMi's scheduler")
-    if pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS) or \
-            not pod.annotations.get(call.vendor.to_allocate):
-        return Refuse(pod=pod, reason=f"pod {pod.ref} has no allocation that could be handed out")
-    try:
-        known = claims(pod, call.resource, call.vendor)
-    except MalformedInput as error:
-        return Refuse(pod=pod, reason=str(error))
-    return _serve(pod, known, next(claim for claim in known if claim.name == name), call)
 
 
 def is_over(pod: Pod, node: str, keys: Iterable[str]) -> bool:
@@ -237,6 +219,37 @@ def preferred(shares: Sequence[Share], available: Sequence[str], must_include: S
     return tuple(taken) if set(must_include) <= set(taken) else ()
 
 
+def _turn(pod: Pod, call: Call) -> Serve | Refuse | Elsewhere:
+    """What becomes of *call* if it is the turn of *pod*, which the node lock names."""
+    if objection := _objection(pod, call):
+        return Elsewhere(f"pod {pod.ref} has the lock, but {objection}")
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return Refuse(pod=pod, reason=str(error)) if _possible(pod, call) else Elsewhere(str(error))
+    if not pod.annotations.get(call.vendor.to_allocate):
+        return Elsewhere(f"pod {pod.ref} has the lock, but its devices have been taken back")
+    caller = _caller(pod, known, call)
+    if caller is None:
+        return Elsewhere(f"pod {pod.ref} has the lock, but {_unlike(pod, known, call)}")
+    return _serve(pod, known, caller, call)
+
+
+def _unlocked(pod: Pod, name: str, call: Call) -> Serve | Refuse:
+    """What becomes of *call* if container *name* of *pod* alone can be meant, without a lock that names it."""
+    if pod.annotations.get(ASSIGNED_NODE) != call.node:
+        return Refuse(pod=pod, reason=f"pod {pod.ref} was not placed on node {call.node} by HAMi's scheduler")
+    if pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS) or \
+            not pod.annotations.get(call.vendor.to_allocate):
+        return Refuse(pod=pod, reason=f"pod {pod.ref} has no devices that could be handed out: it was given none, or "
+                                      "they have been taken back")
+    try:
+        known = claims(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return Refuse(pod=pod, reason=str(error))
+    return _serve(pod, known, next(claim for claim in known if claim.name == name), call)
+
+
 def _objection(pod: Pod, call: Call) -> str | None:
     """Why the kubelet cannot be asking for this pod, as its annotations stand."""
     phase, assigned = pod.annotations.get(BIND_PHASE), pod.annotations.get(ASSIGNED_NODE)
@@ -271,22 +284,23 @@ def _caller(pod: Pod, known: Sequence[Claim], call: Call) -> Claim | None:
 
 
 def _possible(pod: Pod, call: Call) -> tuple[str, ...]:
-    """Names of the containers of *pod* for which the kubelet may be asking when no lock says whose turn it is."""
+    """Names of the containers of *pod*, not terminated and on the node, for which the kubelet may be asking."""
     asking = [(container.name, count) for container in pod.containers
               if (count := asked(container.limits.get(call.resource)))]
     if call.served is not None:
-        waiting = [(name, count) for name, count in asking if (pod.ref.uid, name) not in call.served]
+        asking = [(name, count) for name, count in asking if (pod.ref.uid, name) not in call.served]
         if pod.phase == "Pending":
-            waiting = waiting[:1]  # it is being admitted, which goes by the order
-        return tuple(name for name, count in waiting if count == call.count)
-    if pod.phase != "Pending" or pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS):
-        return ()
-    try:
-        known = claims(pod, call.resource, call.vendor)
-    except MalformedInput:
+            asking = asking[:1]  # it is being admitted, which goes by the order
         return tuple(name for name, count in asking if count == call.count)
-    first = next((claim for claim in known if claim.outstanding), None)
-    return (first.name,) if first is not None and len(first.shares) == call.count else ()
+    if pod.phase != "Pending":
+        return ()
+    if pod.annotations.get(BIND_PHASE) in (BindPhase.ALLOCATING, BindPhase.SUCCESS):
+        try:
+            left = [claim for claim in claims(pod, call.resource, call.vendor) if claim.outstanding]
+            asking = [(claim.name, len(claim.shares)) for claim in left[:1]]
+        except MalformedInput:
+            pass
+    return tuple(name for name, count in asking[:1] if count == call.count)
 
 
 def _serve(pod: Pod, known: Sequence[Claim], caller: Claim, call: Call) -> Serve:
@@ -301,7 +315,7 @@ def _serve(pod: Pod, known: Sequence[Claim], caller: Claim, call: Call) -> Serve
         entries = max([len(pod.containers), *(claim.position + 1 for claim in known)])
         writes[call.vendor.to_allocate] = render_shares(tuple(kept.get(at, ()) for at in range(entries)))
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
-        writes[BIND_PHASE] = BindPhase.SUCCESS
+        writes[BIND_PHASE] = BindPhase.SUCCESS.value
     return Serve(pod=pod, claim=caller, writes=writes, finished=finished, inherits=inherits)
 
 

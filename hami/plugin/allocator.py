@@ -23,7 +23,7 @@ from hami.codec.states import parse_lock
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.model import BindPhase, Node, Pod, PodRef
 from hami.plugin.allocate import (
-    Call, Claim, Elsewhere, Refuse, Serve, cards_of, is_over, others_turn, physical, preferred, resumed, turn,
+    Call, Claim, Elsewhere, Refuse, Serve, cards_of, is_over, physical, preferred, resumed, whose,
 )
 from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MIG_MODE = "mig"
 PATIENCE = 20.0  # seconds for which an API server that is away is waited for; the kubelet waits that long, too
+UNCLEAR = 3.0  # seconds for which a pod that the kubelet has refused may still look as if it waited for its devices
 RELEASE_ATTEMPTS = 8  # conflicts in a row: somebody else keeps changing the node
 REASON = "AllocationFailed"
 
@@ -62,6 +63,10 @@ class Files(Protocol):
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None: ...
     def directories(self) -> frozenset[str]: ...
     def sweep(self, directories: frozenset[str], live: set[str]) -> list[str]: ...
+
+
+class _Unclear(AllocationRefused):
+    """Several containers may be meant, for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,8 @@ class Allocator:
         with self._turn:
             self._attempted = None
             try:
-                call = self._call(device_ids)
-                return self._patiently(lambda: self._answer(call, begun))
+                ids = self._checked(device_ids)
+                return self._patiently(lambda: self._answer(ids, begun))
             except HamiError as error:
                 log.warning("devices not handed out", extra={
                     "node": self._config.node, "devices": len(device_ids), "error": error})
@@ -135,8 +140,8 @@ class Allocator:
         nothing."""
         with self._turn:
             try:
-                call = self._shaped(tuple(available[:size]) if len(available) >= size else ())
-                if call.count != size:
+                call = self._call(tuple(available[:size]))
+                if not 0 < size == call.count:
                     return ()
                 verdict = self._judge_afresh(self._node().annotations.get(NODE_LOCK), call).verdict
             except HamiError as error:
@@ -162,17 +167,17 @@ class Allocator:
 
     # -- one call
 
-    def _call(self, device_ids: Sequence[str]) -> Call:
+    def _checked(self, ids: Sequence[str]) -> tuple[str, ...]:
         known = {card.uuid for card in self._cards()}
-        if not device_ids:
+        if not ids:
             raise AllocationRefused("the kubelet asks for no device at all")
-        if len(set(device_ids)) < len(device_ids):
-            raise AllocationRefused(f"the kubelet asks for a device twice: {', '.join(sorted(device_ids))}")
-        if unknown := sorted(one for one in device_ids if physical(one) not in known):
+        if len(set(ids)) < len(ids):
+            raise AllocationRefused(f"the kubelet asks for a device twice: {', '.join(sorted(ids))}")
+        if unknown := sorted(one for one in ids if physical(one) not in known):
             raise AllocationRefused(f"the kubelet asks for devices that are not on this node: {', '.join(unknown)}")
-        return self._shaped(tuple(device_ids))
+        return tuple(ids)
 
-    def _shaped(self, ids: tuple[str, ...]) -> Call:
+    def _call(self, ids: tuple[str, ...]) -> Call:
         config = self._config
         return Call(node=config.node, resource=config.resource, ids=ids, vendor=self._vendor, awaited=self._awaited,
                     served=self._host.served(config.resource))
@@ -183,9 +188,9 @@ class Allocator:
                         wait=wait_random_exponential(multiplier=0.02, max=1.0),
                         stop=_patience_ends(self._clock, self._clock() + PATIENCE))(step)
 
-    def _answer(self, call: Call, begun: float) -> Grant:
+    def _answer(self, ids: tuple[str, ...], begun: float) -> Grant:
         self._settle()
-        node = self._node()
+        call, node = self._call(ids), self._node()
         judged = self._judge(node, call)
         if judged.stale is not None:
             self._release(judged.stale, node)
@@ -195,8 +200,10 @@ class Allocator:
             case Refuse(pod=pod, reason=reason):
                 self._fail(pod, reason, node, judged.locked)
                 raise AllocationRefused(reason)
-            case Elsewhere(reason=reason):
-                text = f"{call.count} of {call.resource} asked for, and no container is known to wait for it: {reason}"
+            case Elsewhere(reason=reason, passing=passing):
+                text = f"{call.count} of {call.resource} asked for, and nobody can tell for which container: {reason}"
+                if passing and self._clock() - begun < UNCLEAR:
+                    raise _Unclear(text)
                 self._events.record(call.node, "Warning", REASON, text)
                 if judged.holder is not None:
                     self._events.record(judged.holder, "Warning", REASON, text)
@@ -227,26 +234,22 @@ class Allocator:
             holder = parse_lock(lock).holder if lock is not None else None
         except MalformedInput as error:
             return _Judged(Elsewhere(str(error)))
-        if holder is None:
-            return self._judge_others("the node is not locked for a pod", call)
-        pod = self._cluster.pod(*holder)
-        name = "/".join(holder)
+        pods = self._cluster.pods_on(call.node)
+        if lock is None or holder is None:
+            return _Judged(whose(pods, None, call))
+        pod = next((one for one in pods if (one.ref.namespace, one.ref.name) == holder), None) \
+            or self._cluster.pod(*holder)
         if pod is None:  # the call may well be for the pod that is gone, so nobody else is served
-            return _Judged(Elsewhere(f"the node is locked for pod {name}, which is gone"), stale=lock)
+            return _Judged(Elsewhere(f"the node is locked for pod {'/'.join(holder)}, which is gone"), stale=lock)
         if self._holder[0] == lock and self._holder[1] != pod.ref.uid:
-            return _Judged(Elsewhere(f"the node was locked for another pod {name} than there is now"))
-        self._holder = lock or "", pod.ref.uid
-        verdict = turn(pod, call)
-        if not isinstance(verdict, Elsewhere):
+            return _Judged(Elsewhere(f"the node was locked for another pod {pod.ref} than there is now"))
+        self._holder = lock, pod.ref.uid
+        verdict = whose(pods, holder, call)
+        if not isinstance(verdict, Elsewhere) and verdict.pod.ref == pod.ref:
             return _Judged(verdict, locked=lock)
         over = is_over(pod, call.node, (self._vendor.to_allocate, *self._awaited))
-        judged = self._judge_others(f"the node is locked for pod {name}, but {verdict.reason}", call)
         here = pod.node_name == call.node and not pod.is_terminated
-        return replace(judged, stale=lock if over else None, holder=pod.ref if here else None)
-
-    def _judge_others(self, said: str, call: Call) -> _Judged:
-        verdict = others_turn(self._cluster.pods_on(call.node), call)
-        return _Judged(Elsewhere(f"{said}; {verdict.reason}") if isinstance(verdict, Elsewhere) else verdict)
+        return _Judged(verdict, stale=lock if over else None, holder=pod.ref if here else None)
 
     def _serve(self, verdict: Serve, call: Call, node: Node, locked: str | None, begun: float) -> Grant:
         pod, name = verdict.pod, verdict.claim.name
@@ -379,7 +382,7 @@ class Allocator:
 
 def _passes(error: BaseException) -> bool:
     """It may be otherwise at the next attempt, which reads everything again."""
-    return isinstance(error, Conflict | NotFound) or (isinstance(error, ClusterError) and _is_away(error))
+    return isinstance(error, Conflict | NotFound | _Unclear) or (isinstance(error, ClusterError) and _is_away(error))
 
 
 def _is_away(error: ClusterError) -> bool:

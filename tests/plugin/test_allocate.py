@@ -1,0 +1,266 @@
+"""Whose call it is, by lock, annotations and the kubelet's record."""
+
+import pytest
+from pytest import param
+
+from hami.errors import AllocationRefused, MalformedInput
+from hami.plugin.allocate import Elsewhere, Refuse, Serve, cards_of, claims, is_over, physical, preferred, whose
+from tests.builders import NVIDIA
+from tests.builders import pod as make_pod
+from tests.plugin.stage import (
+    A, ALLOCATED, B, C, CARDS, D, FPGA, GPU, INIT, NODE, PHASE, TO_ALLOCATE, asking, call, ids, placed, share, uuid,
+)
+
+HOLDER = ("default", "p")
+
+
+def summary(verdict):
+    """A verdict in one line: who is served with which memory, or why nobody is."""
+    match verdict:
+        case Serve(claim=claim, pod=pod):
+            return f"{pod.ref.name}/{claim.name}: " + " ".join(str(share.memory_mib) for share in claim.shares)
+        case Refuse(pod=pod, reason=reason):
+            return f"{pod.ref.name} refused: {reason}"
+        case Elsewhere(reason=reason):
+            return reason
+
+
+ONE = placed(asking(), shares=[[share(A, 1)]])
+TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
+HALF = placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=f";{B},NVIDIA,2,0:;")
+TAKEN = f"{A},NVIDIA,1,0:;"
+
+
+@pytest.mark.parametrize("pod, request_, outcome", [
+    param(ONE, call(), "p/c: 1", id="one container"),
+    param(TWO, call(1), "p/x: 1", id="the first of two"),
+    param(TWO, call(2), "pod default/p has the lock, but its next container, x, gets 1", id="the first asks for less"),
+    param(placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]],
+                 left=f";{B},NVIDIA,2,0:{C},NVIDIA,3,0:;"), call(2), "p/y: 2 3", id="the second of two"),
+    param(placed(asking("x", 0), asking("y"), shares=[[], [share(A, 1)]]), call(), "p/y: 1", id="one asks for none"),
+    param(placed(asking("i", kind=INIT), asking("x"), shares=[[share(A, 1)], [share(B, 2)]]), call(), "p/i: 1",
+          id="init containers first"),
+    param(placed(asking("i", 0, kind=INIT), asking("x"), shares=[[], [share(B, 2)]]), call(), "p/x: 2",
+          id="an init container that asks for none"),
+    param(HALF, call(), "p/y: 2", id="without a record the next in order"),
+    param(HALF, call(served=[("uid-p", "x")]), "p/y: 2", id="the kubelet has the first"),
+    param(HALF, call(served=[]), "p/x: 1", id="asked again: the kubelet has lost the first"),
+    param(placed(asking("x"), shares=[[share(A, 1)]], left=";"), call(), "p/x: 1", id="asked again: all was consumed"),
+    param(placed(asking("x"), shares=[[share(A, 1)]], left=";", bind_phase="success"), call(), "p/x: 1",
+          id="asked again: the lock was left behind"),
+    param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"), call(),
+          "pod default/p has the lock, but all its containers have their devices", id="asked again: for one of two"),
+    param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"),
+          call(served=[("uid-p", "x")]), "p/y: 2", id="asked again: for one of two, the record tells"),
+    param(ONE, call(served=[("uid-p", "c")]), "pod default/p has the lock, but all its containers have their devices",
+          id="the kubelet has all of the pod"),
+    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), "pod default/p has the lock, but its "
+          "bind-phase is failed", id="revoked"),
+    param(placed(asking(), text=TAKEN, left=""), call(), "pod default/p has the lock, but its devices have been taken "
+          "back", id="emptied"),
+    param(placed(asking(), text=TAKEN, bind_phase="failed"), call(),
+          "pod default/p has the lock, but its bind-phase is failed", id="failed"),
+    param(placed(asking(), text=TAKEN, annotations={"hami.io/vgpu-node": "n2"}), call(),
+          "pod default/p has the lock, but it was placed on n2", id="placed elsewhere"),
+    param(placed(asking(), text=TAKEN, phase="Running"), call(),
+          "pod default/p has the lock, but it is Running, not Pending", id="running already"),
+    param(placed(asking(), text=TAKEN, node="n2"), call(), "pod default/p has the lock, but it is bound to n2",
+          id="bound elsewhere"),
+    param(placed(asking(), text="GPU-x"), call(), "p refused: hami.io/vgpu-devices-allocated: expected as many shares "
+          "as the containers ask for, which is 1 for c: 'GPU-x'", id="text without shares"),
+    param(placed(asking(), text="GPU-x,NVIDIA:;"), call(), "p refused: hami.io/vgpu-devices-allocated: pod annotation "
+          "format error, missing fields, do not use nodeName in task spec: 'GPU-x,NVIDIA'", id="text cut short"),
+    param(placed(asking(), shares=[[share(A), share(B)]]), call(), "p refused: hami.io/vgpu-devices-allocated: "
+          "expected as many shares as the containers ask for, which is 1 for c: "
+          f"'{A},NVIDIA,1000,0:{B},NVIDIA,1000,0:;'",
+          id="more shares than asked for"),
+    param(placed(asking(), text=TAKEN, left=f"{A},NVIDIA,2,0:;"), call(), f"p refused: {TO_ALLOCATE}: "
+          f"expected a part of what hami.io/vgpu-devices-allocated says: '{A},NVIDIA,2,0:;'", id="texts that differ"),
+])
+def test_the_holder_of_the_lock(pod, request_, outcome):
+    assert summary(whose([pod], HOLDER, request_)) == outcome
+
+
+def other(name, memory=9, count=1, **fields):
+    """Another pod on the node, whose one container holds so many shares."""
+    shares = fields.pop("shares", [[share(D, memory)] * count])
+    return placed(asking(count=count), shares=shares, name=name, **fields)
+
+
+REVOKED = other("old", left="", bind_phase="failed")
+FOREIGN = make_pod(asking(), name="foreign", node_name=NODE, phase="Pending")
+RUNNING = other("runs", left=";", bind_phase="success", phase="Running")
+PULLING = other("pulls", left=";", bind_phase="success")
+MISMATCH = "pod default/p has the lock, but its next container, x, gets 1"
+
+
+@pytest.mark.parametrize("pods, holder, request_, outcome", [
+    param([ONE, RUNNING, PULLING], HOLDER, call(), "p/c: 1", id="others have their devices"),
+    param([ONE, RUNNING, PULLING], HOLDER, call(served=[("uid-runs", "c"), ("uid-pulls", "c")]), "p/c: 1",
+          id="others have their devices, says the kubelet"),
+    param([ONE, REVOKED], HOLDER, call(), "2 containers may be meant, of default/old, default/p",
+          id="a revoked pod may be asking, too"),
+    param([ONE, REVOKED], HOLDER, call(served=[]), "2 containers may be meant, of default/old, default/p",
+          id="a revoked pod may be asking, too, says the kubelet"),
+    param([ONE, FOREIGN], HOLDER, call(), "2 containers may be meant, of default/foreign, default/p",
+          id="a pod of another scheduler may be asking, too"),
+    param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody asks for two"),
+    param([TWO, other("old", count=2, left="", bind_phase="failed")], HOLDER, call(2),
+          "old refused: pod default/old has no devices that could be handed out: it was given none, or they have been "
+          "taken back", id="a revoked pod alone asks for two"),
+    param([TWO, other("old", count=2, left="", bind_phase="failed", phase="Failed")], HOLDER, call(2), MISMATCH,
+          id="terminated"),
+    param([TWO, other("q", count=2, shares=[[share(C, 7), share(D, 8)]])], HOLDER, call(2), "q/c: 7 8",
+          id="another than the holder, which has no lock"),
+    param([ONE], None, call(), "p/c: 1", id="no lock"),
+    param([ONE, other("q")], None, call(), "2 containers may be meant, of default/p, default/q", id="no lock, and two"),
+    param([FOREIGN], None, call(), "foreign refused: pod default/foreign was not placed on node n1 by HAMi's scheduler",
+          id="no lock, placed by another scheduler"),
+    param([RUNNING], None, call(), "no pod on the node waits for so many", id="no lock, no record, all served"),
+    param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its record"),
+    param([RUNNING, PULLING], None, call(served=[("uid-runs", "c")]), "pulls/c: 9", id="the kubelet has lost one"),
+    param([placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;", bind_phase="success",
+                  phase="Running")], None, call(served=[]), "2 containers may be meant, of default/p",
+          id="the kubelet has lost its record, and either container may have restarted"),
+    param([other("q", node="n2")], None, call(), "no pod on the node waits for so many", id="on another node"),
+    param([], None, call(), "no pod on the node waits for so many", id="nobody"),
+])
+def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, request_, outcome):
+    assert summary(whose(pods, holder, request_)) == outcome
+
+
+@pytest.mark.parametrize("pod, request_, writes, finished", [
+    param(ONE, call(), {TO_ALLOCATE: ";", PHASE: "success"}, True, id="the only one"),
+    param(TWO, call(), {TO_ALLOCATE: f";{B},NVIDIA,2,0:{C},NVIDIA,3,0:;"}, False, id="the first of two"),
+    param(HALF, call(), {TO_ALLOCATE: ";;", PHASE: "success"}, True, id="the second of two"),
+    param(placed(asking(), text=TAKEN, left=";"), call(), {PHASE: "success"}, True, id="consumed, success not written"),
+    param(placed(asking(), text=TAKEN, left=";", bind_phase="success"), call(), {}, True, id="consumed"),
+    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
+          call(awaited=(FPGA.to_allocate,)), {TO_ALLOCATE: ";"}, False,
+          id="defect 5: another vendor's devices are outstanding"),
+    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: ";"}), call(awaited=(FPGA.to_allocate,)),
+          {TO_ALLOCATE: ";", PHASE: "success"}, True, id="another vendor's devices are handed out"),
+    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,"}), call(awaited=(FPGA.to_allocate,)),
+          {TO_ALLOCATE: ";"}, False, id="another vendor's text cannot be read"),
+    param(TWO, call(2, served=[("uid-p", "x")]), {TO_ALLOCATE: ";;", PHASE: "success"}, True,
+          id="the kubelet has the first, which was never recorded"),
+])
+def test_what_is_recorded(pod, request_, writes, finished):
+    verdict = whose([pod], HOLDER, request_)
+    assert (verdict.writes, verdict.finished) == (writes, finished)
+
+
+# What schedulers have written, version by version, for a pod of these containers: (name, devices, init).
+APPS = (asking("x", 0), asking("y"))
+RECORDED = [
+    param((asking("c"),), "GPU-03f69c50-207a-2038-9b45-23cac89cb67d,NVIDIA,3000,30:;", {"c": [3000]}, id="v2.4 one"),
+    param((asking("x"), asking("y")), f"{A},NVIDIA,1,0:;{B},NVIDIA,2,0:;", {"x": [1], "y": [2]}, id="v2.4 two"),
+    param(APPS, f",,0,0:;{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.4 to v2.6 placeholder"),
+    param(APPS, f",,0,0:,,0,0:;{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.4 to v2.6 placeholders for several devices"),
+    param((asking("i", 0, kind=INIT), asking("c")), f"{A},NVIDIA,2,0:;", {"c": [2]},
+          id="v2.4 to v2.8 init containers are left out"),
+    param((asking("c", 2),), f"{A},NVIDIA,1,10:{B},NVIDIA,1,10:;", {"c": [1, 1]}, id="v2.5 two devices"),
+    param(APPS, f";{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.9 positions"),
+    param(APPS, f"{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.10 containers without devices are left out"),
+    param((asking("i", 0, kind=INIT), asking("x", 0), asking("y")), f"{A},NVIDIA,2,0:;;", {"y": [2]},
+          id="v2.10 left out, padded at the end"),
+    param((asking("i", kind=INIT), asking("x", 0), asking("y", 2)),
+          f"{A},NVIDIA,1,0:;;{A},NVIDIA,2,0:{B},NVIDIA,3,0:;", {"i": [1], "y": [2, 3]}, id="after v2.10 positions"),
+    param((asking("c"),), f"{A},NVIDIA,1,0,0,hami-core:;", {"c": [1]}, id="more fields"),
+]
+
+
+@pytest.mark.parametrize("containers, text, expected", RECORDED)
+def test_texts_of_all_versions_are_read(containers, text, expected):
+    found = claims(placed(*containers, text=text), GPU, NVIDIA)
+    assert {claim.name: [share.memory_mib for share in claim.shares] for claim in found} == expected
+    assert all(claim.outstanding for claim in found)
+
+
+@pytest.mark.parametrize("containers, text", [
+    param((asking("i", kind=INIT), asking("c")), f"{A},NVIDIA,2,0:;", id="v2.4 to v2.8 gives init containers nothing"),
+    param((asking("x", 2), asking("y")), f"{A},NVIDIA,1,0:;{A},NVIDIA,1,0:{B},NVIDIA,1,0:;", id="numbers swapped"),
+    param((asking("x"),), "", id="nothing"),
+    param((asking("x", 0),), f"{A},NVIDIA,2,0:;", id="nobody asks"),
+])
+def test_a_text_that_does_not_fit_the_containers_is_an_error(containers, text):
+    with pytest.raises(MalformedInput, match="expected as many shares"):
+        claims(placed(*containers, text=text), GPU, NVIDIA)
+
+
+@pytest.mark.parametrize("device_id, card", [
+    param(f"{A}-0", A, id="a part"), param(f"{A}-17", A, id="two digits"), param(f"{A}::3", A, id="time slicing"),
+    param(f"{A}::3-1", A, id="time slicing of HAMi"), param(A, A, id="a card"),
+    param("MIG-0000-1", "MIG-0000-1", id="short"), param(f"{A}-x", f"{A}-x", id="no number"),
+])
+def test_physical(device_id, card):
+    assert physical(device_id) == card
+
+
+def served(*shares, count=None, inherits=False):
+    """A verdict that hands out these shares."""
+    inits = [asking("i", kind=INIT)] if inherits else []
+    texts = [[share(C)]] if inherits else []
+    pod = placed(*inits, asking("c", len(shares)), shares=[*texts, shares])
+    known = {("uid-p", "i")} if inherits else None
+    return whose([pod], HOLDER, call(len(shares), served=known))
+
+
+def handed(verdict, request_, **modes):
+    try:
+        return [(card.uuid, share.memory_mib)
+                for card, share in cards_of(verdict, request_, CARDS, **{"limited": True, "aligned": False} | modes)]
+    except AllocationRefused as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("verdict, asked, modes, outcome", [
+    param(served(share(B, 5)), (A,), {}, [(B, 5)], id="the kubelet's choice does not count"),
+    param(served(share(B, 5)), (A,), {"aligned": True},
+          f"container c was allocated 1 of {B}, but the kubelet has chosen 1 of {A}", id="aligned, another card"),
+    param(served(share(B, 5), share(A, 7)), (A, B), {"aligned": True}, [(B, 5), (A, 7)],
+          id="defect 11: aligned by cards, not by position"),
+    param(served(share(B, 5), share(A, 7)), (A, A), {"aligned": True},
+          f"container c was allocated 1 of {A}, 1 of {B}, but the kubelet has chosen 2 of {A}", id="aligned, too many"),
+    param(served(share(B, 5), inherits=True), (C,), {"aligned": True}, [(B, 5)],
+          id="aligned, but devices of an init container are handed on"),
+    param(served(share(A, 0)), (A,), {}, f"container c was allocated 0 MiB of card {A}, which would mean all of it",
+          id="defect 16: no memory"),
+    param(served(share(A, 0)), (A,), {"limited": False}, [(A, 0)], id="instances have no limits"),
+    param(served(share(A, 1), share(A, 2)), (A, A), {}, f"container c was allocated one card twice: {A}", id="twice"),
+    param(served(share(uuid(9))), (A,), {}, f"container c was allocated card {uuid(9)}, which is not on this node",
+          id="unknown card"),
+])
+def test_cards(verdict, asked, modes, outcome):
+    assert handed(verdict, call(ids=ids(*asked)), **modes) == outcome
+
+
+@pytest.mark.parametrize("shares, available, must_include, chosen", [
+    param([A], [f"{B}-0", f"{A}-0"], [], [f"{A}-0"], id="by card"),
+    param([A, B], [f"{B}-0", f"{A}-0"], [], [f"{A}-0", f"{B}-0"], id="two cards"),
+    param([A, A], [f"{A}-0", f"{A}-1"], [], [f"{A}-0", f"{A}-1"], id="twice on one card"),
+    param([A], [f"{A}-0", f"{A}-1"], [f"{A}-1"], [f"{A}-1"], id="what must be"),
+    param([A], [f"{A}-0", f"{B}-1"], [f"{B}-1"], [], id="what must be is of no use"),
+    param([A, B], [f"{A}-0"], [], [], id="too few"),
+])
+def test_preferred(shares, available, must_include, chosen):
+    assert preferred([share(one) for one in shares], available, must_include) == tuple(chosen)
+
+
+@pytest.mark.parametrize("pod, over", [
+    param(ONE, False, id="allocating"), param(HALF, False, id="half done"),
+    param(placed(asking(), text=TAKEN, bind_phase="success"), False, id="success too early"),
+    param(placed(asking(), text=TAKEN, left=";", bind_phase="success"), True, id="success"),
+    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), True, id="failed"),
+    param(placed(asking(), text=TAKEN, phase="Failed"), True, id="terminated"),
+    param(placed(asking(), text=TAKEN, node=""), False, id="about to be bound"),
+    param(placed(asking(), text=TAKEN, node="n2"), True, id="bound elsewhere"),
+    param(placed(asking(), text=TAKEN, left=";", bind_phase="success", annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
+          False, id="another vendor's devices are outstanding"),
+])
+def test_is_over(pod, over):
+    assert is_over(pod, NODE, (TO_ALLOCATE, FPGA.to_allocate)) is over
+
+
+def test_what_was_allocated_stays_as_it_was():
+    assert ALLOCATED not in whose([ONE], HOLDER, call()).writes

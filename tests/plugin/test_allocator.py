@@ -1,0 +1,455 @@
+"""Allocate from the kubelet's call to what stands on the API server."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.allocation import render_shares
+from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
+from tests.builders import pod as make_pod
+from tests.fake_cluster import no_answer
+from tests.plugin.stage import (
+    A, AWAY, B, C, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, Kubelet, Stage, asking, ids, limits, lock_of,
+    placed, share,
+)
+
+ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
+TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
+
+
+def stage_of(pod, **config):
+    """A stage on which *pod* waits for its devices."""
+    return Stage(pod, lock=lock_of(pod), **config)
+
+
+def refused(stage, *uuids):
+    with pytest.raises(AllocationRefused) as caught:
+        stage.allocator.allocate(ids(*(uuids or (A,))))
+    return str(caught.value)
+
+
+def test_the_whole_way():
+    stage = stage_of(ONE)
+    grant = stage.allocator.allocate(ids(B))
+    assert limits(grant) == [(A, "1000m")]
+    assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert stage.host.prepared == [("uid-p", "c")]
+    assert [call.method for call in stage.cluster.calls] == [
+        "node", "pods_on", "environment", "annotate_pod", "annotate_node"]
+
+
+def test_several_containers_one_after_the_other():
+    stage = stage_of(TWO)
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1m")]
+    assert (stage.said(PHASE), stage.held) == ("allocating", lock_of(TWO))
+    assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";;", "success", None)
+
+
+def test_a_plugin_that_is_restarted_between_containers_goes_on():
+    stage = stage_of(TWO)
+    stage.allocator.allocate(ids(A))
+    stage.start()
+    assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
+
+
+def test_defect_5_the_lock_is_kept_until_all_vendors_have_handed_out_theirs():
+    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.to_allocate: "f,FPGA,1,0:;"})
+    stage = stage_of(pod)
+    stage.allocator.allocate(ids(A))
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "allocating", lock_of(pod))
+
+
+def test_variables_of_the_specification_are_read():
+    stage = stage_of(ONE)
+    stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true"}
+    assert not any(mount.container_path == "/etc/ld.so.preload" for mount in stage.allocator.allocate(ids(A)).mounts)
+
+
+@pytest.mark.parametrize("asked, why", [
+    param((), "the kubelet asks for no device at all", id="none"),
+    param(("GPU-9-0",), "the kubelet asks for devices that are not on this node: GPU-9-0", id="unknown"),
+    param((f"{A}-0", f"{A}-0"), f"the kubelet asks for a device twice: {A}-0, {A}-0", id="twice"),
+])
+def test_calls_that_make_no_sense_touch_nothing(asked, why):
+    stage = stage_of(ONE)
+    with pytest.raises(AllocationRefused) as caught:
+        stage.allocator.allocate(asked)
+    assert (str(caught.value), stage.cluster.calls, stage.held) == (why, [], lock_of(ONE))
+
+
+def test_a_call_for_another_number_leaves_the_holder_alone_and_says_why_on_its_events():
+    stage = stage_of(ONE)
+    assert refused(stage, A, B) == ("2 of nvidia.com/gpu asked for, and nobody can tell for which container: pod "
+                                    "default/p has the lock, but its next container, c, gets 1")
+    assert (stage.pod().annotations, stage.held) == (ONE.annotations, lock_of(ONE))
+    assert stage.events.of("default/p") == stage.events.of(NODE) != []
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+
+
+@pytest.mark.parametrize("pod, why", [
+    param(placed(asking(), shares=[[share(A, 0)]]), "would mean all of it", id="defect 16: no memory"),
+    param(placed(asking(), shares=[[share("GPU-9")]]), "which is not on this node", id="unknown card"),
+    param(placed(asking(), text="x,y:;"), "missing fields", id="unreadable"),
+    param(placed(asking(), shares=[[share(A), share(B)]]), "expected as many shares", id="more than asked for"),
+])
+def test_a_pod_that_cannot_be_served_fails_alone(pod, why):
+    stage = stage_of(pod)
+    stage.cluster.put_pod(placed(asking(count=2), shares=[[share(A), share(B)]], name="other"))
+    assert why in refused(stage)
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == ("", "failed", None)
+    assert why in stage.events.of("default/p")[0]
+    assert stage.said(PHASE, "other") == "allocating"
+
+
+def test_an_unwell_card_is_not_handed_out():
+    stage = stage_of(ONE, cards=(replace(CARDS[0], problem="XID 79"), CARDS[1]))
+    assert refused(stage, B) == f"container c was allocated card {A}, which cannot be used: XID 79"
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+def test_a_host_that_cannot_be_written_is_said():
+    stage = stage_of(ONE)
+    stage.host.error = HostError("cannot make the directory of a container: Read-only file system: /usr/local")
+    with pytest.raises(HostError, match="Read-only file system"):
+        stage.allocator.allocate(ids(A))
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+@pytest.mark.parametrize("lock, why", [
+    param("nonsense", "expected an RFC 3339 time first", id="nonsense"),
+    param("2026-01-02T03:04:05Z,x", "expected 3 parts, got 2", id="two parts"),
+])
+def test_a_lock_that_cannot_be_read_serves_nobody(lock, why):
+    stage = Stage(ONE, lock=lock)
+    assert why in refused(stage)
+    assert (stage.said(PHASE), stage.held) == ("allocating", lock)
+
+
+@pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
+def test_without_a_holder_the_one_that_waits_is_served(lock):
+    """HAMi's scheduler up to v2.10 locks no node for a pod of which only init containers ask."""
+    pod = placed(asking("i", kind=INIT), asking("c", 0), shares=[[share(A, 7)], []])
+    stage = Stage(pod, lock=lock)
+    assert limits(stage.allocator.allocate(ids(B))) == [(A, "7m")]
+    assert (stage.said(PHASE), stage.held) == ("success", lock)
+
+
+def test_the_lock_of_a_pod_that_is_gone_is_released_and_nobody_is_served():
+    other = placed(asking(), shares=[[share(B)]], name="other")
+    stage = Stage(other, lock=lock_of(ONE))
+    assert refused(stage).endswith("the node is locked for pod default/p, which is gone")
+    assert (stage.held, stage.said(TO_ALLOCATE, "other")) == (None, other.annotations[TO_ALLOCATE])
+
+
+def test_a_later_pod_of_the_same_name_is_not_taken_for_the_first():
+    stage = stage_of(TWO)
+    stage.allocator.allocate(ids(A))
+    stage.cluster.put_pod(placed(asking("x", 2), shares=[[share(B), share(C)]], uid="uid-2"))
+    assert refused(stage, A, B).endswith("the node was locked for another pod default/p than there is now")
+
+
+def test_a_later_pod_of_the_same_name_has_its_turn_within_the_same_second():
+    stage = stage_of(ONE)
+    stage.allocator.allocate(ids(A))
+    stage.locked(placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
+    assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
+
+
+REVOKED = placed(asking(), shares=[[share(A)]], left="", bind_phase="failed")
+
+
+def test_a_revoked_holder_is_refused_and_its_lock_released():
+    stage = stage_of(REVOKED)
+    assert "its bind-phase is failed" in refused(stage)
+    assert (stage.pod().annotations, stage.held) == (REVOKED.annotations, None)
+
+
+@pytest.mark.parametrize("record", [param(True, id="with the kubelet's record"), param(False, id="without")])
+def test_a_revoked_pod_that_is_started_late_does_not_get_what_is_the_next_ones(record):
+    """The kubelet was down; the pod's turn was taken back, and another pod is bound meanwhile."""
+    following = placed(asking(), shares=[[share(B, 5)]], name="q")
+    stage = Stage(REVOKED, following, lock=lock_of(following))
+    kubelet = Kubelet(stage, record=record)
+    with pytest.raises(AllocationRefused, match="2 containers may be meant, of default/p, default/q"):
+        kubelet.admit(REVOKED)
+    assert limits(kubelet.admit(following)["c"]) == [(B, "5m")]
+
+
+def test_a_pod_that_was_just_refused_is_waited_for_to_leave():
+    following = placed(asking(), shares=[[share(B, 5)]], name="q")
+    stage = Stage(REVOKED, following, lock=lock_of(following))
+
+    def settle(call):
+        if call.method == "pods_on" and stage.time > 1:
+            stage.cluster.put_pod(replace(REVOKED, phase="Failed"))
+
+    stage.cluster.on_call = settle
+    assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
+
+
+def test_a_container_of_which_the_kubelet_has_lost_the_answer_gets_the_same_again():
+    stage = stage_of(TWO)
+    kubelet = Kubelet(stage)
+    kubelet.admit(TWO, remember=lambda name: False)
+    handed = kubelet.admit(stage.pod())
+    assert limits(handed["x"]) == [(A, "1m")]
+    assert limits(handed["y"]) == [(B, "2m"), (C, "3m")]
+    assert (stage.said(TO_ALLOCATE), stage.held) == (";;", None)
+
+
+# -- what goes wrong on the way
+
+
+@pytest.mark.parametrize("method", ["node", "pods_on", "environment", "annotate_pod", "annotate_node"])
+@pytest.mark.parametrize("after", [param(False, id="lost on the way there"), param(True, id="lost on the way back")])
+@pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
+def test_a_call_that_is_lost_is_made_again(method, after, record):
+    stage = stage_of(ONE)
+    stage.host.record = set() if record else None
+    stage.cluster.fail(method, no_answer(), after=after, times=2)
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    for _ in range(2):
+        stage.allocator.settle()
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+
+
+def test_another_pod_is_not_served_when_the_answer_was_lost_and_the_lock_has_gone_on():
+    other = placed(asking(), shares=[[share(B, 5)]], name="q")
+    stage = stage_of(ONE)
+    stage.cluster.fail("annotate_pod", no_answer(), after=True)
+
+    def next_turn(call):
+        if call.method == "node" and stage.held == lock_of(ONE):
+            stage.locked(other)
+
+    def hand_on(call):
+        if call.method == "annotate_pod":
+            stage.cluster.on_call = next_turn
+
+    stage.cluster.on_call = hand_on
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert (stage.held, stage.said(PHASE, "q")) == (lock_of(other), "allocating")
+
+
+def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused():
+    stage = stage_of(ONE)
+
+    def revoke(call):
+        if call.method == "annotate_pod":
+            stage.cluster.on_call = lambda call: None
+            stage.cluster.put_pod(REVOKED)
+
+    stage.cluster.on_call = revoke
+    assert "lost its turn" in refused(stage)
+    assert stage.pod().annotations == REVOKED.annotations
+
+
+def test_a_pod_that_changes_between_reading_and_writing_is_read_again():
+    stage = stage_of(ONE)
+    stage.cluster.fail("annotate_pod", Conflict("modified", 409), times=3)
+    stage.cluster.fail("annotate_node", Conflict("modified", 409), times=3)
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert (stage.said(PHASE), stage.held) == ("success", None)
+
+
+def test_a_pod_that_goes_between_reading_and_writing_is_refused_and_its_lock_released():
+    stage = stage_of(ONE)
+
+    def delete(call):
+        if call.method == "annotate_pod":
+            stage.cluster.on_call = lambda call: None
+            stage.cluster.delete_pod("default", "p")
+
+    stage.cluster.on_call = delete
+    refused(stage)
+    assert stage.held is None
+
+
+def test_an_api_server_that_stays_away_is_said_and_what_is_owed_is_written_later():
+    stage = stage_of(ONE)
+    stage.cluster.fail("annotate_pod", AWAY, times=1000)
+    with pytest.raises(ClusterError, match="the API server does not let devices be handed out: connection refused"):
+        stage.allocator.allocate(ids(A))
+    assert 20 <= stage.time < 25
+    stage.cluster.heal()
+    stage.allocator.settle()
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == ("", "failed", None)
+    assert "connection refused" in stage.events.of("default/p")[0]
+
+
+def test_a_lock_that_cannot_be_released_is_owed():
+    stage = stage_of(ONE)
+    stage.cluster.fail("annotate_node", AWAY)
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert stage.held == lock_of(ONE)
+    stage.allocator.settle()
+    assert stage.held is None
+
+
+def test_a_lock_that_is_anothers_by_now_is_left_alone():
+    other = placed(asking(), shares=[[share(B)]], name="q")
+    stage = stage_of(ONE)
+
+    def hand_on(call):
+        if call.method == "annotate_node" and stage.held == lock_of(ONE):
+            stage.locked(other)
+
+    stage.cluster.on_call = hand_on
+    stage.allocator.allocate(ids(A))
+    assert stage.held == lock_of(other)
+
+
+def test_an_unknown_node_is_an_error():
+    stage = stage_of(ONE)
+    del stage.cluster.nodes[NODE]
+    assert refused(stage) == "node n1 is not known to the API server"
+
+
+@pytest.mark.parametrize("pod, released", [
+    param(placed(asking(), shares=[[share(A)]], left=";", bind_phase="success"), True, id="success"),
+    param(REVOKED, True, id="failed"), param(ONE, False, id="allocating"),
+    param(make_pod(asking(), name="p"), False, id="about to be bound"),
+    param(make_pod(asking(), name="other"), True, id="gone"),
+])
+def test_a_lock_left_behind_is_released(pod, released):
+    stage = Stage(pod, lock=lock_of(ONE))
+    stage.allocator.sweep()
+    assert stage.held == (None if released else lock_of(ONE))
+
+
+def test_directories_are_removed_when_their_pods_are_gone():
+    stage = Stage(ONE)
+    stage.host.prepared = [("uid-p", "c"), ("uid-old", "c")]
+    stage.allocator.sweep()
+    assert stage.host.prepared == [("uid-p", "c")]
+
+
+def test_a_directory_made_after_the_pods_were_listed_is_not_removed():
+    """That of a pod which is bound and served while the sweep is under way."""
+    stage = Stage(ONE)
+    stage.host.prepared = [("uid-old", "c")]
+    stage.cluster.on_call = lambda call: call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
+    stage.allocator.sweep()
+    assert stage.host.prepared == [("uid-new", "c")]
+
+
+def test_sweeping_survives_an_api_server_that_is_away():
+    stage = stage_of(ONE)
+    stage.host.prepared = [("uid-old", "c")]
+    stage.cluster.fail("node", AWAY)
+    stage.cluster.fail("pods_on", AWAY)
+    stage.allocator.sweep()
+    assert stage.held == lock_of(ONE)
+
+
+# -- which devices the kubelet should choose
+
+
+@pytest.mark.parametrize("pod, size, chosen", [
+    param(ONE, 1, (f"{A}-0",), id="the holder's card"),
+    param(TWO, 2, (), id="another number"),
+    param(placed(asking(count=2), shares=[[share(C), share(A)]]), 2, (f"{C}-2", f"{A}-0"), id="two cards"),
+    param(REVOKED, 1, (), id="revoked"),
+])
+def test_preferred(pod, size, chosen):
+    stage = stage_of(pod)
+    assert stage.allocator.preferred(ids(A, B, C), (), size) == chosen
+    assert not stage.cluster.calls_of("annotate_pod", "annotate_node")
+
+
+def test_nothing_is_preferred_while_the_api_server_is_away():
+    stage = stage_of(ONE)
+    stage.cluster.fail("node", AWAY)
+    assert stage.allocator.preferred(ids(A), (), 1) == ()
+
+
+def test_defect_11_what_was_preferred_is_what_is_handed_out_in_any_order():
+    pod = placed(asking(count=2), shares=[[share(C, 3), share(A, 1)]])
+    stage = stage_of(pod, aligned=True)
+    chosen = stage.allocator.preferred(ids(A, B, C), (), 2)
+    assert limits(stage.allocator.allocate(chosen[::-1])) == sorted([(C, "3m"), (A, "1m")])
+
+
+# -- never another's
+
+
+def some_pod(rng, name):
+    """A pod of up to three containers, with shares whose memory nobody else has, in one of the forms of text."""
+    kinds = sorted((rng.choice((INIT, None)) for _ in range(rng.randint(1, 3))), key=lambda kind: kind is None)
+    sizes = [rng.choice((0, 1, 1, 2)) for _ in kinds]
+    if not any(sizes):
+        sizes[-1] = 1
+    containers = [asking(f"c{place}", size, **({"kind": kind} if kind else {}))
+                  for place, (kind, size) in enumerate(zip(kinds, sizes))]
+    shares = [[share(card.uuid, rng.randint(1, 10**6)) for card in rng.sample(CARDS, size)] for size in sizes]
+    text = render_shares(tuple(map(tuple, shares)))
+    if rng.random() < 0.3:
+        text = "".join(part + ";" for part in text.split(";") if part)  # as v2.10 leaves containers out
+    return placed(*containers, text=text, name=name, uid=f"uid-{name}-{rng.random()}"), {
+        one.name: sorted((s.uuid, f"{s.memory_mib}m") for s in mine) for one, mine in zip(containers, shares) if mine}
+
+
+class Trouble:
+    """What happens at an API call now and then: it fails, or the world changes beside it."""
+
+    def __init__(self, stage, rng, rate):
+        self.stage, self.rng, self.rate = stage, rng, rate
+
+    def __call__(self, call):
+        if self.rng.random() > self.rate:
+            return
+        if self.rng.random() < 0.8:
+            error = self.rng.choice((no_answer(), Conflict("modified", 409), ClusterError("busy", 503)))
+            lost = not isinstance(error, Conflict) and self.rng.random() < 0.5
+            self.stage.cluster.fail(call.method, error, after=lost)
+        else:
+            self.stage.cluster.put_node(replace(self.stage.cluster.nodes[NODE], labels={"n": str(self.rng.random())}))
+
+
+@pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
+@pytest.mark.parametrize("seed", range(150))
+def test_no_container_ever_gets_shares_of_another(seed, record):
+    rng = random.Random(seed)
+    stage = Stage()
+    kubelet = Kubelet(stage, rng, record=record)
+    calm = seed % 3 == 0
+    waiting, second = [], 0
+    for number in range(12):
+        pod, expected = some_pod(rng, f"p{number}")
+        second += rng.randint(0, 2)
+        if stage.held is None or not calm:
+            stage.cluster.put_pod(pod)
+            stage.lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
+            waiting.append((pod, expected))
+        stage.cluster.on_call = Trouble(stage, rng, 0 if calm else 0.2)
+        if not calm and rng.random() < 0.3:  # its turn is taken back before the kubelet comes to it
+            stored = stage.cluster.pods["default", pod.ref.name]
+            stage.cluster.put_pod(replace(stored, annotations={**stored.annotations, TO_ALLOCATE: "", PHASE: "failed"}))
+            continue
+        rng.shuffle(waiting)
+        while waiting:
+            pod, expected = waiting.pop()
+            if not calm and rng.random() < 0.1:
+                stage.start()
+            try:
+                handed = kubelet.admit(stage.cluster.pods["default", pod.ref.name])
+            except HamiError as error:
+                assert not calm, error
+                continue
+            assert {name: limits(grant) for name, grant in handed.items()} == expected
+    stage.cluster.on_call = lambda call: None
+    stage.cluster.heal()
+    stage.time += 100
+    stage.allocator.sweep()
+    assert stage.held is None or stage.cluster.pods["default", stage.held.rpartition(",")[2]].phase == "Pending"
+    assert calm <= all(pod.annotations[PHASE] == "success" for pod in stage.cluster.pods.values())
+
+
+def test_not_found_is_no_reason_to_fail_a_pod():
+    stage = stage_of(ONE)
+    stage.cluster.fail("environment", NotFound("pod default/p is gone", 404))
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]

@@ -1,0 +1,249 @@
+"""Instances come and go with the pods that have them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.mig import MigAllocation, render_mig_allocations
+from hami.errors import AllocationRefused, Conflict, HamiError, MalformedInput
+from hami.model import MigProfile, Spot
+from hami.plugin.cards import Instance
+from hami.plugin.mig import Mig
+from tests.fake_cluster import FakeCluster
+from tests.plugin.stage import A, AWAY, B, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share
+
+KEY = "hami.io/vgpu-mig-allocations"
+PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Spot(0), Spot(1)))
+CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
+
+
+class Driver:
+    """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make."""
+
+    def __init__(self, *instances, refuses=()):
+        self.instances = list(instances)
+        self.refuses = refuses
+        self.enabled = []
+        self.error = None
+        self.made = 0
+
+    def existing(self):
+        if self.error:
+            raise self.error
+        return list(self.instances)
+
+    def create(self, gpu, profile, start, size):
+        if (gpu, start) in self.refuses:
+            raise HamiError(f"card {gpu}: insufficient resources")
+        wanted = Spot(start, size)
+        assert not any(one.gpu == gpu and Spot(one.start, one.size).overlaps(wanted) for one in self.instances)
+        self.made += 1
+        one = instance(gpu, start, profile, size, uuid=f"MIG-new-{self.made}")
+        self.instances.append(one)
+        return one
+
+    def destroy(self, one):
+        self.instances.remove(one)
+
+    def enable_mig(self, gpu):
+        if gpu == B and self.refuses:
+            raise HamiError(f"card {gpu}: reset required")
+        self.enabled.append(gpu)
+
+    @property
+    def uuids(self):
+        return [one.uuid for one in self.instances]
+
+
+def instance(gpu=A, start=0, profile="1g.5gb", size=1, **fields):
+    return Instance(**{"gpu": gpu, "profile": profile, "start": start, "size": size, "uuid": f"MIG-{gpu[4:12]}-{start}",
+                       "gpu_instance": start + 7, "compute_instance": 0} | fields)
+
+
+def spot(start=0, gpu=A, container=0, device=0, profile="1g.5gb", size=1):
+    return MigAllocation(container=container, device=device, gpu=gpu, spot=Spot(start, size, profile))
+
+
+def cut(*allocations, containers=None, name="p", **fields):
+    """A pod that was given these places, each its container's."""
+    sizes = {}
+    for one in allocations:
+        sizes.setdefault(one.container, []).append(share(one.gpu, 4864, 15))
+    return placed(*(containers or [asking(f"c{at}", len(shares)) for at, shares in sizes.items()]), name=name,
+                  shares=list(sizes.values()), annotations={KEY: render_mig_allocations(allocations)}, **fields)
+
+
+def mig_of(driver, *pods, cards=CUT):
+    return Mig(NODE, FakeCluster(pods=pods), driver, lambda: cards)
+
+
+def stage_of(driver, pod, *others, cards=CUT):
+    stage = Stage(pod, *others, lock=lock_of(pod), operating_mode="mig", cards=cards)
+    stage.mig = Mig(NODE, stage.cluster, driver, lambda: cards)
+    stage.start()
+    return stage
+
+
+def test_an_instance_is_made_recorded_and_made_visible():
+    driver = Driver()
+    stage = stage_of(driver, cut(spot(1)))
+    grant = stage.allocator.allocate(ids(B))
+    assert (grant.env, grant.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}, ())
+    assert json.loads(stage.said(KEY)) == [{
+        "containerIndex": 0, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "placement": {"start": 1, "size": 1},
+        "migUUID": "MIG-new-1", "gpuInstanceID": 8, "computeInstanceID": 0}]
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert stage.host.prepared == []
+
+
+def test_several_containers_have_instances_of_their_own():
+    driver = Driver()
+    stage = stage_of(driver, cut(spot(0), spot(1, container=1), spot(0, gpu=B, container=1, device=1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert stage.allocator.allocate(ids(A, B)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"}
+    assert [one["migUUID"] for one in json.loads(stage.said(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+
+
+def test_defect_12_a_pod_that_changes_meanwhile_is_read_again_and_the_instance_kept():
+    driver = Driver()
+    stage = stage_of(driver, cut(spot()))
+    stage.cluster.fail("annotate_pod", Conflict("modified", 409), times=2)
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == ["MIG-new-1"]
+
+
+def test_an_instance_that_exists_is_used():
+    driver = Driver(instance(start=1))
+    stage = stage_of(driver, cut(spot(1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": instance(start=1).uuid}
+
+
+def test_what_was_made_is_undone_when_the_rest_cannot_be():
+    driver = Driver(refuses=[(A, 1)])
+    stage = stage_of(driver, cut(spot(0), spot(1, device=1)))
+    with pytest.raises(HamiError, match="insufficient resources"):
+        stage.allocator.allocate(ids(A, A))
+    assert driver.uuids == []
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+def test_an_instance_in_the_way_that_no_pod_has_is_destroyed_first():
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2))
+    stage = stage_of(driver, cut(spot(1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == ["MIG-new-1"]
+
+
+@pytest.mark.parametrize("other, busy", [
+    param([cut(spot(0, profile="2g.10gb", size=2), name="other", phase="Running")], False, id="of another pod"),
+    param([], True, id="in use"),
+])
+def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
+    stage = stage_of(driver, cut(spot(1)), *other)
+    with pytest.raises(AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"):
+        stage.allocator.allocate(ids(A))
+    assert driver.uuids == [instance().uuid]
+
+
+@pytest.mark.parametrize("recorded", [param(False, id="unknown"), param(True, id="its own")])
+def test_an_instance_at_the_place_that_is_in_use(recorded):
+    there = instance(busy=True)
+    place = spot()
+    if recorded:
+        place = replace(place, spot=replace(place.spot, instance=(there.uuid, "7", "0")))
+    stage = stage_of(Driver(there), cut(place))
+    if recorded:
+        assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
+    else:
+        with pytest.raises(AllocationRefused, match="in use by processes of which no pod is known"):
+            stage.allocator.allocate(ids(A))
+
+
+@pytest.mark.parametrize("pod, why", [
+    param(placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0", id="no places"),
+    param(placed(asking(), shares=[[share(A)]], annotations={KEY: render_mig_allocations([spot(gpu=B)])}),
+          "has 1 instances for container 0, which do not match its 1 shares", id="on another card"),
+    param(placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}), "expected a list of MIG allocations",
+          id="unreadable"),
+])
+def test_places_that_do_not_fit_the_shares_are_refused(pod, why):
+    stage = stage_of(Driver(), pod)
+    with pytest.raises(HamiError, match=why):
+        stage.allocator.allocate(ids(A))
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+def test_a_card_that_is_not_in_mig_mode_is_switched():
+    driver = Driver()
+    stage = stage_of(driver, cut(spot(0), spot(1, device=1)), cards=(replace(CUT[0], mig=False), *CUT[1:]))
+    stage.allocator.allocate(ids(A, A))
+    assert driver.enabled == [A]
+
+
+@pytest.mark.parametrize("pods, busy, left", [
+    param([], False, False, id="no pod"),
+    param([], True, True, id="no pod, but in use"),
+    param([cut(spot(), phase="Running")], False, True, id="running"),
+    param([cut(spot())], False, True, id="about to start"),
+    param([cut(spot(), phase="Running", deleting=True)], False, True, id="defect 12: terminating, containers may run"),
+    param([cut(spot(), phase="Succeeded")], False, False, id="succeeded"),
+    param([cut(spot(), phase="Failed")], False, False, id="failed"),
+    param([cut(spot(1), phase="Running")], False, False, id="another place"),
+    param([cut(spot(gpu=B), phase="Running")], False, False, id="another card"),
+    param([cut(spot(), node="n2", phase="Running")], False, False, id="another node"),
+])
+def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
+    driver = Driver(instance(busy=busy))
+    mig_of(driver, *pods).reconcile()
+    assert bool(driver.instances) is left
+
+
+def test_when_pods_cannot_be_read_nothing_is_destroyed():
+    driver = Driver(instance())
+    cluster = FakeCluster(pods=[cut(spot(1), phase="Running", name="q"),
+                                placed(asking(), shares=[[share(A)]], annotations={KEY: "["}, phase="Running")])
+    mig = Mig(NODE, cluster, driver, lambda: CUT)
+    with pytest.raises(MalformedInput):
+        mig.reconcile()
+    cluster.fail("pods_on", AWAY)
+    with pytest.raises(HamiError):
+        mig.reconcile()
+    assert len(driver.instances) == 1
+
+
+def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
+    driver = Driver(instance(), instance(start=1))
+
+    def destroy(one):
+        if one.start == 0:
+            raise HamiError("in use")
+        driver.instances.remove(one)
+
+    driver.destroy = destroy
+    assert mig_of(driver).reconcile() == [instance(start=1)]
+
+
+def test_a_restarted_plugin_adopts_what_pods_have_and_switches_the_rest():
+    driver = Driver(instance(), instance(start=1), instance(gpu=B), refuses=[()])
+    cards = tuple(replace(card, mig=card.uuid == A) for card in CUT)
+    mig_of(driver, cut(spot(), phase="Running"), cards=cards).start()
+    assert driver.uuids == [instance().uuid]
+    assert driver.enabled == [card.uuid for card in CARDS[2:]]  # the second has to be reset first
+
+
+def test_a_start_without_an_api_server_destroys_nothing():
+    driver = Driver(instance())
+    mig = mig_of(driver)
+    mig._cluster.fail("pods_on", AWAY)
+    mig.start()
+    assert driver.uuids == [instance().uuid]
+
+
+def test_sweeping_reconciles():
+    driver = Driver(instance())
+    stage = stage_of(driver, cut(spot(1)))
+    stage.allocator.sweep()
+    assert driver.uuids == []
