@@ -2,12 +2,14 @@
 
 import pytest
 
-from hami.errors import ClusterError, Conflict, Gone, HamiError, MalformedInput, NodeLocked, NotFound
+from hami.errors import (
+    AllocationRefused, ClusterError, Conflict, Gone, HamiError, HostError, MalformedInput, NodeLocked, NotFound,
+)
 
 
 @pytest.mark.parametrize("error, parent", [
     (MalformedInput, HamiError), (ClusterError, HamiError), (NodeLocked, HamiError), (NotFound, ClusterError),
-    (Conflict, ClusterError), (Gone, ClusterError),
+    (Conflict, ClusterError), (Gone, ClusterError), (AllocationRefused, HamiError), (HostError, HamiError),
 ])
 def test_tree(error, parent):
     assert error.__bases__ == (parent,)

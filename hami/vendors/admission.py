@@ -81,6 +81,12 @@ class Draft:
         """The container sets the variable itself."""
         return any(entry.get("name") == name for entry in self._entries())
 
+    @property
+    def variables(self) -> list[tuple[str, str | None]]:
+        """The environment variables that the container sets itself, in order; ``None`` for what is no literal value."""
+        return [(name, value if isinstance(value := entry.get("value"), str) else None)
+                for entry in self._entries() if isinstance(name := entry.get("name"), str)]
+
     def annotate(self, key: str, value: str) -> None:
         """Set an annotation of the pod."""
         self._annotations[key] = value

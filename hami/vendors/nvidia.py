@@ -13,12 +13,17 @@ from hami.vendors.spec import Admission, Admit, Vendor
 
 __all__ = ["admission"]
 
+_LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with _0, _1, … for each
+_OTHERS = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
+_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
+
 
 def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runtime_class: str) -> Admit:
     """NVIDIA's rules of admission under the given settings.
 
     A container that asks for memory, percent or cores alone gets *default_count* devices; one that asks for whole
-    devices gets all their cores, so that nobody shares them.
+    devices gets all their cores, so that nobody shares them. Variables that would take the place of what the device
+    plugin sets are refused.
     Raises (the returned function): MalformedInput in words for the pod's author.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
@@ -38,6 +43,7 @@ def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runt
         if core_policy not in ("", "default"):
             draft.env("GPU_CORE_UTILIZATION_POLICY", core_policy)
         if found:
+            _check_variables(draft)
             draft.runtime_class(runtime_class)
         elif overwrite_env:
             draft.env("NVIDIA_VISIBLE_DEVICES", "none")
@@ -50,6 +56,22 @@ def _check_percent(draft: Draft) -> None:
     name = draft.vendor.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
         raise draft.invalid(name, percent, "must be an integer between 0 and 100")
+
+
+def _check_variables(draft: Draft) -> None:
+    """Refuse what would lift the limits: in a container, its own variables come after the device plugin's and win.
+
+    ``CUDA_DISABLE_CONTROL`` and ``GPU_CORE_UTILIZATION_POLICY`` are offered to users and stay. So does ``LD_PRELOAD``,
+    which many images need, and beside which the limiter is loaded all the same.
+    """
+    for name, value in draft.variables:
+        if name == _VISIBLE and value in _NOTHING:
+            continue
+        if name == _VISIBLE or name in _OTHERS or any(
+                name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
+            says = (f"container {draft.name} sets {name}, which is the device plugin's to set: ask for memory and cores "
+                    f"as resources, such as {draft.vendor.memory or draft.vendor.count}")
+            raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", says=says)
 
 
 def _priority(draft: Draft) -> int:

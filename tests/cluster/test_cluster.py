@@ -61,6 +61,17 @@ def test_reads():
                          ("GET", "/api/v1/nodes/gpu-0", "application/json", None, None)]
 
 
+def test_the_environment_is_that_of_exactly_this_pod():
+    spec = {"containers": [{"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]}
+    _, cluster = talk(POD | {"spec": spec}, POD | {"spec": spec}, POD, NotFound("no", 404))
+    assert cluster.environment(REF, "c") == {"A": "1"}
+    assert cluster.environment(REF, "d") == {}
+    with pytest.raises(NotFound, match="pod team/train is another one now"):
+        cluster.environment(replace(REF, uid="uid-2"), "c")
+    with pytest.raises(NotFound):
+        cluster.environment(REF, "c")
+
+
 @pytest.mark.parametrize("read", [lambda c: c.pod("n", "p"), lambda c: c.node("n"), lambda c: c.lease("n", "l")])
 def test_what_does_not_exist_is_none(read):
     assert read(talk(NotFound("no", 404))[1]) is None

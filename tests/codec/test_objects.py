@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_environment, parse_node, parse_pod, parse_quota
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from tests.codec.fuzz import bodies
@@ -32,6 +32,25 @@ def status(**codes):
 
 def parsed(**changes):
     return parse_pod(json.dumps(WIRE_POD | changes).encode())
+
+
+@pytest.mark.parametrize("pod, expected", [
+    param(WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}}), id="none"),
+    param({}, ("", {}), id="nothing at all"),
+    param({"spec": {"initContainers": [{"name": "i", "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}],
+                    "containers": [{"name": "c", "env": [{"name": "B", "valueFrom": {"fieldRef": {}}}, {"name": "C"},
+                                                         {"value": "x"}]}]}},
+          ("", {"i": {"A": "2"}, "c": {"": "x"}}), id="the last counts, literal values only"),
+    param({"spec": {"containers": [{"name": "c", "env": None}, {}]}}, ("", {"c": {}, "": {}}), id="null"),
+])
+def test_environment(pod, expected):
+    assert parse_environment(json.dumps(pod).encode()) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}'])
+def test_environment_that_cannot_be_read(body):
+    with pytest.raises(MalformedInput):
+        parse_environment(body)
 
 
 def test_pod():

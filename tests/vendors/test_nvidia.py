@@ -97,3 +97,32 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
 ], ids=["default", "environment overwritten", "core policy"])
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
     assert vendor.admits_all is all_of_them
+
+
+@pytest.mark.parametrize("entry, refused", [
+    param({"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "80g"}, True, id="memory"),
+    param({"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}, True, id="memory of a device"),
+    param({"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}, True, id="cores"),
+    param({"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True, id="cores of a device"),
+    param({"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True, id="shared region"),
+    param({"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True, id="oversubscription"),
+    param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True, id="all devices"),
+    param({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}, True, id="devices from elsewhere"),
+    param({"name": "NVIDIA_VISIBLE_DEVICES"}, True, id="devices without a value"),
+    param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}, False, id="no devices"),
+    param({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}, False, id="another variable of the driver"),
+    param({"name": "CUDA_DEVICE_SM_LIMITER", "value": "1"}, False, id="a name that begins alike"),
+    param({"name": "CUDA_DISABLE_CONTROL", "value": "true"}, False, id="without the limiter"),
+    param({"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}, False, id="core policy"),
+    param({"name": "LD_PRELOAD", "value": "libjemalloc.so"}, False, id="preload"),
+])
+def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(entry, refused):
+    env = [{"name": "A", "value": "1"}, entry]
+    assert admit(NVIDIA, None, env=env).container["env"] == env
+    if not refused:
+        assert admit(NVIDIA, ONE, env=env).container["env"] == env
+        return
+    with pytest.raises(MalformedInput) as caught:
+        admit(NVIDIA, ONE, env=env)
+    assert str(caught.value) == (f"container c sets {entry['name']}, which is the device plugin's to set: ask for "
+                                 "memory and cores as resources, such as nvidia.com/gpumem")
