@@ -37,7 +37,8 @@ def parsed(**changes):
 @pytest.mark.parametrize("pod, expected", [
     param(WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}}), id="none"),
     param({}, ("", {}), id="nothing at all"),
-    param({"spec": {"initContainers": [{"name": "i", "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}],
+    param({"spec": {"initContainers": [{"name": "i", "env": [{"name": "A", "value": "1"},
+                                                             {"name": "A", "value": "2"}]}],
                     "containers": [{"name": "c", "env": [{"name": "B", "valueFrom": {"fieldRef": {}}}, {"name": "C"},
                                                          {"value": "x"}]}]}},
           ("", {"i": {"A": "2"}, "c": {"": "x"}}), id="the last counts, literal values only"),
