@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
-from hami.cli import DEFAULTS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
+from hami.cli import DEFAULTS, PLUGIN_FLAGS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
 from hami.codec.device_config import NvidiaConfig
 from hami.errors import ClusterError
+from hami.plugin.settings import ENVIRONMENT as PLUGIN_ENVIRONMENT
 from hami.settings import Address, parse_node_selector
 
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
@@ -359,3 +360,91 @@ def test_importing_the_command_line_is_light():
     heavy = ("kubernetes", "flask", "numpy", "gunicorn", "prometheus_client", "urllib3")
     program = f"import sys, hami.cli; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def device_plugin(*args, **environ):
+    """Result of ``hami device-plugin`` with *args*, and the settings that would have been served."""
+    served = []
+
+    def serve(settings, read):
+        assert read() == settings
+        served.append(settings)
+        return 0
+    silent = {name: None for variable in PLUGIN_ENVIRONMENT for name in variable.names}
+    result = CliRunner().invoke(main, ["device-plugin", *args], env=ENVIRONMENT | silent | environ, obj=serve)
+    return result, served[0] if served else None
+
+
+@pytest.mark.parametrize("args, field, value", [
+    (["--device-split-count=4"], "split_count", 4),
+    (["--device-memory-scaling", "1.5"], "memory_scaling", 1.5),
+    (["--device_cores_scaling=2"], "core_scaling", 2.0),
+    (["--disable-core-limit"], "disable_core_limit", True),
+    (["--disable-core-limit=false"], "disable_core_limit", False),
+    (["--resource-name=nvidia.com/vgpu"], "resource", "nvidia.com/vgpu"),
+    (["--node-name=b"], "node", "b"),
+    (["--pass-device-specs=true"], "pass_device_specs", True),
+    (["--device-list-strategy=envvar,cdi-cri"], "list_strategies", ("envvar", "cdi-cri")),
+    (["--device-list-strategy=envvar", "--device-list-strategy=volume-mounts"], "list_strategies",
+     ("envvar", "volume-mounts")),
+    (["--device-id-strategy=index"], "id_strategy", "index"),
+    (["--gdrcopy-enabled"], "gdrcopy", True),
+    (["--gds-enabled"], "gds", True),
+    (["--mofed-enabled"], "mofed", True),
+    (["--kubelet-socket=/k.sock"], "kubelet_socket", "/k.sock"),
+    (["--kubelet-socket="], "kubelet_socket", ""),
+    (["--socket-name=h.sock"], "socket_name", "h.sock"),
+    (["--cdi-annotation-prefix=x/"], "cdi_prefix", "x/"),
+    (["--nvidia-driver-root=/d"], "driver_root", "/d"),
+    (["--dev-root=/d"], "dev_root", "/d"),
+    (["--nvidia-dev-root=/d"], "dev_root", "/d"),
+    (["--imex-channel-ids=0"], "imex_channels", (0,)),
+    (["--register-format=csv"], "register_format", "csv"),
+    (["--topology-score"], "topology_score", True),
+    (["--unregister-on-stop"], "unregister_on_stop", True),
+    (["--hook-path=/opt"], "hook_path", "/opt"),
+], ids=words)
+def test_each_flag_of_the_device_plugin_sets_its_field(args, field, value):
+    result, settings = device_plugin(*args, NODE_NAME="a")
+    assert result.exit_code == 0, result.output
+    assert getattr(settings.config, field) == value
+
+
+def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("nvidia: {resourceCountName: nvidia.com/gpu, deviceSplitCount: 3, migProfileAllowlist: []}")
+    _, settings = device_plugin(f"--config-file={config}", "--mig-strategy=none", "--disable-core-limit=false", "-v=4",
+                                NODE_NAME="a", HOOK_PATH="/usr/local", DEVICE_LIST_STRATEGY="envvar",
+                                PASS_DEVICE_SPECS="false", NVIDIA_MIG_MONITOR_DEVICES="all")
+    assert (settings.config.node, settings.config.split_count, settings.verbosity) == ("a", 3, 4)
+
+
+@pytest.mark.parametrize("args, says", [
+    ([], "which node is this"),
+    (["--node-name=a", "--config-file=/nowhere"], "--config-file /nowhere: No such file"),
+    (["--node-name=a", "--device-split-count=0"], "--device-split-count"),
+    (["--node-name=a", "--device-id-strategy=name"], "expected uuid or index"),
+    (["--node-name=a", "--device-discovery-strategy=tegra"], "expected auto or nvml"),
+    (["--node-name=a", "--hook-path=opt"], "expected an absolute path"),
+], ids=words)
+def test_the_device_plugin_refuses_what_it_cannot_use_in_one_line(args, says):
+    result, settings = device_plugin(*args)
+    assert result.exit_code != 0
+    assert says in result.output
+    assert settings is None
+
+
+def test_help_of_the_device_plugin_names_every_flag_with_environment_and_default():
+    output = CliRunner().invoke(main, ["device-plugin", "--help"], terminal_width=120).output
+    for title, flags in PLUGIN_FLAGS:
+        assert f"{title}:" in output
+        assert [flag.name for flag in flags if flag.name not in output] == []
+    for text in ("[DEVICE_SPLIT_COUNT]  [default: 10]", "[default: nvidia.com/gpu]", "[default: envvar]",
+                 "[NodeName, NODE_NAME]"):
+        assert text in " ".join(output.split()).replace("] [", "]  [")
+
+
+def test_every_variable_of_the_device_plugin_has_its_flag():
+    fields = [flag.field for _, flags in PLUGIN_FLAGS for flag in flags]
+    assert len(fields) == len(set(fields))
+    assert {variable.field for variable in PLUGIN_ENVIRONMENT} <= set(fields)

@@ -6,7 +6,8 @@ from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "3g.40gb", "7g.79gb")),)
-SMALL = MigProfile(name="1g.10gb", memory_mib=9728, cores=15, slices=1, placements=tuple(Spot(at, 1) for at in range(7)))
+SMALL = MigProfile(name="1g.10gb", memory_mib=9728, cores=15, slices=1,
+                   placements=tuple(Spot(at, 1) for at in range(7)))
 HALF = MigProfile(name="3g.40gb", memory_mib=40192, cores=43, slices=3, placements=(Spot(0, 4), Spot(4, 4)))
 WHOLE = MigProfile(name="7g.80gb", memory_mib=81038, cores=100, slices=7, placements=(Spot(0, 8),))
 

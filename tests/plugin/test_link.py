@@ -9,7 +9,7 @@ from hami.plugin.link import DEAF_S, KubeletLink, Step, next_step
 from hami.plugin.roster import Roster
 from hami.plugin.server import PluginServer, stamp_of
 from tests.plugin.cards import cards, config
-from tests.plugin.kubelet import Kubelet
+from tests.plugin.kubelet import PATIENCE, Kubelet
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
@@ -27,7 +27,8 @@ ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
     pytest.param({"placed": OURS, "found": OTHER, "registered": ONE}, Step.STAND_BY, id="a successor's socket"),
 ])
 def test_next_step(state, step):
-    assert next_step(**{"kubelet": ONE, "registered": None, "placed": None, "found": None, "deaf": False} | state) is step
+    usual = {"kubelet": ONE, "registered": None, "placed": None, "found": None, "deaf": False}
+    assert next_step(**usual | state) is step
 
 
 class Time:
@@ -142,6 +143,20 @@ def test_a_kubelet_that_does_not_listen_any_more_is_registered_with_again(links,
             break
         clock.now += DEAF_S + 1
     assert step is Step.REGISTER
+
+
+def test_a_kubelet_that_lets_go_of_the_plugin_is_registered_with_again_at_once(links, kubelet):
+    link = links()  # by its clock, no time passes
+    running = threading.Thread(target=link.run)
+    running.start()
+    kubelet.registered.get(timeout=PATIENCE)
+    kubelet.listen()
+    assert kubelet.heard()
+    kubelet.deafen()
+    kubelet.registered.get(timeout=PATIENCE)
+    link.stop()
+    running.join(PATIENCE)
+    assert not running.is_alive()
 
 
 def test_a_refusal_is_said_once_and_registration_is_tried_again(links, directory, caplog):

@@ -206,7 +206,8 @@ def test_a_successor_s_socket_is_left_alone(start, directory):
 
 
 @pytest.mark.parametrize("fields, name", [
-    ({}, "nvidia-gpu.sock"), ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"), ({"socket_name": "h.sock"}, "h.sock"),
+    ({}, "nvidia-gpu.sock"), ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"),
+    ({"socket_name": "h.sock"}, "h.sock"),
 ])
 def test_the_socket_s_name(fields, name):
     assert socket_path(config(kubelet_socket="/k/kubelet.sock", **fields)) == Path("/k", name)
@@ -244,5 +245,14 @@ def test_a_kubelet_that_refuses_is_quoted(directory):
 
 
 def test_a_kubelet_that_does_not_answer_is_not_waited_for_without_end(directory):
-    with pytest.raises(HamiError, match="DEADLINE_EXCEEDED"):
+    with socket.socket(socket.AF_UNIX) as silent, pytest.raises(HamiError, match="DEADLINE_EXCEEDED"):
+        silent.bind(str(directory / "kubelet.sock"))
+        silent.listen()
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", timeout=0.05)
+
+
+def test_a_kubelet_that_is_dead_is_not_waited_for(directory):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / "kubelet.sock"))
+    with pytest.raises(HamiError, match="UNAVAILABLE"):
+        register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")

@@ -1,0 +1,203 @@
+"""The process: its parts together, and what signals do to it."""
+
+import queue
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from hami.errors import ClusterError, HamiError
+from hami.model import Node
+from hami.plugin.service import Service, serve
+from hami.plugin.settings import read_plugin_settings
+from tests.fake_cluster import FakeCluster
+
+CARDS = "cards: [{uuid: GPU-a, memory: 81920}, {uuid: GPU-b, memory: 81920}]"
+REGISTER = "hami.io/node-nvidia-register"
+
+
+class Cluster(FakeCluster):
+    """One that says when the node was written."""
+
+    def __init__(self):
+        super().__init__(nodes=[Node(name="n1")])
+        self.written = threading.Semaphore(0)
+
+    def annotate_node(self, *args, **kwargs):
+        answer = super().annotate_node(*args, **kwargs)
+        self.written.release()
+        return answer
+
+
+@pytest.fixture
+def cluster():
+    """A node without annotations."""
+    return Cluster()
+
+
+@pytest.fixture
+def settings(directory):
+    """Those of a node with two cards that stand in a file."""
+    def make(cards=CARDS, **given):
+        (directory / "cards.yaml").write_text(cards)
+        return read_plugin_settings({
+            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "split_count": 2,
+            "kubelet_socket": str(directory / "kubelet.sock"), "hook_path": str(directory / "hook")} | given, {})
+    return make
+
+
+@pytest.fixture
+def run(settings, cluster):
+    """Starts services, which end with the test."""
+    started = []
+
+    def run(**given):
+        service = Service(settings(**given), cluster=cluster)
+        service.start()
+        started.append(service)
+        return service
+    yield run
+    for service in started:
+        service.stop(last=False)
+
+
+def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
+    service = run()
+    assert cluster.written.acquire(timeout=20)
+    assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    kubelet.listen()
+    assert set(kubelet.heard()) == {"GPU-a-0", "GPU-a-1", "GPU-b-0", "GPU-b-1"}
+    service.stop(last=True)
+    assert kubelet.heard() is None
+    assert not (directory / "nvidia-gpu.sock").exists()
+    assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
+
+
+def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
+    run()
+    kubelet.registered.get(timeout=20)
+    kubelet.listen()
+    assert set(kubelet.heard().values()) == {"Healthy"}
+    (directory / "cards.yaml").write_text(CARDS.replace("81920}]", "81920, health: XID 79}]"))
+    assert kubelet.heard()["GPU-b-0"] == "Unhealthy"
+
+
+@pytest.mark.parametrize("last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)])
+def test_the_node_is_left_clean_if_that_is_wished_and_it_is_the_end(run, cluster, last, wished, stays):
+    service = run(unregister_on_stop=wished)
+    assert cluster.written.acquire(timeout=20)
+    service.stop(last=last)
+    assert (REGISTER in cluster.nodes["n1"].annotations) is stays
+
+
+def test_a_node_without_cards_is_not_offered_to_the_kubelet(run, kubelet):
+    service = run(cards="cards: []")
+    service.stop(last=True)
+    assert kubelet.registered.empty()
+
+
+def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, directory):
+    service = run(kubelet_socket="")
+    service.stop(last=True)
+    assert not (directory / "nvidia-gpu.sock").exists()
+
+
+@pytest.mark.parametrize("given, says", [
+    ({"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"}, "--imex-required: .*channel0 is missing"),
+    ({"library_source": "/nowhere"}, "cannot install the limiter"),
+    ({"cards": "cards: 1"}, "line 1: cards"),
+])
+def test_a_start_that_cannot_be_is_refused_with_the_reason(settings, cluster, given, says):
+    with pytest.raises(HamiError, match=says):
+        Service(settings(**given), cluster=cluster).start()
+
+
+def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, cluster, monkeypatch):
+    import pynvml
+
+    def absent():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    bare = replace(settings(), mock_devices="")
+    with pytest.raises(HamiError, match="no NVIDIA driver to talk to"):
+        Service(bare, cluster=cluster)
+    service = Service(replace(bare, fail_on_init_error=False), cluster=cluster)
+    service.start()
+    service.stop(last=True)
+    assert cluster.nodes["n1"].annotations == {}
+
+
+# ---- signals
+
+
+class Life:
+    """What would be served; *story* is what happened."""
+
+    def __init__(self, story, settings, fails=False):
+        self._story, self._settings, self._fails = story, settings, fails
+
+    def start(self):
+        self._story.append(f"start {self._settings}")
+        if self._fails:
+            raise ClusterError("away")
+
+    def stop(self, *, last):
+        self._story.append(f"stop {self._settings}{' for good' if last else ''}")
+
+
+class Signals(queue.SimpleQueue):
+    """Signals in their order; ``None`` is a wait that ended without one."""
+
+    def __init__(self, *numbers):
+        self._numbers = list(numbers)
+        self.patience = []
+
+    def get(self, timeout=None):
+        self.patience.append(timeout)
+        if (number := self._numbers.pop(0)) is None:
+            raise queue.Empty
+        return number
+
+
+def lived(*numbers, fresh=(), failing=()):
+    """What happened, from the settings ``first`` on, and how long each signal was waited for."""
+    story, signals, fresh = [], Signals(*numbers), list(fresh)
+
+    def read():
+        if isinstance(answer := fresh.pop(0), Exception):
+            raise answer
+        return answer
+    status = serve("first", read, make=lambda settings: Life(story, settings, settings in failing), signals=signals)
+    assert status == 0
+    return story, signals.patience
+
+
+TERM, HUP = signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_it_ends_when_told(number):
+    assert lived(number) == (["start first", "stop first for good"], [None])
+
+
+def test_a_hangup_starts_it_anew_with_what_the_files_say_now():
+    story, _ = lived(HUP, TERM, fresh=["second"])
+    assert story == ["start first", "stop first", "start second", "stop second for good"]
+
+
+def test_settings_that_cannot_be_read_are_not_taken():
+    story, _ = lived(HUP, TERM, fresh=[HamiError("a typing error")])
+    assert story == ["start first", "stop first for good"]
+
+
+def test_a_start_that_failed_is_tried_again():
+    story, patience = lived(None, TERM, failing=["first"])
+    assert story == ["start first", "start first"]
+    assert patience == [30.0, 30.0]
+
+
+def test_a_hangup_makes_good_a_start_that_failed():
+    story, patience = lived(HUP, TERM, fresh=["second"], failing=["first"])
+    assert story == ["start first", "start second", "stop second for good"]
+    assert patience == [30.0, None]
