@@ -2,6 +2,9 @@
 
 A kubelet that starts removes all sockets in its directory and makes its own anew. Both are seen by looking, once a
 second: cheaper to get right than inotify, which says nothing of a directory that is itself replaced, or comes later.
+A kubelet that lets go of the plugin while both live is registered with again at once. It does so when a predecessor
+ends: what it then closes is the connection to whoever is registered by then, and until that one is back it starts no
+pod with our devices (Kubernetes v1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient).
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ def next_step(*, kubelet: Stamp | None, registered: Stamp | None, placed: Stamp 
               deaf: bool) -> Step:
     """What is to be done when the kubelet's socket is *kubelet*, and the plugin is *registered* with that one.
 
-    *placed*: the plugin's socket as it was made; *found*: what stands there now. *deaf*: no kubelet has listened for
-    `DEAF_S`. A plugin whose place was taken leaves it alone: that is how its successor comes in.
+    *placed*: the plugin's socket as it was made; *found*: what stands there now. *deaf*: the kubelet has ceased to
+    listen, or has not begun to for `DEAF_S`. A plugin whose place was taken leaves it alone: that is how its successor
+    comes in.
     """
     if kubelet is None:
         return Step.WAIT
@@ -65,21 +69,26 @@ class KubeletLink:
         self._server: PluginServer | None = None
         self._registered: Stamp | None = None
         self._heard = 0.0
+        self._silent = False
         self._stopped = threading.Event()
+        self._woken = threading.Event()
         self._said = ""
 
     def run(self) -> None:
         """Do what is to be done, until `stop`; then the socket is removed."""
         try:
             while not self._stopped.is_set():
-                if self.attempt() is not Step.SERVE:
-                    self._stopped.wait(TICK_S)
+                self._woken.clear()
+                if self._stopped.is_set() or self.attempt() is Step.SERVE:
+                    continue
+                self._woken.wait(TICK_S)
         finally:
             self._close()
 
     def stop(self) -> None:
         """End `run` soon."""
         self._stopped.set()
+        self._woken.set()
 
     def tick(self) -> Step:
         """Do the one thing that is to be done now; which it was. Raises: HamiError, OSError."""
@@ -95,7 +104,7 @@ class KubeletLink:
             case Step.STAND_BY:
                 self._say("another process has taken the plugin's socket; standing by", socket=self._path)
             case Step.REGISTER:
-                register(str(self._kubelet), self._path.name, self._config.resource)
+                self._register()
                 self._registered, self._heard = kubelet, self._clock()
                 self._said = ""
                 log.info("registered with the kubelet",
@@ -115,23 +124,37 @@ class KubeletLink:
     def _serve(self) -> None:
         self._close()
         server = self._make_server(self._path)
+        server.on_silence = self._lost
         try:
             server.start()
         except BaseException:
             server.stop(0)
             raise
-        self._server, self._registered = server, None
+        self._server, self._registered, self._silent = server, None, False
         log.info("serving", extra={"socket": self._path})
+
+    def _register(self) -> None:
+        self._silent = False  # from now on it can be lost again, before the answer is here
+        try:
+            register(str(self._kubelet), self._path.name, self._config.resource)
+        except BaseException:
+            self._silent = True
+            raise
 
     def _close(self) -> None:
         if self._server is not None:
             self._server.stop()
             self._server = None
 
+    def _lost(self) -> None:
+        """The kubelet does not listen any more."""
+        self._silent = True
+        self._woken.set()
+
     def _is_deaf(self) -> bool:
         if self._server is not None and self._server.streams:
-            self._heard = self._clock()
-        return self._registered is not None and self._clock() - self._heard > DEAF_S
+            self._heard, self._silent = self._clock(), False
+        return self._registered is not None and (self._silent or self._clock() - self._heard > DEAF_S)
 
     def _say(self, message: str, **fields: object) -> None:
         """A warning, once until something else is said or a registration succeeds."""

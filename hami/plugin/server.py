@@ -76,7 +76,8 @@ def register(kubelet_socket: str, endpoint: str, resource: str, timeout: float =
         call = channel.unary_unary(_REGISTER, request_serializer=api.RegisterRequest.SerializeToString,
                                    response_deserializer=api.Empty.FromString)
         try:
-            call(request, timeout=timeout, wait_for_ready=True)
+            # fails at once where no kubelet listens: a later one would call back a socket that it has wiped away
+            call(request, timeout=timeout)
         except grpc.RpcError as error:
             raise HamiError(f"the kubelet did not take {resource}: {_says(error)}") from error
 
@@ -85,6 +86,8 @@ class PluginServer:
     """One life of the plugin's socket: `start` once, `stop` once. Threads of gRPC call the rest."""
 
     def __init__(self, path: Path, config: PluginConfig, roster: Roster, allocator: Allocator) -> None:
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called, by any thread, when the last kubelet that listened has gone."""
         self._path = path
         self._config = config
         self._roster = roster
@@ -198,6 +201,9 @@ class PluginServer:
         finally:
             with self._count:
                 self._streams -= 1
+                silent = not self._streams
+            if silent:
+                self.on_silence()
 
 
 def _options() -> api.DevicePluginOptions:
