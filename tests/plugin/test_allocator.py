@@ -346,6 +346,38 @@ def test_sweeping_survives_an_api_server_that_is_away():
     assert stage.held == lock_of(ONE)
 
 
+# -- under the schedulers of others
+
+CARD = "GPU-1afede84-4e70-2174-49af-f07ebb94d1ae"
+WRITTEN = {  # what a pod and the lock look like when Allocate is called; keys without their prefix hami.io/
+    "v2.4": ({"bind-phase": "allocating", "bind-time": "1732072495", "vgpu-node": NODE, "vgpu-time": "1732072495",
+              "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
+              "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;"}, "2024-11-20T03:14:55Z,default,p"),
+    "v2.6, beside a container without a card": (
+        {"bind-phase": "allocating", "bind-time": "1750000000", "vgpu-node": NODE, "vgpu-time": "1750000000",
+         "vgpu-devices-allocated": f",,0,0:;{CARD},NVIDIA,20000,30:;",
+         "vgpu-devices-to-allocate": f",,0,0:;{CARD},NVIDIA,20000,30:;"}, "2025-06-15T15:06:40+02:00,default,p"),
+    "v2.10, beside a container without a card": (
+        {"bind-phase": "allocating", "bind-time": "1787306400", "vgpu-node": NODE, "vgpu-time": "1787306400",
+         "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
+         "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;"}, "2026-08-21T10:00:00Z,default,p"),
+}
+
+
+@pytest.mark.parametrize("version", WRITTEN)
+def test_recorded_pods_of_upstreams_schedulers_are_served(version):
+    annotations, lock = WRITTEN[version]
+    containers = (asking("side", 0), asking("c")) if "beside" in version else (asking("c"),)
+    pod = make_pod(*containers, name="p", node_name=NODE, phase="Pending",
+                   annotations={f"hami.io/{key}": text for key, text in annotations.items()})
+    stage = Stage(pod, lock=lock, cards=(replace(CARDS[0], uuid=CARD),))
+    grant = stage.allocator.allocate((f"{CARD}-3",))
+    assert limits(grant) == [(CARD, "20000m")]
+    assert stage.host.prepared == [("uid-p", "c")]
+    assert not stage.said(TO_ALLOCATE).strip(";")
+    assert (stage.said(PHASE), stage.held) == ("success", None)
+
+
 # -- which devices the kubelet should choose
 
 
