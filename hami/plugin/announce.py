@@ -51,14 +51,17 @@ class Announcer:
 
     def run(self) -> None:
         """Read and write, again at once when a card turns bad or well, until `stop`."""
+        said = ""
         while not self._stopped.is_set():
             version = self._roster.roll().version
             pause = ROUND_S
             try:
                 self.read()
                 version = self.announce().version
+                said = ""
             except HamiError as error:
-                log.warning("registration of the node failed", extra={"node": self._config.node, "error": error})
+                if said != (said := str(error)):  # an API server that is away is away for a while
+                    log.warning("registration of the node failed", extra={"node": self._config.node, "error": error})
                 pause = RETRY_S
             except Exception:
                 log.exception("registration of the node failed")

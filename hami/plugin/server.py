@@ -96,7 +96,8 @@ class PluginServer:
         self._count = threading.Lock()
         self._streams = 0
         self._stamp: Stamp | None = None
-        self._server: Any = grpc.server(ThreadPoolExecutor(_THREADS, "device-plugin"), handlers=[self._handlers()])
+        self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
+        self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
 
     @property
     def streams(self) -> int:
@@ -136,6 +137,7 @@ class PluginServer:
         self._ending.set()
         self._roster.nudge()
         self._server.stop(grace).wait()
+        self._threads.shutdown(wait=False)
 
     def _handlers(self) -> Any:
         def unary(call: Callable[..., Any], request: Any) -> Any:
