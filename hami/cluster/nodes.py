@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -19,6 +19,7 @@ from hami.vendors.spec import Vendor
 __all__ = ["NodeBook", "NodeRecord", "version_of"]
 
 Evidence = tuple[str | None, ...]
+Texts = Mapping[str, str]
 
 _VERSION = re.compile(r"[0-9]{1,18}")  # what anybody may write into an annotation is not always what int() takes
 
@@ -40,13 +41,14 @@ class _Inventory:
 @dataclass(slots=True)
 class NodeRecord:
     """What is remembered of a node. *locks*: texts by annotation. *own_locks*: those that this process writes or has
-    written. *foreign_lock*:
+    written. *facts*: all that inventories are read from, so that other changes cost little. *foreign_lock*:
     another process may have bound pods here since we last looked; *foreign_since*: from when on that is so."""
 
     name: str
     version: int
     locks: dict[str, str] = field(default_factory=dict)
     own_locks: dict[str, str] = field(default_factory=dict)
+    facts: tuple[Texts, ...] = ()
     foreign_lock: bool = True
     foreign_since: float = 0.0
     inventories: dict[str, _Inventory] = field(default_factory=dict)
@@ -91,8 +93,12 @@ class NodeBook:
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
                 record.foreign_lock, record.foreign_since = True, self._clock()
-            for vendor in self._vendors:
-                self._take_inventory(record, vendor, node)
+            others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
+            facts = (others, node.labels, node.capacity, node.allocatable)
+            if facts != record.facts:
+                record.facts = facts
+                for vendor in self._vendors:
+                    self._take_inventory(record, vendor, node)
         if before != record.locks:
             self.on_lock(node.name)
 
