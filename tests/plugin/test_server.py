@@ -15,7 +15,7 @@ from tests.plugin.kubelet import Kubelet, calling
 
 GRANT = Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}, annotations={"cdi.k8s.io/x": "y"}, cdi_devices=("v/c=d",),
               mounts=(Mount(container_path="/c", host_path="/h", read_only=True),),
-              devices=(DeviceNode(container_path="/dev/nvidia0", host_path="/root/dev/nvidia0"),))
+              devices=(DeviceNode(container_path="/dev/nvidia0", host_path="/host/dev/nvidia0"),))
 HEALTHY = {"GPU-a-0": "Healthy", "GPU-a-1": "Healthy", "GPU-b-0": "Healthy", "GPU-b-1": "Healthy"}
 
 
@@ -136,7 +136,7 @@ def test_what_is_granted_reaches_the_kubelet(start, directory):
     assert dict(answer.annotations) == GRANT.annotations
     assert [(one.container_path, one.host_path, one.read_only) for one in answer.mounts] == [("/c", "/h", True)]
     assert [(one.container_path, one.host_path, one.permissions) for one in answer.devices] == [
-        ("/dev/nvidia0", "/root/dev/nvidia0", "rw")]
+        ("/dev/nvidia0", "/host/dev/nvidia0", "rw")]
     assert [one.name for one in answer.cdi_devices] == ["v/c=d"]
 
 
