@@ -1,11 +1,14 @@
-"""Plays NVIDIA's device plugin on all fake nodes, from one process.
+"""Plays the device plugins of all vendors on all fake nodes, from one process.
 
 It registers devices, answers handshakes as old plugins do (or keeps quiet as new ones do), and when the kubelet would
 call Allocate – a pod is bound and ``bind-phase`` says ``allocating`` – it empties the pod's to-allocate annotation
 after a delay, sets ``bind-phase=success`` and releases the node's lock. Two calls a pod, three when the node has
 changed meanwhile. Like the real plugin it serves whichever pod *the lock* names; that this is the pod the kubelet
-started is the scheduler's promise, and ``surprises`` lists where it was broken. ``python -m e2e.agent --kubeconfig
-FILE`` runs it alone.
+started is the scheduler's promise, and ``surprises`` lists where it was broken.
+
+So do the plugins of other vendors that take this lock. Cambricon's knows nothing of HAMi: it sets
+``CAMBRICON_DSMLU_ASSIGNED=true`` and removes its own lock, a bare time, whoever set it. The rest write nothing.
+``python -m e2e.agent --kubeconfig FILE`` runs it alone.
 """
 
 from __future__ import annotations
@@ -28,22 +31,22 @@ import urllib3
 
 from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER
+from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
 
 __all__ = ["Mishap", "NodeAgent"]
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-LOCK = "hami.io/mutex.lock"
-PHASE = "hami.io/bind-phase"
 HANDSHAKE = "hami.io/node-handshake"
-TO_ALLOCATE = "-devices-to-allocate"
+LOCK_OF = {vendor.allocated: vendor.lock for vendor in VENDORS if vendor.lock}
+TO_ALLOCATE = {vendor.to_allocate for vendor in VENDORS if vendor.lock == MUTEX}
 FAKE = "kwok.x-k8s.io/node"
 BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
 class Mishap(enum.Enum):
-    """What may go wrong on the node."""
+    """What may go wrong on the node, with a pod that holds ``hami.io/mutex.lock``."""
 
     FAILS = "bind-phase=failed, lock released"
     DIES_BEFORE = "nothing is written at all"
@@ -52,7 +55,7 @@ class Mishap(enum.Enum):
 
 
 class NodeAgent:
-    """Device plugin of every fake node. ``start`` and ``stop``, or use it as a context.
+    """Device plugins of every fake node. ``start`` and ``stop``, or use it as a context.
 
     *delay*: seconds from the bind to Allocate. *answers_handshake*: old plugins write ``Reported …``, new ones never
     do. *register_every*: seconds between looks at the register annotation. *mishap*: asked for each pod, by namespace
@@ -177,7 +180,7 @@ class NodeAgent:
             if change == "DELETED":
                 self._pods.pop(uid, None)
                 self._taken.discard(uid)
-            elif annotations(pod).get(PHASE) == "allocating":
+            elif annotations(pod).get(PHASE) == "allocating" and awaited(pod):
                 self._pods[uid] = pod
                 if uid not in self._taken:
                     self._taken.add(uid)
@@ -196,7 +199,11 @@ class NodeAgent:
             if node not in self._nodes and self._lock_of(node) is None:
                 continue  # not ours
             try:
-                self._serve(pod)
+                locks = awaited(pod)
+                if MLU_LOCK in locks:
+                    self._serve_mlu(pod)
+                if MUTEX in locks:
+                    self._serve(pod)
             except (ApiError, urllib3.exceptions.HTTPError) as error:
                 if getattr(error, "status", None) == 404:
                     continue
@@ -222,7 +229,7 @@ class NodeAgent:
     def _serve(self, pod: Object) -> None:
         meta, node = pod["metadata"], pod["spec"]["nodeName"]
         namespace, name = meta["namespace"], meta["name"]
-        lock = annotations(self._nodes.get(node, {})).get(LOCK) or ""
+        lock = annotations(self._nodes.get(node, {})).get(MUTEX) or ""
         if holder(lock) != (namespace, name):
             lock = self._lock_of(node) or ""  # the pod's event may be ahead of the node's
         if holder(lock) != (namespace, name):
@@ -230,7 +237,7 @@ class NodeAgent:
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:
             return
-        consumed = {key: emptied(text) for key, text in annotations(pod).items() if key.endswith(TO_ALLOCATE)}
+        consumed = {key: emptied(text) for key, text in annotations(pod).items() if key in TO_ALLOCATE}
         phase = {Mishap.FAILS: {PHASE: "failed"}, Mishap.DIES_HALFWAY: {}}.get(mishap, {PHASE: "success"})
         written = phase if mishap is Mishap.FAILS else consumed | phase
         self.kube.merge_patch("Pod", name, {"metadata": {"uid": meta["uid"], "annotations": written}}, namespace)
@@ -238,13 +245,23 @@ class NodeAgent:
         if mishap not in (Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED):
             self._release(node, namespace, name)
 
+    def _serve_mlu(self, pod: Object) -> None:
+        """Cambricon's plugin: it hands out what the pod's profile says, and takes the lock away, whose it may be."""
+        meta, node = pod["metadata"], pod["spec"]["nodeName"]
+        if self._lock_of(node, MLU_LOCK) == "":
+            self.surprises.append(f"pod {meta['namespace']}/{meta['name']} is being started on {node} without MLU lock")
+        self.kube.merge_patch("Pod", meta["name"], {"metadata": {"uid": meta["uid"], "annotations": {
+            MLU_ASSIGNED: "true"}}}, meta["namespace"])
+        self.served += 1
+        self.kube.merge_patch("Node", node, {"metadata": {"annotations": {MLU_LOCK: None}}})
+
     def _release(self, node: str, namespace: str, name: str) -> None:
         """Take the lock away if it is this pod's, by compare and swap."""
         known = self._nodes.get(node) or self.kube.get("Node", node)
         for _ in range(10):
-            if holder(annotations(known).get(LOCK, "")) == (namespace, name):
+            if holder(annotations(known).get(MUTEX, "")) == (namespace, name):
                 version = known["metadata"]["resourceVersion"]
-                patch = {"metadata": {"resourceVersion": version, "annotations": {LOCK: None}}}
+                patch = {"metadata": {"resourceVersion": version, "annotations": {MUTEX: None}}}
                 try:
                     self.kube.merge_patch("Node", node, patch)
                     return
@@ -254,13 +271,13 @@ class NodeAgent:
                     if error.status != 409:
                         raise
             known = self.kube.find("Node", node)
-            if known is None or holder(annotations(known).get(LOCK, "")) != (namespace, name):
+            if known is None or holder(annotations(known).get(MUTEX, "")) != (namespace, name):
                 return
 
-    def _lock_of(self, node: str) -> str | None:
+    def _lock_of(self, node: str, key: str = MUTEX) -> str | None:
         """The node's lock as it stands now, empty without one; ``None`` when the node is not ours or not there."""
         found = self.kube.find("Node", node)
-        return annotations(found).get(LOCK, "") if found is not None and is_fake(found) else None
+        return annotations(found).get(key, "") if found is not None and is_fake(found) else None
 
     # -- registering
 
@@ -290,6 +307,13 @@ def annotations(item: Object) -> dict[str, str]:
 
 def is_fake(node: Object) -> bool:
     return annotations(node).get(FAKE) == "fake"
+
+
+def awaited(pod: Object) -> set[str]:
+    """The locks under which *pod* holds devices that have still to be handed out."""
+    notes = annotations(pod)
+    locks = {lock for key, lock in LOCK_OF.items() if key in notes}
+    return locks - {MLU_LOCK} if notes.get(MLU_ASSIGNED) == "true" else locks
 
 
 def holder(lock: str) -> tuple[str, str] | None:

@@ -1,57 +1,47 @@
 """The auditor: what the API server alone says about who holds which card, checked against what the cards have.
 
 It shares no code with ``hami/``: annotations are read and summed here once more, from the specification. It looks at
-bound pods that have not ended, at the registers of the nodes that exist, and at locks.
+bound pods that have not ended, at the cards of the nodes that exist, of all vendors, and at locks.
 
 A pod holds on each card: the sum of its sidecars, plus the larger of (the peak of its init containers, the sum of its
-app containers); once the init containers have ended well only sidecars and apps count.
+app containers); once the init containers have ended well only sidecars and apps count. Parts that one container has
+alone (places of MIG instances, cores of a Neuron device) are held by all of them side by side.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from e2e.kube import Kube
+from e2e.vendors import (
+    APP_CLASS, MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS, Ask, Card, Entry, Profile, Vendor, asked,
+)
 
-__all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "violations"]
+__all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violations"]
 
 Object = dict[str, Any]
-REGISTER = "hami.io/node-nvidia-register"
-ALLOCATED = "hami.io/vgpu-devices-allocated"
-TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 ASSIGNED = "hami.io/vgpu-node"
-PHASE = "hami.io/bind-phase"
-LOCK = "hami.io/mutex.lock"
-COUNT, MEMORY, PERCENT, CORES = (
-    "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
-
-
-class Card(NamedTuple):
-    """What a node registered."""
-
-    node: str
-    uuid: str
-    index: int
-    model: str
-    slots: int
-    memory: int
-    cores: int
+PLACES = "hami.io/vgpu-mig-allocations"
+QUALITY = "metax-tech.com/sgpu-qos-policy"
 
 
 class Hold(NamedTuple):
-    """What a pod holds of one card now."""
+    """What a pod holds of one card now. *parts*: the memory slices of its MIG instances, or its Neuron cores.
+    *app_class*, *quality*: of a pod on a MetaX sGPU."""
 
     memory: int = 0
     cores: int = 0
     slots: int = 0
     exclusive: bool = False
+    parts: tuple[int, ...] = ()
+    app_class: str = ""
+    quality: str = ""
 
 
 @dataclass
@@ -66,12 +56,6 @@ class Inventory:
         """Sum over all pods."""
         holds = self.holds.get(key, {}).values()
         return Hold(sum(h.memory for h in holds), sum(h.cores for h in holds), sum(h.slots for h in holds))
-
-
-class Entry(NamedTuple):
-    uuid: str
-    memory: int
-    cores: int
 
 
 def audit(kube: Kube, *, wait: float = 10) -> list[str]:
@@ -101,7 +85,7 @@ def inventory(nodes: Iterable[Object], pods: Iterable[Object]) -> Inventory:
     names = set()
     for node in nodes:
         names.add(node["metadata"]["name"])
-        for card in cards(node):
+        for card in itertools.chain.from_iterable(vendor.cards(vendor, node) for vendor in VENDORS):
             if (card.node, card.uuid) in found.cards:
                 found.wrong.append(f"node {card.node} registers {card.uuid} twice")
             found.cards[card.node, card.uuid] = card
@@ -111,113 +95,225 @@ def inventory(nodes: Iterable[Object], pods: Iterable[Object]) -> Inventory:
     return found
 
 
-def cards(node: Object) -> list[Card]:
-    name, text = node["metadata"]["name"], annotations(node).get(REGISTER)
-    if not text:
-        return []
-    if text.lstrip().startswith("["):
-        return [Card(name, d["id"], d.get("index", 0), d.get("type", ""), d.get("count", 0), d.get("devmem", 0),
-                     d.get("devcore", 0)) for d in json.loads(text)]
-    fields = [part.split(",") for part in text.split(":") if part]
-    return [Card(name, f[0], int(f[7]) if len(f) > 7 else 0, f[4], int(f[1]), int(f[2]), int(f[3])) for f in fields]
-
-
 def book(found: Inventory, pod: Object) -> None:
-    """Add what *pod* holds; say what is wrong with its allocation."""
-    who, node = name_of(pod), pod["spec"]["nodeName"]
-    asks = [asked(container) for container in (*inits(pod), *apps(pod))]
-    text = annotations(pod).get(ALLOCATED)
-    if text is None:
-        if any(ask is not None for ask in asks):
-            found.wrong.append(f"pod {who} asks for a GPU and is bound to {node} without an allocation")
-        return
-    if (assigned := annotations(pod).get(ASSIGNED)) != node:
+    """Add what *pod* holds; say what is wrong with its allocations."""
+    who, node, notes = name_of(pod), pod["spec"]["nodeName"], annotations(pod)
+    containers = [*inits(pod), *apps(pod)]
+    if any(vendor.allocated in notes for vendor in VENDORS) and (assigned := notes.get(ASSIGNED)) != node:
         found.wrong.append(f"pod {who} is bound to {node}, its allocation is made out for {assigned}")
+    for vendor in VENDORS:
+        asks = [asked(vendor, container) for container in containers]
+        if (text := notes.get(vendor.allocated)) is not None:
+            book_vendor(found, pod, vendor, asks, text)
+        elif any(asks):
+            found.wrong.append(f"pod {who} asks for {vendor.count} and is bound to {node} without an allocation")
+
+
+def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | None], text: str) -> None:
+    """Add what *pod* holds of one vendor's cards, by its annotation *text*."""
+    who, node = name_of(pod), pod["spec"]["nodeName"]
     try:
         entries = parse(text)
-    except ValueError as error:
-        found.wrong.append(f"pod {who}: {ALLOCATED} {text!r}: {error}")
+        places = mig_places(pod) if vendor.key == "NVIDIA" else {}
+    except (ValueError, KeyError) as error:
+        found.wrong.append(f"pod {who}: {vendor.allocated} {text!r}: {error!r}")
         return
     entries += [[] for _ in range(len(asks) - len(entries))]
     if any(entries[len(asks):]):
         found.wrong.append(f"pod {who} has {len(asks)} containers and devices for more: {text!r}")
-    for position, (ask, entry) in enumerate(zip(asks, entries, strict=False)):
-        found.wrong += [f"pod {who}, container {position}: {problem}" for problem in mismatch(found, node, ask, entry)]
-    for uuid, hold in held(pod, entries).items():
+    cards = {uuid: card for (on, uuid), card in found.cards.items() if on == node and card.vendor == vendor.key}
+    problems = [f", container {position}: {problem}" for position, (ask, entry) in enumerate(zip(asks, entries))
+                for problem in mismatch(vendor, ask, entry, cards, annotations(pod))]
+    problems += [f": {problem}" for problem in misplaced(entries, places, cards)]
+    found.wrong += [f"pod {who}{problem}" for problem in problems]
+    for uuid, hold in held(pod, entries, cards, places).items():
         found.holds[node, uuid][who] = hold
 
 
-def mismatch(found: Inventory, node: str, ask: Mapping[str, int] | None, entry: list[Entry]) -> list[str]:
-    """Where *entry* is not what the container asked for."""
+def mismatch(vendor: Vendor, ask: Ask | None, entry: list[Entry], cards: Mapping[str, Card],
+             notes: Mapping[str, str]) -> list[str]:
+    """Where *entry* is not what the container asked for. *cards*: the node's, of this vendor; *notes*: the pod's."""
     if ask is None:
-        return [f"asks for nothing, holds {entry}"] if entry else []
+        return [f"asks for no {vendor.count}, holds {entry}"] if entry else []
+    if missing := [share.uuid for share in entry if share.uuid not in cards]:
+        return [f"holds {missing}, which the node does not have"]
     problems = []
-    if len(entry) != ask[COUNT]:
-        problems.append(f"asks for {ask[COUNT]} devices, holds {len(entry)}")
-    if len({share.uuid for share in entry}) != len(entry):
+    wanted = vendor.wants(ask, cards[entry[0].uuid]) if entry else max(ask.count, 1)
+    if len(entry) != wanted:
+        problems.append(f"asks for {wanted} devices of {vendor.count}, holds {len(entry)}")
+    uncut = [share.uuid for share in entry if vendor.key != "NVIDIA" or not cards[share.uuid].cut]
+    if len(set(uncut)) != len(uncut):
         problems.append(f"holds one device twice: {entry}")
     for share in entry:
-        card = found.cards.get((node, share.uuid))
-        if card is None:
-            problems.append(f"holds {share.uuid}, which {node} does not have")
-            continue
-        if MEMORY in ask and ask[MEMORY] > 0:
-            memory = ask[MEMORY]
-        else:
-            memory = card.memory * ask.get(PERCENT, 100) // 100
-        if share.memory != memory:
-            problems.append(f"asks for {memory} MiB, holds {share.memory} on {share.uuid}")
-        if share.cores != min(ask.get(CORES, 0), 100):
-            problems.append(f"asks for {ask.get(CORES, 0)} cores, holds {share.cores} on {share.uuid}")
+        card = cards[share.uuid]
+        if (share.memory, share.cores) not in (right := vendor.gets(vendor, ask, card, notes)):
+            problems.append(f"asks for {ask}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} instead "
+                            f"of one of {right[:9]}")
+        if share.type != (card.model if vendor.key == "AMD" else vendor.key):
+            problems.append(f"holds {share.uuid} as {share.type!r}")
+    if (unrelated := KINSHIP.get(vendor.key)) is not None:
+        problems += unrelated(ask, [(share, cards[share.uuid]) for share in entry])
     return problems
 
 
-def held(pod: Object, entries: list[list[Entry]]) -> dict[str, Hold]:
+Shares = list[tuple[Entry, Card]]
+
+
+def whole_modules(ask: Ask, shares: Shares) -> list[str]:
+    """Ascend910C: NPUs 0 and 1, 2 and 3 and so on go together."""
+    modules = Counter(card.index // 2 for _, card in shares)
+    return [f"holds half of modules: {[share.uuid for share, _ in shares]}"] if set(modules.values()) > {2} else []
+
+
+def all_cores(ask: Ask, shares: Shares) -> list[str]:
+    """AWS: so many cores as were asked for, and several devices in a row."""
+    problems = []
+    if not ask.count and (cores := sum(share.cores.bit_count() for share, _ in shares)) != ask.cores:
+        problems.append(f"asks for {ask.cores} cores, holds {cores}")
+    indexes = sorted(card.index for _, card in shares)
+    if indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
+        problems.append(f"holds devices that are not neighbours: {indexes}")
+    return problems
+
+
+LINKED = {2: ("04", "15", "26", "37"), 4: ("0145", "2367", "0246", "1357", "0347", "1256")}
+
+
+def one_wing(ask: Ask, shares: Shares) -> list[str]:
+    """Kunlun: cards of one wing (0 to 3, 4 to 7), or pairs that are linked across."""
+    indexes = sorted(card.index for _, card in shares)
+    text = "".join(map(str, indexes))
+    linked = len({index // 4 for index in indexes}) < 2 or len(indexes) == 8 or text in LINKED.get(len(indexes), ())
+    return [] if linked else [f"holds cards that are not linked: {indexes}"]
+
+
+KINSHIP: dict[str, Callable[[Ask, Shares], list[str]]] = {
+    "Ascend910C": whole_modules, "AWSNeuron": all_cores, "kunlun": one_wing, "XPU": one_wing,
+}
+
+Places = Mapping[tuple[int, int], tuple[str, str, int, int]]
+
+
+def mig_places(pod: Object) -> Places:
+    """Card, profile, start and size of each MIG instance, by container and share. Raises: ValueError, KeyError."""
+    places = [((one["containerIndex"], one["deviceIndex"]),
+               (one["gpuUUID"], one["profile"], one["placement"]["start"], one["placement"]["size"]))
+              for one in json.loads(annotations(pod).get(PLACES, "[]"))]
+    if len(dict(places)) < len(places):
+        raise ValueError(f"two places for one share: {places}")
+    return dict(places)
+
+
+def misplaced(entries: list[list[Entry]], places: Places, cards: Mapping[str, Card]) -> list[str]:
+    """Shares of MIG cards without a place, places without a share, and places that the card does not have."""
+    problems = []
+    shares = {(container, position): share for container, entry in enumerate(entries)
+              for position, share in enumerate(entry)}
+    for key in sorted(shares.keys() | places.keys()):
+        share, place = shares.get(key), places.get(key)
+        card = cards.get(share.uuid) if share is not None else None
+        if share is None:
+            problems.append(f"the place {place} of container {key[0]} has no share")
+        elif card is not None and card.cut and card.vendor == "NVIDIA" and place is None:
+            problems.append(f"container {key[0]} has no place on the MIG card {share.uuid}")
+        elif card is not None and place is not None and place not in [
+                (card.uuid, one.name, *spot) for one in card.profiles for spot in one.places
+                if (one.memory, one.cores) == (share.memory, share.cores)]:
+            problems.append(f"container {key[0]} holds {share} at {place}, which is none of its places")
+    return problems
+
+
+def held(pod: Object, entries: list[list[Entry]], cards: Mapping[str, Card], places: Places) -> dict[str, Hold]:
     """What the pod holds of each card now."""
     kinds = ["sidecar" if container.get("restartPolicy") == "Always" else "init" for container in inits(pod)]
     kinds += ["app"] * len(apps(pod))
     total: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: {"sidecar": [], "init": [], "app": []})
-    for kind, entry in zip(kinds, entries, strict=False):
-        for share in entry:
-            total[share.uuid][kind].append(share)
+    parts: dict[str, list[int]] = defaultdict(list)
     past_init = inits_ended(pod)
+    for position, (kind, entry) in enumerate(zip(kinds, entries)):
+        for number, share in enumerate(entry):
+            total[share.uuid][kind].append(share)
+            if kind != "init" or not past_init:
+                parts[share.uuid] += parts_of(share, cards.get(share.uuid), places.get((position, number)))
     holds = {}
     for uuid, by_kind in total.items():
         peak = [] if past_init else by_kind["init"]
         lasting = by_kind["sidecar"] + by_kind["app"]
+        card = cards.get(uuid)
         hold = Hold(
             sum(e.memory for e in by_kind["sidecar"]) + max(max((e.memory for e in peak), default=0),
                                                             sum(e.memory for e in by_kind["app"])),
             sum(e.cores for e in by_kind["sidecar"]) + max(max((e.cores for e in peak), default=0),
                                                            sum(e.cores for e in by_kind["app"])),
-            len(by_kind["sidecar"]) + max(1 if peak else 0, len(by_kind["app"])),
-            any(e.cores >= 100 for e in lasting))
+            slots_of(by_kind["sidecar"], card) + max(max((slots_of([e], card) for e in peak), default=0),
+                                                     slots_of(by_kind["app"], card)),
+            any(e.cores >= 100 for e in lasting), tuple(parts[uuid]))
+        if card is not None and card.vendor == "Metax-SGPU":
+            hold = hold._replace(app_class=annotations(pod).get(APP_CLASS, ""),
+                                 quality=annotations(pod).get(QUALITY, "best-effort"))
         if hold.slots:
             holds[uuid] = hold
     return holds
 
 
+def parts_of(share: Entry, card: Card | None, place: tuple[str, str, int, int] | None) -> Iterable[int]:
+    """The parts of a card that only this share may have."""
+    if place is not None:
+        return range(place[2], place[2] + place[3])
+    if card is not None and card.vendor == "AWSNeuron":
+        return [core for core in range(card.cores) if share.cores >> core & 1]
+    return ()
+
+
+def slots_of(entries: list[Entry], card: Card | None) -> int:
+    """One for each share; of a device in slices (DRS), as many as its profile has."""
+    if card is None or card.vendor != "Enflame":
+        return len(entries)
+    sizes: dict[tuple[int, int], Profile] = {(one.memory, one.cores): one for one in card.profiles}
+    return sum(sizes[e.memory, e.cores].slices if (e.memory, e.cores) in sizes else 1 for e in entries)
+
+
 def overbooked(found: Inventory) -> list[str]:
-    """Cards over their memory, cores or slots, and cards that someone has to himself and shares nevertheless."""
+    """Cards over their memory, cores or slots; parts that are held twice; and cards that someone has to himself and
+    shares nevertheless, or with those with whom he may not."""
     problems = []
     for key, holds in found.holds.items():
         card, used = found.cards.get(key), found.used(key)
         if card is None:
             continue  # already said, by the pod
-        for what, taken, there in (("MiB", used.memory, card.memory), ("cores", used.cores, card.cores),
-                                   ("slots", used.slots, card.slots)):
+        where = f"{card.uuid} on {card.node}"
+        for what, taken, there in (("MiB", used.memory, card.memory), ("slots", used.slots, card.slots),
+                                   ("cores", 0 if card.cut else used.cores, card.cores)):
             if taken > there:
-                problems.append(
-                    f"{card.uuid} on {card.node} has {there} {what}, {taken} are given out: {describe(holds)}")
-        if card.cores == 100 and len(holds) > 1 and any(hold.exclusive for hold in holds.values()):
-            problems.append(f"{card.uuid} on {card.node} is shared although someone has it whole: {describe(holds)}")
+                problems.append(f"{where} has {there} {what}, {taken} are given out: {describe(holds)}")
+        parts = Counter(part for hold in holds.values() for part in hold.parts)
+        if twice := sorted(part for part, number in parts.items() if number > 1):
+            problems.append(f"the parts {twice} of {where} are given out more than once: {describe(holds)}")
+        alone = any(hold.exclusive and not hold.app_class for hold in holds.values())
+        if card.cores == 100 and not card.cut and len(holds) > 1 and alone:
+            problems.append(f"{where} is shared although someone has it whole: {describe(holds)}")
+        problems += [f"{where} {problem}: {describe(holds)}" for problem in at_odds(card, list(holds.values()))]
+    return problems
+
+
+def at_odds(card: Card, holds: list[Hold]) -> list[str]:
+    """Pods that may not share a card: sGPUs of several qualities, or of a class and of none; slices of two sizes."""
+    problems = []
+    if card.vendor == "Metax-SGPU":
+        if len({hold.quality for hold in holds if hold.app_class != "online"}) > 1:
+            problems.append("has several qualities of service")
+        if len({bool(hold.app_class) for hold in holds}) > 1:
+            problems.append("has pods of an app class and others")
+    if card.vendor == "XPU" and len({hold.memory // hold.slots for hold in holds}) > 1:
+        problems.append("is cut in slices of several sizes")
     return problems
 
 
 def phantoms(pods: Iterable[Object]) -> list[str]:
     """Pods that carry an allocation and are bound nowhere: usage that nobody has."""
     return [f"pod {name_of(pod)} carries an allocation and is not bound" for pod in pods
-            if lives(pod) and not pod["spec"].get("nodeName") and ALLOCATED in annotations(pod)]
+            if lives(pod) and not pod["spec"].get("nodeName")
+            and any(vendor.allocated in annotations(pod) for vendor in VENDORS)]
 
 
 def dead_locks(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
@@ -225,12 +321,16 @@ def dead_locks(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
     by_name = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in pods}
     problems = []
     for node in nodes:
-        lock = annotations(node).get(LOCK)
+        name = node["metadata"]["name"]
+        if MLU_LOCK in annotations(node) and not any(
+                pod["spec"].get("nodeName") == name and annotations(pod).get(MLU_ASSIGNED) == "false"
+                for pod in by_name.values()):
+            problems.append(f"the MLU lock of {name} is held and nobody there waits for MLUs")
+        lock = annotations(node).get(MUTEX)
         if lock is None:
             continue
         parts = lock.split(",")
         pod = by_name.get((parts[1], parts[2])) if len(parts) == 3 else None
-        name = node["metadata"]["name"]
         if pod is None:
             problems.append(f"the lock of {name} names nobody who exists: {lock!r}")
         elif pod["spec"].get("nodeName") not in (None, "", name) or not lives(pod):
@@ -253,25 +353,9 @@ def parse(text: str) -> list[list[Entry]]:
             if len(fields) < 4:
                 raise ValueError(f"{part!r} has {len(fields)} fields")
             if fields[0]:
-                entry.append(Entry(fields[0], int(fields[2]), int(fields[3])))
+                entry.append(Entry(fields[0], fields[1], int(fields[2]), int(fields[3])))
         parsed.append(entry)
     return parsed
-
-
-def asked(container: Object) -> dict[str, int] | None:
-    """NVIDIA resources that *container* asks for, limits before requests; ``None`` when it wants no device."""
-    resources = container.get("resources") or {}
-    values = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    ask = {key: whole(values[key]) for key in (COUNT, MEMORY, PERCENT, CORES) if key in values}
-    return ask if ask.get(COUNT) else None
-
-
-def whole(quantity: str) -> int:
-    """A quantity as the API server writes it back (``32000`` becomes ``32k``), rounded up."""
-    digits = quantity.rstrip("KMGTPEikmu")
-    scale = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-    unit = quantity[len(digits):]
-    return math.ceil(Decimal(digits) / 1000 if unit == "m" else Decimal(digits) * scale[unit])
 
 
 def inits(pod: Object) -> list[Object]:

@@ -1,4 +1,5 @@
-"""Fake GPU nodes: kwok keeps them Ready, and they carry what NVIDIA's device plugin would have registered.
+"""Fake GPU nodes: kwok keeps them Ready, and they carry what NVIDIA's device plugin would have registered. What other
+vendors' agents leave on theirs is in ``vendor_nodes``.
 
 The register annotation is written here on its own, so that a fault in ``hami.codec`` cannot hide itself.
 """
@@ -10,10 +11,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["REGISTER", "Gpu", "fake_node", "gpu", "gpus", "register_text"]
+__all__ = ["REGISTER", "Gpu", "MigProfile", "fake_node", "gpu", "gpus", "mig_gpu", "register_text"]
 
 REGISTER = "hami.io/node-nvidia-register"
 A100 = "NVIDIA A100-SXM4-80GB"
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A size in which a card can be cut, and where an instance may start, in memory slices."""
+
+    name: str
+    memory_mb: int
+    cores: int
+    slices: int
+    size: int
+    starts: tuple[int, ...]
+
+
+A100_40GB_PROFILES = (
+    MigProfile("1g.5gb", 4864, 15, 1, 1, (0, 1, 2, 3, 4, 5, 6)),
+    MigProfile("2g.10gb", 9984, 29, 2, 2, (0, 2, 4)),
+    MigProfile("3g.20gb", 19_968, 43, 3, 4, (0, 4)),
+    MigProfile("7g.40gb", 40_192, 100, 7, 8, (0,)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +50,7 @@ class Gpu:
     numa: int = 0
     mode: str = "hami-core"
     healthy: bool = True
+    profiles: tuple[MigProfile, ...] = ()
 
 
 def gpu(**fields: Any) -> Gpu:
@@ -38,6 +60,13 @@ def gpu(**fields: Any) -> Gpu:
 def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
     """*count* equal cards, the first half on NUMA node 0."""
     return tuple(Gpu(**{"numa": 2 * index // count} | fields) for index in range(count))
+
+
+def mig_gpu(**fields: Any) -> Gpu:
+    """A card in MIG mode; as the plugin does, its slots are the instances of the smallest profile."""
+    made: dict[str, Any] = {"mode": "mig", "slots": 7, "memory_mib": 40_960, "model": "NVIDIA A100-SXM4-40GB",
+                            "profiles": A100_40GB_PROFILES}
+    return Gpu(**made | fields)
 
 
 def registered(node: str, cards: Iterable[Gpu]) -> tuple[Gpu, ...]:
@@ -51,6 +80,9 @@ def register_text(cards: Iterable[Gpu]) -> str:
     fields = [{
         "id": card.uuid, "index": card.index, "count": card.slots, "devmem": card.memory_mib, "devcore": card.cores,
         "type": card.model, "numa": card.numa, "mode": card.mode, "health": card.healthy,
+        "migProfiles": [{"name": one.name, "memoryMB": one.memory_mb, "core": one.cores, "sliceCount": one.slices,
+                         "placements": [{"start": start, "size": one.size} for start in one.starts]}
+                        for one in card.profiles],
     } for card in cards]
     kept = [{key: value for key, value in entry.items() if value} for entry in fields]
     return json.dumps(kept, separators=(",", ":"))

@@ -15,8 +15,9 @@ RESOURCES = {
 
 
 def container(name: str = "main", *, privileged: bool = False, **asked: int | str) -> Object:
-    """A container. *asked*: ``gpu``, ``gpumem`` (MiB), ``percent``, ``gpucores``, ``priority``, put into its limits."""
-    limits = {RESOURCES[key]: str(value) for key, value in asked.items()}
+    """A container. *asked*: ``gpu``, ``gpumem`` (MiB), ``percent``, ``gpucores``, ``priority``, or whole names of
+    resources (``**{"hygon.com/dcunum": 1}``), put into its limits."""
+    limits = {RESOURCES.get(key, key): str(value) for key, value in asked.items()}
     made: Object = {"name": name, "image": "busybox:1", "command": ["sleep", "inf"]}
     if limits:
         made["resources"] = {"limits": limits}

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from e2e import audit
 from e2e.kube import ApiError, Kube, WaitTimeout
 from e2e.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
+from e2e.vendor_nodes import Outfit, vendor_node
+from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
 
 __all__ = ["Sandbox", "Share"]
 
 Object = dict[str, Any]
 LABEL = "hami-e2e/sandbox"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
-PHASE = "hami.io/bind-phase"
 
 
 class Share(NamedTuple):
@@ -86,6 +87,13 @@ class Sandbox:
         if ready:
             self.wait_schedulable(nodes)
 
+    def add_node(self, name: str, *outfits: Outfit, labels: Mapping[str, str] | None = None,
+                 annotations: Mapping[str, str] | None = None) -> None:
+        """A node with what the agents of its vendors leave there, schedulable when this returns."""
+        self.kube.create(vendor_node(self._prefix + name, outfits, annotations=annotations,
+                                     labels={LABEL: self.namespace, **(labels or {})}))
+        self.wait_schedulable([name])
+
     def wait_schedulable(self, names: Iterable[str], timeout: float = 30) -> None:
         wanted = {self._prefix + name for name in names}
         self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted),
@@ -109,6 +117,13 @@ class Sandbox:
         """The node's plugin registers *cards* instead."""
         self._nodes[name] = cards
         self.annotate_node(name, {REGISTER: register_text(registered(self._prefix + name, cards))})
+
+    def label_node(self, name: str, values: Mapping[str, str | None]) -> None:
+        self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"labels": dict(values)}})
+
+    def node_event(self, name: str, reason: str, *, timeout: float = 20) -> str:
+        """Wait for an event of the node and return its message."""
+        return self._told(self._prefix + name, reason, "", "default", timeout)
 
     def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
         """Wait until *done*, given the node's annotations, returns something true."""
@@ -159,8 +174,8 @@ class Sandbox:
         return self._wait_pods(lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout)
 
     def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
-        """As ``bound``, and the device plugin has handed the devices over."""
-        return self._wait_pods(lambda pod: phase(pod) == "success", "bound, bind-phase success", wait_for, timeout)
+        """As ``bound``, and those device plugins that say so have handed the devices over."""
+        return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
 
     def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
                    ) -> dict[str, str]:
@@ -189,6 +204,11 @@ class Sandbox:
         return [[Share(by_uuid.get(entry.uuid, entry.uuid), entry.memory, entry.cores) for entry in entries]
                 for entries in audit.parse(text)]
 
+    def annotations(self, name: str) -> dict[str, str]:
+        """The pod's annotations, with nodes called as the test wrote them."""
+        found = self.pod(name)["metadata"].get("annotations") or {}
+        return {key: text.replace(self._prefix, "") for key, text in found.items()}
+
     def cards(self, name: str) -> set[str]:
         """Cards that the pod holds any share of, as ``node/index``."""
         return {share.card for share in itertools.chain(*self.shares(name))}
@@ -201,16 +221,20 @@ class Sandbox:
 
     def event(self, pod: str, reason: str, containing: str = "", *, timeout: float = 20) -> str:
         """Wait for an event of *pod* and return its message."""
+        return self._told(pod, reason, containing, self.namespace, timeout)
+
+    def _told(self, name: str, reason: str, containing: str, namespace: str, timeout: float) -> str:
         def told(events: dict[str, Object]) -> str | None:
             return next((event["message"] for event in events.values()
                          if event["reason"] == reason and containing in event["message"]), None)
 
         try:
-            return self.kube.wait("Event", told, self.namespace, timeout=timeout,
-                                  fieldSelector=f"involvedObject.name={pod}")
+            return self.kube.wait("Event", told, namespace, timeout=timeout,
+                                  fieldSelector=f"involvedObject.name={name}")
         except WaitTimeout:
-            raise WaitTimeout(f"no event {reason} of {pod} with {containing!r} within {timeout:g} s; "
-                              f"there are {self.events(pod)}") from None
+            found = self.kube.list("Event", namespace, fieldSelector=f"involvedObject.name={name}")
+            raise WaitTimeout(f"no event {reason} of {name} with {containing!r} within {timeout:g} s; "
+                              f"there are {[event['message'] for event in found]}") from None
 
     def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
         """Wait until the scheduler has said why *pod* waits; the pod must then be unbound."""
@@ -227,8 +251,14 @@ def named(kind: str, name: str, **metadata: Any) -> Object:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}
 
 
-def phase(pod: Object) -> str | None:
-    return (pod["metadata"].get("annotations") or {}).get(PHASE)
+def served(pod: Object) -> bool:
+    """The pod is bound, and none of its devices are still to be handed out by an agent that would say so."""
+    notes = pod["metadata"].get("annotations") or {}
+    locks = {vendor.lock for vendor in VENDORS if vendor.allocated in notes}
+    if not locks or not pod["spec"].get("nodeName"):
+        return False
+    return (MUTEX not in locks or notes.get(PHASE) == "success") and (
+        MLU_LOCK not in locks or notes.get(MLU_ASSIGNED) == "true")
 
 
 def schedulable(node: Object) -> bool:

@@ -1,0 +1,437 @@
+"""Devices of all vendors: what nodes offer of them, what pods get, and what their agents are told.
+
+Ids such as ``A1`` name the golden example of the specification that a test repeats.
+"""
+
+import json
+import re
+import time
+
+import pytest
+
+from e2e import vendor_nodes as nodes
+from e2e.kube import ApiError
+from e2e.nodes import gpu, mig_gpu
+from e2e.pods import container, pod
+from e2e.vendor_nodes import card
+from e2e.vendors import MLU_LOCK, MUTEX, vendor_of
+
+MIG = {"nvidia.com/vgpu-mode": "mig"}
+PLACES = "hami.io/vgpu-mig-allocations"
+SOFT = {"huawei.com/vnpu-mode": "hami-core"}
+OF_ALL_VENDORS = {"hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time"}
+
+
+def refused(sandbox, item):
+    """Why the API server does not let *item* in."""
+    with pytest.raises(ApiError) as error:
+        sandbox.create(item)
+    return error.value.message
+
+
+def start(sandbox, *pods):
+    """Create *pods* one after the other, each when the one before has its devices."""
+    for item in pods:
+        sandbox.create(item)
+        sandbox.started()
+
+
+def waits(sandbox, name, why):
+    """The pod is told *why*, in so many words, and is not bound."""
+    assert sandbox.event(name, "FailedScheduling", why)
+    assert not sandbox.pod(name)["spec"].get("nodeName")
+
+
+def given(sandbox, name, vendor):
+    """The pod's allocation."""
+    return sandbox.annotations(name)[vendor_of(vendor).allocated]
+
+
+def admitted(sandbox, name):
+    """Limits of the pod's first container after admission; its requests are the same."""
+    found = sandbox.pod(name)["spec"]["containers"][0]["resources"]
+    assert found["limits"] == found["requests"]
+    return found["limits"]
+
+
+def told(sandbox, name):
+    """What the vendors' agents read of the pod, its times made comparable."""
+    return {key: re.sub(r"\b\d{10}\b", "<s>", re.sub(r"\b\d{19}\b", "<ns>", text))
+            for key, text in sandbox.annotations(name).items() if key not in OF_ALL_VENDORS}
+
+
+def full_name(sandbox, node):
+    """What the node is called on the cluster; the names of its cards may begin with that."""
+    return sandbox.node(node)["metadata"]["name"]
+
+
+# -- NVIDIA's cards in MIG mode
+
+
+def places(sandbox, name):
+    """Profile, start and size of the instances that the pod has."""
+    return [(one["profile"], one["placement"]["start"], one["placement"]["size"])
+            for one in json.loads(sandbox.annotations(name)[PLACES])]
+
+
+def test_one_card_gives_a_container_several_mig_instances(sandbox):
+    """N10"""
+    sandbox.add_node("n", nodes.nvidia(mig_gpu(uuid="GPU-m")))
+    start(sandbox, pod("a", gpu=2, gpumem=8000, annotations=MIG))
+    assert given(sandbox, "a", "NVIDIA") == "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;"
+    assert json.loads(sandbox.annotations("a")[PLACES]) == [
+        {"containerIndex": 0, "deviceIndex": number, "gpuUUID": "GPU-m", "profile": "2g.10gb",
+         "placement": {"start": start, "size": 2}} for number, start in enumerate((0, 2))]
+
+
+def test_mig_places_outlive_the_scheduler_and_a_full_card_is_waited_for(sandbox, scheduler):
+    sandbox.add_node("n", nodes.nvidia(mig_gpu(uuid="GPU-m")))
+    start(sandbox, pod("a", gpu=2, gpumem=8000), pod("b", containers=[
+        container("log"), container("train", gpu=1, gpumem=8000)]))
+    assert (places(sandbox, "a"), places(sandbox, "b")) == (
+        [("2g.10gb", 0, 2), ("2g.10gb", 2, 2)], [("2g.10gb", 4, 2)])
+    scheduler.kill()
+    scheduler.run_with()
+    sandbox.create(pod("c", gpu=1, gpumem=8000))
+    waits(sandbox, "c", "1/1 CardMigTopologyInfeasible")
+    sandbox.create(pod("d", gpu=1, gpumem=4000))
+    assert sandbox.started(wait_for=3) == {"a": "n", "b": "n", "d": "n"}
+    assert places(sandbox, "d") == [("1g.5gb", 6, 1)]
+    sandbox.delete("b")
+    assert sandbox.started() == {"a": "n", "c": "n", "d": "n"}
+    assert places(sandbox, "c") == [("2g.10gb", 4, 2)]
+
+
+# -- Ascend
+
+
+def test_hard_split_rounds_memory_up_to_a_template(sandbox):
+    """A1"""
+    sandbox.add_node("n", nodes.ascend("Ascend310P", card("dev-0", 21_527)))
+    start(sandbox, pod("a", **{"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": 2000}))
+    assert admitted(sandbox, "a") == {"huawei.com/Ascend310P": "1", "huawei.com/Ascend310P-memory": "3072"}
+    assert told(sandbox, "a") == {
+        "hami.io/Ascend310P-devices-allocated": "dev-0,Ascend310P,3072,0:;",
+        "hami.io/Ascend310P-devices-to-allocate": ";", "predicate-time": "<s>",
+        "huawei.com/Ascend310P": '[{"UUID":"dev-0","temp":"vir01","memory":3072}]'}
+
+
+def test_templates_fill_a_chip_and_no_more(sandbox):
+    sandbox.add_node("n", nodes.ascend("Ascend310P", card("dev-0", 21_527)))
+    start(sandbox, *(pod(name, **{"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": memory})
+                     for name, memory in (("a", 12_000), ("b", 6000), ("c", 1))))
+    sandbox.create(pod("d", **{"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": 1}))
+    waits(sandbox, "d", "CardInsufficientMemory")
+    assert given(sandbox, "a", "Ascend310P") == "dev-0,Ascend310P,12288,0:;"
+
+
+def test_soft_split_goes_to_nodes_that_have_it(sandbox):
+    """A5"""
+    sandbox.add_node("n", nodes.ascend("Ascend910B3", card("d", 65_536, cores=20)))
+    asks = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 15_360, "huawei.com/Ascend910B3-core": 20}
+    sandbox.create(pod("a", annotations=SOFT, **asks))
+    waits(sandbox, "a", "ModeNotFit")
+    sandbox.annotate_node("n", {"hami-vnpu-core": "true"})
+    assert sandbox.started() == {"a": "n"}
+    assert given(sandbox, "a", "Ascend910B3") == "d,Ascend910B3,15360,20:;"
+    assert sandbox.annotations("a")["huawei.com/Ascend910B3"] == '[{"UUID":"d","memory":15360,"core":20}]'
+
+
+def test_one_910c_is_a_whole_module(sandbox):
+    """A6"""
+    npus = [card(f"npu-{index}", 65_536, slots=1, healthy=index not in (1, 4)) for index in range(6)]
+    sandbox.add_node("n", nodes.ascend("Ascend910C", *npus))
+    start(sandbox, pod("a", **{"huawei.com/Ascend910C": 1}))
+    assert admitted(sandbox, "a") == {"huawei.com/Ascend910C": "2", "huawei.com/Ascend910C-memory": "65536"}
+    assert given(sandbox, "a", "Ascend910C") == "npu-3,Ascend910C,65536,0:npu-2,Ascend910C,65536,0:;"
+    sandbox.create(pod("b", **{"huawei.com/Ascend910C": 1}))  # two NPUs are left, of two modules
+    waits(sandbox, "b", "0/2 AllocatedCardsInsufficientRequest")
+
+
+@pytest.mark.parametrize(("chip", "count", "more", "why"), [
+    pytest.param("Ascend910C", 3, {}, "Ascend910C device request must be 1 or 2*n, got 3", id="odd-910C"),
+    pytest.param("Ascend910B3", 2, {"memory": 16_384}, "vNPU not supported for multiple devices", id="A3"),
+    pytest.param("Ascend910B3", 1, {"memory": 70_000}, "huawei.com/Ascend910B3-memory 70000 is invalid", id="A4"),
+    pytest.param("Ascend910B3", 1, {"core": 20}, "Ascend910B3-core is only supported in hami-core (soft split) mode",
+                 id="cores-in-hard-split"),
+])
+def test_what_ascend_cannot_do_is_refused_at_admission(sandbox, chip, count, more, why):
+    asks = {f"huawei.com/{chip}": count} | {f"huawei.com/{chip}-{name}": amount for name, amount in more.items()}
+    assert why in refused(sandbox, pod("a", **asks))
+
+
+# -- Cambricon
+
+MLU = {"cambricon.com/vmlu": 1, "cambricon.com/mlu.smlu.vmemory": 20, "cambricon.com/mlu.smlu.vcore": 10}
+
+
+def test_an_mlu_pod_carries_the_profile_of_its_slice(sandbox):
+    """C1"""
+    sandbox.add_node("n", nodes.cambricon(4))
+    start(sandbox, pod("a", **MLU))
+    assert told(sandbox, "a") == {
+        "hami.io/cambricon-mlu-devices-allocated": "n-cambricon-mlu-3,MLU,5120,10:;",
+        "hami.io/cambricon-mlu-devices-to-allocate": "n-cambricon-mlu-3,MLU,5120,10:;",
+        "CAMBRICON_DSMLU_PROFILE": "3_10_20", "CAMBRICON_DSMLU_ASSIGNED": "true"}  # true: said by its agent
+
+
+def test_mlu_pods_of_one_node_wait_for_cambricons_own_lock(sandbox, scheduler, agent):
+    sandbox.add_node("n", nodes.cambricon(4))
+    agent.pause()
+    sandbox.create(pod("a", **MLU), pod("b", **MLU))
+    sandbox.bound(wait_for=1)
+    deadline = time.monotonic() + 20
+    while "hami_scheduler_node_lock_waiting_pods 1.0" not in scheduler.metrics():
+        assert time.monotonic() < deadline, scheduler.metrics()
+        time.sleep(0.05)
+    notes = sandbox.node("n")["metadata"]["annotations"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[^,]*", notes[MLU_LOCK])  # a bare time
+    assert MUTEX not in notes
+    assert len(sandbox.bound(wait_for=1)) == 1
+    agent.resume()
+    assert sandbox.started() == {"a": "n", "b": "n"}
+    sandbox.wait_node("n", lambda notes: MLU_LOCK not in notes, what="the lock is released")
+
+
+# -- Hygon
+
+
+def test_dcus_are_read_from_the_text_form(sandbox):
+    """H1, H2, H3"""
+    sandbox.add_node("n", nodes.hygon(card("DCU-a", 32_752, slots=30), card("DCU-b", 32_752, slots=30)))
+    start(sandbox, pod("h2", **{"hygon.com/dcunum": 2}))
+    assert given(sandbox, "h2", "DCU") == "DCU-b,DCU,32752,100:DCU-a,DCU,32752,100:;"
+    share = {"hygon.com/dcunum": 1, "hygon.com/dcucores": 60, "hygon.com/dcumem": 2000}
+    sandbox.create(pod("h1", **share))
+    waits(sandbox, "h1", "2/2 CardInsufficientMemory")
+    sandbox.delete("h2")
+    assert sandbox.started() == {"h1": "n"}
+    assert given(sandbox, "h1", "DCU") == "DCU-b,DCU,2000,60:;"
+    sandbox.create(pod("h3", annotations={"hygon.com/nouse-dcutype": "K100"}, **share))
+    waits(sandbox, "h3", "2/2 CardTypeMismatch")
+
+
+# -- MetaX
+
+SGPU = {"metax-tech.com/sgpu": 1, "metax-tech.com/vcore": 60, "metax-tech.com/vmemory": 4}
+QUALITY = "metax-tech.com/sgpu-qos-policy"
+
+
+def test_an_sgpu_has_one_quality_of_service(sandbox):
+    """S1, S4"""
+    sandbox.add_node("n", nodes.sgpu("GPU-x"))
+    start(sandbox, pod("a", **SGPU))
+    assert told(sandbox, "a") == {
+        QUALITY: "best-effort",  # by the webhook
+        "hami.io/metax-sgpu-devices-allocated": "GPU-x,Metax-SGPU,4096,60:;",
+        "hami.io/metax-sgpu-devices-to-allocate": ";",
+        "metax-tech.com/gpu-devices-allocated": '[[{"uuid":"GPU-x","compute":60,"vRam":4096}]]',
+        "metax-tech.com/predicate-time": "<ns>"}
+    little = SGPU | {"metax-tech.com/vcore": 20}
+    sandbox.create(pod("b", annotations={QUALITY: "burst-share"}, **little))
+    waits(sandbox, "b", "1/1 CardQosPolicyMismatch")
+    sandbox.create(pod("c", **little))
+    sandbox.started(wait_for=2)
+    sandbox.delete("a")
+    sandbox.delete("c")
+    assert sandbox.started() == {"b": "n"}
+
+
+def test_online_and_other_pods_share_no_sgpu(sandbox):
+    """S3"""
+    sandbox.add_node("n", nodes.sgpu("GPU-x"))
+    online = {"metax-tech.com/sgpu-app-class": "online"}
+    start(sandbox, pod("a", annotations=online, **{"metax-tech.com/sgpu": 1, "metax-tech.com/vmemory": 4}))
+    assert given(sandbox, "a", "Metax-SGPU") == "GPU-x,Metax-SGPU,4096,0:;"
+    sandbox.create(pod("b", **SGPU))
+    waits(sandbox, "b", "1/1 CardAppClassMismatch")
+
+
+# -- Kunlun
+
+
+def slices(count, memory):
+    return {"kunlunxin.com/vxpu": count, "kunlunxin.com/vxpu-memory": memory}
+
+
+def test_slices_of_one_xpu_are_rounded_and_of_one_size(sandbox):
+    """X3"""
+    sandbox.add_node("n", nodes.vxpu(card("xpu-0", 98_304)))
+    start(sandbox, pod("a", **slices(1, 20_000)))
+    assert admitted(sandbox, "a") == {"kunlunxin.com/vxpu": "1", "kunlunxin.com/vxpu-memory": "24576"}
+    assert given(sandbox, "a", "XPU") == "xpu-0,XPU,24576,25:;"
+    sandbox.create(pod("b", **slices(1, 30_000)))
+    waits(sandbox, "b", "1/1 CardNotFoundCustomFilterRule")
+    sandbox.delete("a")
+    assert sandbox.started() == {"b": "n"}
+    assert given(sandbox, "b", "XPU") == "xpu-0,XPU,49152,50:;"
+
+
+def test_slices_are_of_xpus_that_are_linked(sandbox):
+    """Across the wings only 0-4, 1-5, 2-6 and 3-7 are."""
+    sandbox.add_node("n", nodes.vxpu(*(card(f"xpu-{index}", 98_304) for index in range(8))))
+    sandbox.create(pod("a", annotations={"hami.io/use-xpu-uuid": "xpu-3,xpu-4"}, **slices(2, 24_576)))
+    waits(sandbox, "a", "1/8 NumaNotFit")
+    sandbox.delete("a")
+    start(sandbox, pod("b", annotations={"hami.io/use-xpu-uuid": "xpu-3,xpu-7"}, **slices(2, 24_576)))
+    assert given(sandbox, "b", "XPU") == "xpu-3,XPU,24576,25:xpu-7,XPU,24576,25:;"
+
+
+def test_whole_xpus_leave_others_what_is_linked(sandbox):
+    """K1, K2"""
+    sandbox.add_node("n", nodes.kunlun(8))
+    start(sandbox, pod("used", annotations={"hami.io/use-xpu-uuid": f"{full_name(sandbox, 'n')}-kunlun-5"},
+                       **{"kunlunxin.com/xpu": 1}), pod("k1", **{"kunlunxin.com/xpu": 1}))
+    assert told(sandbox, "k1") == {"hami.io/kunlun-allocated": "n-kunlun-4,kunlun,98304,100:;",
+                                   "BAIDU_COM_DEVICE_IDX": "4"}
+    sandbox.delete("k1")
+    start(sandbox, pod("k2", **{"kunlunxin.com/xpu": 2}))
+    assert sandbox.annotations("k2")["BAIDU_COM_DEVICE_IDX"] == "4,6"
+
+
+# -- AWS Neuron
+
+CORES = "aws.amazon.com/neuroncore"
+
+
+def test_neuron_cores_are_handed_out_one_by_one(sandbox):
+    """W1, W2, W8"""
+    sandbox.add_node("n", nodes.neuron("inf2.xlarge", 1))
+    start(sandbox, pod("a", **{CORES: 1}), pod("b", **{CORES: 1}))
+    agent = {"NEURON_ALLOCATED": "false", "NEURON_ALLOC_TIME": "<ns>", "NEURON_RESOURCE_TYPE": CORES,
+             "aws.amazon.com/predicate-node": "n"}
+    for name, mask, number in (("a", 1, "0"), ("b", 2, "1")):
+        assert told(sandbox, name) == agent | {
+            "hami.io/aws-neuron-devices-allocated": f"n-AWSNeuron-0,AWSNeuron,0,{mask}:;", "AWS_NEURON_IDS": number}
+    sandbox.delete("a")
+    sandbox.create(pod("c", **{CORES: 2}))
+    waits(sandbox, "c", "1/1 CardInsufficientCore")
+    sandbox.create(pod("d", **{CORES: 1}))
+    sandbox.started(wait_for=2)
+    assert given(sandbox, "d", "AWSNeuron") == "n-AWSNeuron-0,AWSNeuron,0,1:;"
+
+
+def test_trainium_devices_are_an_aligned_run(sandbox):
+    """W3"""
+    sandbox.add_node("n", nodes.neuron("trn1.32xlarge", 16))
+    first = {"aws.amazon.com/use-neuron-uuid": f"{full_name(sandbox, 'n')}-AWSNeuron-0"}
+    start(sandbox, pod("used", annotations=first, **{"aws.amazon.com/neuron": 1}),
+          pod("w3", **{"aws.amazon.com/neuron": 4}))
+    assert sandbox.annotations("w3")["AWS_NEURON_IDS"] == "4,5,6,7"
+    assert given(sandbox, "w3", "AWSNeuron") == "".join(
+        f"n-AWSNeuron-{index},AWSNeuron,0,3:" for index in (4, 5, 6, 7)) + ";"
+
+
+def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
+    sandbox.add_node("n", nodes.neuron(None, 2))
+    assert "label node.kubernetes.io/instance-type" in sandbox.node_event("n", "InventoryUnreadable")
+    sandbox.create(pod("a", **{CORES: 2}))
+    waits(sandbox, "a", "node unregistered")
+    sandbox.label_node("n", {"node.kubernetes.io/instance-type": "inf2.xlarge"})
+    assert sandbox.started() == {"a": "n"}
+
+
+# -- several vendors
+
+
+@pytest.mark.parametrize(("outfit", "asks", "key", "share"), [
+    pytest.param(nodes.hygon(card("DCU-a", 32_752)),
+                 {"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 10}, "DCU",
+                 "DCU-a,DCU,2000,10:", id="one-lock"),
+    pytest.param(nodes.cambricon(1), MLU, "MLU", "n-cambricon-mlu-0,MLU,5120,10:", id="a-lock-each"),
+    pytest.param(nodes.neuron("inf2.xlarge", 1), {CORES: 1}, "AWSNeuron", "n-AWSNeuron-0,AWSNeuron,0,1:",
+                 id="only-one-locks"),
+])
+def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, asks, key, share):
+    """Each has its own annotation, in which every container has a place."""
+    sandbox.add_node("n", nodes.nvidia(gpu(uuid="GPU-a")), outfit)
+    both = [container("log"), container("one", gpu=1, gpumem=3000), container("other", **asks)]
+    sandbox.create(pod("a", containers=both), pod("b", containers=both))
+    assert sandbox.started() == {"a": "n", "b": "n"}
+    assert given(sandbox, "a", "NVIDIA") == ";GPU-a,NVIDIA,3000,0:;;"
+    assert given(sandbox, "a", key) == f";;{share};"
+
+
+def test_devices_of_another_vendor_are_no_devices(sandbox):
+    sandbox.add_node("n", nodes.nvidia(gpu()), nodes.hygon(card("DCU-a", 32_752)))
+    sandbox.create(pod("a", **{"birentech.com/gpu": 1}))
+    waits(sandbox, "a", "NodeInsufficientDevice")
+
+
+# -- every other vendor, its golden example
+
+MOORE_THREADS = {"mthreads.com/predicate-node": "n", "mthreads.com/predicate-time": "<ns>"}
+DRS_HALF = {
+    "enflame.com/gcu-assigned": "false", "enflame.com/gcu-assigned-time": "<ns>", "enflame.com/gcu-assigned-index": "0",
+    "enflame.com/gcu-assigned-id": "0", "enflame.com/gcu-assigned-minor": "7", "enflame.com/gcu-request-size": "3",
+    "assigned-containers": '{"main":{"allocated":false,"request":3,"profileID":"1","profileName":"3g.20gb"}}'}
+DIES = [card(f"d{index}", custominfo={"DeviceStrategy": "die", "AIC": aic}) for index, aic in enumerate("1123")]
+
+
+def row(outfit, asks, vendor, allocation, id, **more):
+    return pytest.param(outfit, asks, vendor_of(vendor), allocation, more, id=id)
+
+
+@pytest.mark.parametrize(("outfit", "asks", "vendor", "allocation", "more"), [
+    row(nodes.iluvatar("BI-V150", card("GPU-x", 32_768)),
+        {"iluvatar.ai/BI-V150-vgpu": 1, "iluvatar.ai/BI-V150.vCore": 50, "iluvatar.ai/BI-V150.vMem": 64},
+        "BI-V150", "GPU-x,BI-V150,16384,50:;", id="I1"),
+    row(nodes.iluvatar("BI-V150", card("GPU-x", 32_768), card("GPU-y", 32_768)), {"iluvatar.ai/BI-V150-vgpu": 2},
+        "BI-V150", "GPU-y,BI-V150,32768,100:GPU-x,BI-V150,32768,100:;", id="I2"),
+    row(nodes.amd(card("card", 196_608, cores=304)),
+        {"amd.com/gpu": 1, "amd.com/gpumem": 16_384, "amd.com/gpucores": 25},
+        "AMD", "card,AMD Instinct MI300X VF,16384,76:;", id="M1"),
+    row(nodes.amd(card("card", 196_608, cores=304)), {"amd.com/gpu": 1},
+        "AMD", "card,AMD Instinct MI300X VF,196608,304:;", id="M2"),
+    row(nodes.biren(card("c0", slots=1), card("c1", slots=1)), {"birentech.com/gpu": 2},
+        "Biren", "c1,Biren,0,0:c0,Biren,0,0:;", id="B1"),
+    row(nodes.gcu(2), {"enflame.com/gcu": 2}, "GCU", "n-GCU-1,GCU,100,100:n-GCU-0,GCU,100,100:;", id="E1"),
+    row(nodes.drs(1), {"enflame.com/drs-gcu": 3}, "Enflame", "n-enflame-drs-0,Enflame,20480,50:;", id="E3", **DRS_HALF),
+    row(nodes.drs(1), {"enflame.com/gcu-memory": 20_480, "enflame.com/gcu-core": 40},
+        "Enflame", "n-enflame-drs-0,Enflame,20480,50:;", id="E4", **DRS_HALF),
+    row(nodes.kunlun(8), {"kunlunxin.com/xpu": 4}, "kunlun",
+        "".join(f"n-kunlun-{index},kunlun,98304,100:" for index in range(4)) + ";",
+        id="Kunlun", BAIDU_COM_DEVICE_IDX="0,1,2,3"),
+    row(nodes.metax(8), {"metax-tech.com/gpu": 2},
+        "Metax-GPU", "n-metax-7,Metax-GPU,65536,100:n-metax-6,Metax-GPU,65536,100:;", id="G1"),
+    row(nodes.moore_threads(8), {"mthreads.com/vgpu": 1, "mthreads.com/sgpu-memory": 32, "mthreads.com/sgpu-core": 8},
+        "Mthreads", "n-mthreads-7,Mthreads,16384,8:;", id="T1", **MOORE_THREADS, **{"mthreads.com/gpu-index": "7"}),
+    row(nodes.moore_threads(8), {"mthreads.com/vgpu": 2},
+        "Mthreads", "n-mthreads-7,Mthreads,49152,16:n-mthreads-6,Mthreads,49152,16:;", id="T2", **MOORE_THREADS,
+        **{"mthreads.com/gpu-index": "7,6", "mthreads.com/request-gpu-num": "2"}),
+    row(nodes.vastai(card("d0"), card("d1")), {"vastaitech.com/va": 1}, "Vastai", "d1,Vastai,0,0:;", id="V1"),
+    row(nodes.vastai(*DIES), {"vastaitech.com/va": 2}, "Vastai", "d1,Vastai,0,0:d0,Vastai,0,0:;", id="V2"),
+])
+def test_a_pod_gets_what_the_golden_example_says(sandbox, outfit, asks, vendor, allocation, more):
+    sandbox.add_node("n", outfit)
+    start(sandbox, pod("a", **asks))
+    waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # that agent has emptied it
+    keys = {vendor.allocated: allocation} | ({vendor.to_allocate: waiting} if vendor.to_allocate else {})
+    assert told(sandbox, "a") == keys | more
+
+
+def test_iluvatars_containers_know_their_name(sandbox):
+    """I1; the variable is spelled so."""
+    sandbox.create(pod("a", containers=[container("train", **{"iluvatar.ai/BI-V150-vgpu": 1})]))
+    env = {"name": "SOL_CONTINER_NAME", "value": "train"}
+    assert sandbox.pod("a")["spec"]["containers"][0]["env"] == [env]
+
+
+@pytest.mark.parametrize(("outfit", "asks", "reason"), [
+    pytest.param(nodes.iluvatar("BI-V150", card("x", 32_768)), {"iluvatar.ai/BI-V150-vgpu": 1},
+                 "CardInsufficientMemory", id="I3"),
+    pytest.param(nodes.amd(card("x", 196_608, cores=304)), {"amd.com/gpu": 1}, "CardInsufficientMemory", id="AMD"),
+    pytest.param(nodes.biren(card("c0", slots=1)), {"birentech.com/gpu": 1}, "CardTimeSlicingExhausted", id="B2"),
+    pytest.param(nodes.gcu(1), {"enflame.com/gcu": 1}, "ExclusiveDeviceAllocateConflict", id="E2"),
+    pytest.param(nodes.drs(1), {"enflame.com/drs-gcu": 6}, "CardTimeSlicingExhausted", id="DRS"),
+    pytest.param(nodes.kunlun(1), {"kunlunxin.com/xpu": 1}, "NumaNotFit", id="Kunlun"),
+    pytest.param(nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="MetaX"),
+    pytest.param(nodes.vastai(card("d0", slots=1)), {"vastaitech.com/va": 1}, "CardTimeSlicingExhausted", id="Vastai"),
+])
+def test_who_comes_second_waits_until_the_first_is_gone(sandbox, outfit, asks, reason):
+    sandbox.add_node("n", outfit)
+    start(sandbox, pod("first", **asks))
+    sandbox.create(pod("second", **asks))
+    waits(sandbox, "second", reason)
+    sandbox.delete("first")
+    assert sandbox.started() == {"second": "n"}

@@ -1,0 +1,348 @@
+"""What every vendor writes where: annotations, locks, cards, and what a container gets for what it asks.
+
+The specification, once more and on its own: nothing is shared with ``hami/``, so that a fault there cannot hide itself.
+The agent and the auditor work by this table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+__all__ = [
+    "APP_CLASS", "MLU_ASSIGNED", "MLU_LOCK", "MUTEX", "PHASE", "VENDORS", "Ask", "Card", "Entry", "Profile", "Vendor",
+    "asked", "vendor_of",
+]
+
+Object = dict[str, Any]
+Notes = Mapping[str, str]
+
+MUTEX = "hami.io/mutex.lock"
+PHASE = "hami.io/bind-phase"
+MLU_LOCK = "cambricon.com/dsmlu.lock"
+MLU_ASSIGNED = "CAMBRICON_DSMLU_ASSIGNED"
+
+APP_CLASS = "metax-tech.com/sgpu-app-class"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+QUARTER, HALF, ALL = VXPU_MIB = (24576, 49152, 98304)
+
+
+class Profile(NamedTuple):
+    """A size in which a card can be cut, and where: *places* are pairs of start and size, in memory slices."""
+
+    name: str
+    memory: int
+    cores: int
+    slices: int
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class Card(NamedTuple):
+    """What a node has. *cut*: its cores are not summed up; who has which part says more."""
+
+    node: str
+    uuid: str
+    index: int
+    model: str
+    slots: int
+    memory: int
+    cores: int
+    vendor: str = "NVIDIA"
+    cut: bool = False
+    profiles: tuple[Profile, ...] = ()
+
+
+class Entry(NamedTuple):
+    """Part of a card that a container holds, as its pod's annotation says."""
+
+    uuid: str
+    type: str
+    memory: int
+    cores: int
+
+
+class Ask(NamedTuple):
+    """What a container asks of one vendor; ``None`` where it does not say. *written*: memory as it was written."""
+
+    count: int
+    memory: int | None = None
+    percent: int | None = None
+    cores: int | None = None
+    written: str = ""
+
+
+Gets = Callable[["Vendor", Ask, Card, Notes], list[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """One kind of device.
+
+    *count*, *memory*, *percent*, *cores*: names of resources. *gets*: the pairs of memory and cores in an allocation
+    that are right for an ask, given the card and the pod's annotations. *wants*: how many devices. *cards*: of a node.
+    """
+
+    key: str
+    allocated: str
+    count: str
+    cards: Callable[[Vendor, Object], list[Card]]
+    to_allocate: str = ""
+    register: str = ""
+    lock: str = ""
+    memory: str = ""
+    percent: str = ""
+    cores: str = ""
+    unit: int = 1
+    default_cores: int = 0
+    gets: Gets
+    wants: Callable[[Ask, Card], int] = lambda ask, card: ask.count
+    without_count: bool = False
+
+
+def asked(vendor: Vendor, container: Object) -> Ask | None:
+    """What *container* asks of *vendor*, limits before requests; ``None`` when it wants no device."""
+    resources = container.get("resources") or {}
+    texts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    memory, percent, cores = (whole(texts[name]) if name in texts else None
+                              for name in (vendor.memory, vendor.percent, vendor.cores))
+    count = whole(texts.get(vendor.count, "0"))
+    if not count and not (vendor.without_count and (memory or cores)):
+        return None
+    return Ask(count, memory, percent, cores, texts.get(vendor.memory, ""))
+
+
+def whole(quantity: str) -> int:
+    """A quantity as the API server writes it back (``32000`` becomes ``32k``), rounded up."""
+    digits = quantity.rstrip("KMGTPEikmu")
+    scale = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    unit = quantity[len(digits):]
+    return math.ceil(Decimal(digits) / 1000 if unit == "m" else Decimal(digits) * scale[unit])
+
+
+def vendor_of(key: str) -> Vendor:
+    return next(vendor for vendor in VENDORS if vendor.key == key)
+
+
+# -- what a container gets of a card
+
+
+def plain(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    cores = vendor.default_cores if ask.cores is None else ask.cores
+    return [(memory_of(vendor, ask, card), min(cores, 100))]
+
+
+def memory_of(vendor: Vendor, ask: Ask, card: Card) -> int:
+    percent = 100 if ask.percent is None else ask.percent or 100
+    return ask.memory * vendor.unit if ask.memory else card.memory * percent // 100
+
+
+def gpu_or_instance(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    """In MIG mode any profile that is large enough; the largest is large enough for the whole card."""
+    if not card.profiles:
+        return plain(vendor, ask, card, notes)
+    largest = max(profile.memory for profile in card.profiles)
+    need = memory_of(vendor, ask, card) if ask.memory else min(memory_of(vendor, ask, card), largest)
+    return [(profile.memory, profile.cores) for profile in card.profiles if profile.memory >= need]
+
+
+def compute_units(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    percent = 100 if ask.cores is None else ask.cores
+    return [(memory_of(vendor, ask, card), min(max(card.cores * percent // 100, 1), card.cores))]
+
+
+def nothing(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    return [(0, 0)]
+
+
+def everything(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    return [(card.memory, card.cores)]
+
+
+def slice_of(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    memory = ALL if ask.memory is None else next((size for size in VXPU_MIB if ask.memory <= size), ALL)
+    return [(memory, memory * 100 // ALL)]
+
+
+def all_in_all(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    """Memory and cores are written for all of the container's cards together."""
+    return [(ask.memory * vendor.unit // ask.count if ask.memory else card.memory, (ask.cores or 0) // ask.count)]
+
+
+def sgpu(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    """Memory in GiB, or with a binary unit of its own; no cores for online pods."""
+    memory = card.memory
+    if ask.memory:
+        memory = ask.memory // 2**20 if ask.written.endswith("i") else ask.memory * 1024
+    return [(memory, 0 if notes.get(APP_CLASS) == "online" else 100 if ask.cores is None else ask.cores)]
+
+
+def neuron(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    """A mask: of all cores, or of some."""
+    every = 2 ** card.cores - 1
+    return [(0, every)] if ask.count else [(0, mask) for mask in range(1, every + 1)]
+
+
+def drs(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    """A profile of so many slices, or one that has the memory (GB; MiB beyond twice the largest) and cores."""
+    if ask.count:
+        return [(one.memory, one.cores) for one in card.profiles if one.slices == ask.count]
+    need = ask.memory or 0
+    need = need if need > 2 * max(one.memory for one in card.profiles) // 1024 else need * 1024
+    return [(one.memory, one.cores) for one in card.profiles if one.memory >= need and one.cores >= (ask.cores or 0)]
+
+
+# -- the cards of a node
+
+
+def annotation(node: Object, key: str) -> str | None:
+    return (node["metadata"].get("annotations") or {}).get(key)
+
+
+def capacity(node: Object, name: str) -> int:
+    return whole((node.get("status", {}).get("capacity") or {}).get(name, "0"))
+
+
+def registered(vendor: Vendor, node: Object) -> list[Card]:
+    """Those in the register annotation, in JSON or in the text form."""
+    text, name = annotation(node, vendor.register), node["metadata"]["name"]
+    if not text:
+        return []
+    if text.lstrip().startswith("["):
+        return [json_card(vendor, name, {key.lower(): value for key, value in card.items()})
+                for card in json.loads(text)]
+    rows = [part.split(",") for part in text.split(":") if part]
+    return [Card(name, row[0], int(row[7]) if len(row) > 7 else 0, row[4], int(row[1]), int(row[2]), int(row[3]),
+                 vendor.key) for row in rows]
+
+
+def json_card(vendor: Vendor, node: str, card: Object) -> Card:
+    profiles = tuple(Profile(one["name"], one["memoryMB"], one["core"], one["sliceCount"],
+                             tuple((place.get("start", 0), place["size"]) for place in one["placements"]))
+                     for one in card.get("migprofiles", ()))
+    cores = 100 if vendor.key in HUNDRED_CORES or vendor.key.startswith("Ascend") else card.get("devcore", 0)
+    slots, memory = card.get("count", 0), card.get("devmem", 0)
+    slots = max(slots, memory // QUARTER) if vendor.key == "XPU" else slots  # what is registered does not count
+    return Card(node, card["id"], card.get("index", 0), card.get("type", ""), slots, memory, cores, vendor.key,
+                bool(profiles), profiles)
+
+
+HUNDRED_CORES = ("Biren", "Vastai", "XPU")
+
+
+def counted(word: str, slots: int, memory: int, cores: int) -> Callable[[Vendor, Object], list[Card]]:
+    """Cards of which only the number is known, from the node's capacity."""
+    def cards(vendor: Vendor, node: Object) -> list[Card]:
+        name = node["metadata"]["name"]
+        return [Card(name, f"{name}-{word}-{index}", index, vendor.key, slots, memory, cores, vendor.key)
+                for index in range(capacity(node, vendor.count))]
+    return cards
+
+
+def divided(word: str, cores: int) -> Callable[[Vendor, Object], list[Card]]:
+    """Cards of so many cores each, which share the node's capacity of memory."""
+    def cards(vendor: Vendor, node: Object) -> list[Card]:
+        name, have, units = node["metadata"]["name"], capacity(node, vendor.cores), capacity(node, vendor.memory)
+        return [Card(name, f"{name}-{word}-{index}", index, vendor.key, 100, units * vendor.unit * cores // have, cores,
+                     vendor.key) for index in range(math.ceil(have / cores))]
+    return cards
+
+
+def neurons(vendor: Vendor, node: Object) -> list[Card]:
+    """None without the label that says what kind of instance the node is."""
+    name, count, cores = node["metadata"]["name"], capacity(node, vendor.count), capacity(node, vendor.cores)
+    if INSTANCE_TYPE not in (node["metadata"].get("labels") or {}):
+        return []
+    return [Card(name, f"{name}-AWSNeuron-{index}", index, vendor.key, cores // count, 0, cores // count, vendor.key,
+                 cut=True) for index in range(count)]
+
+
+def drs_cards(vendor: Vendor, node: Object) -> list[Card]:
+    if (text := annotation(node, vendor.register)) is None:
+        return []
+    name, known = node["metadata"]["name"], json.loads(text)
+    sizes = [(profile, *map(int, re.findall(r"\d+", profile))) for profile in known["profiles"]]
+    most = max(slices for _, slices, _ in sizes)
+    profiles = tuple(Profile(profile, gib * 1024, math.ceil(slices * 100 / most), slices)
+                     for profile, slices, gib in sizes)
+    return [Card(name, f"{name}-enflame-drs-{device['index']}", int(device["index"]), vendor.key,
+                 int(device["capacity"]), max(one.memory for one in profiles), 100, vendor.key, True, profiles)
+            for device in known["devices"]]
+
+
+def sgpu_cards(vendor: Vendor, node: Object) -> list[Card]:
+    if (text := annotation(node, vendor.register)) is None:
+        return []
+    return [Card(node["metadata"]["name"], card["uuid"], index, vendor.key, card["totalDevCount"], card["totalVRam"],
+                 card["totalCompute"], vendor.key) for index, card in enumerate(json.loads(text))]
+
+
+# -- the table
+
+
+def ascend(word: str) -> Vendor:
+    return Vendor(key=word, allocated=f"hami.io/{word}-devices-allocated",
+                  to_allocate=f"hami.io/{word}-devices-to-allocate",
+                  register=f"hami.io/node-register-{word}", lock=MUTEX, count=f"huawei.com/{word}",
+                  memory=f"huawei.com/{word}-memory", cores=f"huawei.com/{word}-core", cards=registered, gets=plain)
+
+
+def iluvatar(word: str) -> Vendor:
+    return Vendor(key=word, allocated=f"hami.io/{word}-devices-allocated",
+                  to_allocate=f"hami.io/{word}-devices-to-allocate",
+                  register=f"hami.io/node-{word}-register", lock=MUTEX, count=f"iluvatar.ai/{word}-vgpu",
+                  memory=f"iluvatar.ai/{word}.vMem", cores=f"iluvatar.ai/{word}.vCore", unit=256, cards=registered,
+                  gets=plain)
+
+
+VENDORS = (
+    Vendor(key="NVIDIA", allocated="hami.io/vgpu-devices-allocated", to_allocate="hami.io/vgpu-devices-to-allocate",
+           register="hami.io/node-nvidia-register", lock=MUTEX, count="nvidia.com/gpu", memory="nvidia.com/gpumem",
+           percent="nvidia.com/gpumem-percentage", cores="nvidia.com/gpucores", cards=registered, gets=gpu_or_instance),
+    Vendor(key="MLU", allocated="hami.io/cambricon-mlu-devices-allocated",
+           to_allocate="hami.io/cambricon-mlu-devices-to-allocate", lock=MLU_LOCK, count="cambricon.com/vmlu",
+           memory="cambricon.com/mlu.smlu.vmemory", cores="cambricon.com/mlu.smlu.vcore", unit=256, default_cores=100,
+           cards=divided("cambricon-mlu", 100), gets=plain),
+    Vendor(key="DCU", allocated="hami.io/dcu-devices-allocated", to_allocate="hami.io/dcu-devices-to-allocate",
+           register="hami.io/node-dcu-register", lock=MUTEX, count="hygon.com/dcunum", memory="hygon.com/dcumem",
+           cores="hygon.com/dcucores", default_cores=100, cards=registered, gets=plain),
+    Vendor(key="AMD", allocated="hami.io/amd-devices-allocated", to_allocate="hami.io/amd-devices-to-allocate",
+           register="hami.io/node-amd-register", lock=MUTEX, count="amd.com/gpu", memory="amd.com/gpumem",
+           cores="amd.com/gpucores", cards=registered, gets=compute_units),
+    Vendor(key="AWSNeuron", allocated="hami.io/aws-neuron-devices-allocated", count="aws.amazon.com/neuron",
+           cores="aws.amazon.com/neuroncore", cards=neurons, gets=neuron, without_count=True,
+           wants=lambda ask, card: ask.count or math.ceil((ask.cores or 0) / card.cores)),
+    Vendor(key="Biren", allocated="hami.io/Biren-devices-allocated", to_allocate="hami.io/Biren-devices-to-allocate",
+           register="hami.io/node-biren-register", lock=MUTEX, count="birentech.com/gpu", cards=registered,
+           gets=nothing),
+    Vendor(key="GCU", allocated="hami.io/enflame-gcu-devices-allocated",
+           to_allocate="hami.io/enflame-gcu-devices-to-allocate", count="enflame.com/gcu",
+           cards=counted("GCU", 1, 100, 100), gets=everything),
+    Vendor(key="Enflame", allocated="hami.io/enflame-vgpu-devices-allocated", register="enflame.com/gcu-drs-capacity",
+           count="enflame.com/drs-gcu", memory="enflame.com/gcu-memory", cores="enflame.com/gcu-core", cards=drs_cards,
+           gets=drs, without_count=True, wants=lambda ask, card: 1),
+    Vendor(key="kunlun", allocated="hami.io/kunlun-allocated", count="kunlunxin.com/xpu",
+           cards=counted("kunlun", 100, ALL, 100), gets=everything),
+    Vendor(key="XPU", allocated="hami.io/xpu-devices-allocated", to_allocate="hami.io/xpu-devices-to-allocate",
+           register="hami.io/node-register-xpu", lock=MUTEX, count="kunlunxin.com/vxpu",
+           memory="kunlunxin.com/vxpu-memory", cards=registered, gets=slice_of),
+    Vendor(key="Metax-GPU", allocated="hami.io/metax-gpu-devices-allocated",
+           to_allocate="hami.io/metax-gpu-devices-to-allocate", count="metax-tech.com/gpu",
+           cards=counted("metax", 1, 65536, 100), gets=everything),
+    Vendor(key="Metax-SGPU", allocated="hami.io/metax-sgpu-devices-allocated",
+           to_allocate="hami.io/metax-sgpu-devices-to-allocate", register="metax-tech.com/node-gpu-devices", lock=MUTEX,
+           count="metax-tech.com/sgpu", memory="metax-tech.com/vmemory", cores="metax-tech.com/vcore",
+           cards=sgpu_cards, gets=sgpu),
+    Vendor(key="Mthreads", allocated="hami.io/mthreads-vgpu-devices-allocated", count="mthreads.com/vgpu",
+           memory="mthreads.com/sgpu-memory", cores="mthreads.com/sgpu-core", unit=512, cards=divided("mthreads", 16),
+           gets=all_in_all),
+    Vendor(key="Vastai", allocated="hami.io/Vastai-devices-allocated", to_allocate="hami.io/Vastai-devices-to-allocate",
+           register="hami.io/node-va-register", lock=MUTEX, count="vastaitech.com/va", cards=registered, gets=nothing),
+    *map(ascend, ("Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend310P",
+                  "Ascend910C")),
+    *map(iluvatar, ("MR-V100", "MR-V50", "BI-V150", "BI-V100")),
+)
