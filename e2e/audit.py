@@ -162,7 +162,7 @@ Shares = list[tuple[Entry, Card]]
 def whole_modules(ask: Ask, shares: Shares) -> list[str]:
     """Ascend910C: NPUs 0 and 1, 2 and 3 and so on go together."""
     modules = Counter(card.index // 2 for _, card in shares)
-    return [f"holds half of modules: {[share.uuid for share, _ in shares]}"] if set(modules.values()) > {2} else []
+    return [f"holds half of modules: {[share.uuid for share, _ in shares]}"] if set(modules.values()) - {2} else []
 
 
 def all_cores(ask: Ask, shares: Shares) -> list[str]:
