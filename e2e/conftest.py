@@ -124,6 +124,8 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
     real_node.wait_ready()
     with real_node.lent(sandbox):
         yield real_node
+        found = audit.audit(sandbox.kube)
+    assert not found, "the auditor found:\n" + "\n".join(found)
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +149,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.sections.append(("hami scheduler", scheduler.program.tail()))
     if report.failed and (sandbox := getattr(item, "funcargs", {}).get("sandbox")):
         report.sections.append(("events", told(sandbox)))
+    if report.failed and (node := getattr(item, "funcargs", {}).get("real")):
+        report.sections.append(("real node", node.logs()))
+    if report.failed and (plugin := getattr(item, "funcargs", {}).get("plugin")):
+        report.sections.append(("hami device-plugin", plugin.program.tail()))
     return report
 
 

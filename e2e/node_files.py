@@ -108,6 +108,8 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
         "makeIPTablesUtilChains": False,
         "resolvConf": "",
         "volumePluginDir": str(folder / "volume-plugins"),
+        # tests wait for what the node offers
+        "nodeStatusUpdateFrequency": "1s",
         # a full disk of the machine is no affair of the tests
         "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available", "nodefs.inodesFree",
                                        "imagefs.inodesFree"), "0%"),

@@ -1,11 +1,11 @@
 """A real node on this machine: kubelet, containerd, runc and CNI, joined to a ``LocalCluster`` beside kwok's nodes.
 
 All of it lives in namespaces of its own (mounts, process ids; for containerd and pods the network, too), and all that
-it writes lies in the cluster's folder: the namespaces see folders of ours in place of ``/run``, ``/var/lib`` and
-``/var/log``. So nothing of the machine is touched (the kubelet's device-plugin folder is fixed at
-``/var/lib/kubelet/device-plugins``, whatever its root directory; containerd and CNI have such paths, too), and mounts,
-bridge and processes vanish with the one process that holds the namespaces. All control groups lie in one that is called
-like the folder, which is how ``e2e.reaper`` finds them.
+it writes lies in the cluster's folder: the namespaces see folders of ours in place of ``/run``, ``/tmp``, ``/var/lib``
+and ``/var/log``. So nothing of the machine is touched (the kubelet's device-plugin folder is fixed at
+``/var/lib/kubelet/device-plugins``, whatever its root directory; containerd, CNI and the device plugin have such paths,
+too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups lie in
+one that is called like the folder, which is how ``e2e.reaper`` finds them.
 
 Needs root and Debian's packages containerd, runc, containernetworking-plugins and busybox-static. Images are packed
 here; no registry is asked. ``python -m e2e.realnode`` brings up a control plane with such a node until Ctrl-C.
@@ -17,12 +17,14 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.images import pack_busybox
 from e2e.node_files import TUNABLES, plugin_folder, write_node_files
 from e2e.kube import WaitTimeout
-from e2e.processes import Program
+from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 from e2e.sandbox import LABEL, Sandbox, schedulable
 
@@ -45,12 +47,13 @@ PACKAGES = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "bu
             "unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
 """Programs and the Debian packages that they come from."""
 SYS_ADMIN = 21
-SHADOWED = ("/run", "/var/lib", "/var/log")
+SHADOWED = ("/run", "/tmp", "/var/lib", "/var/log")
 """Folders of the machine in whose place the node sees folders of its own."""
 HOLDER = r"""
 set -e
 cd "$0"
-for folder in $SHADOWED; do mount --bind "$0/root$folder" "$folder"; done
+for path in $KEPT; do mkdir -p "$0/root$path"; mount --bind "$path" "$0/root$path"; done
+for folder in $SHADOWED; do mount --rbind "$0/root$folder" "$folder"; done
 for setting in $TUNABLES; do mount --bind "$0/tunables/$setting" "/proc/sys/$setting"; done
 for group in $(grep -E ' - cgroup2? ' /proc/self/mountinfo | cut -d ' ' -f 5); do
     for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 hands them down by name
@@ -66,6 +69,7 @@ trap '' CHLD  # orphans of the node end up here, and nobody waits for them
 touch ready
 exec tail -f "$0/ready"  # with the folder in its command line: what the reaper looks for
 """
+KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
 
 
@@ -88,6 +92,17 @@ def missing() -> str:
     return ""
 
 
+class NodeProgram(Program):
+    """A program in the namespaces of a node: its first process only waits for the one that matters."""
+
+    def signal(self, number: int) -> None:
+        """To the program itself; the process before it ends with it."""
+        for pid in group_members(self.pid) if self.pid is not None else ():
+            if pid != self.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
 class RealNode:
     """One node of real programs. Use ``RealNode.joined()``."""
 
@@ -95,11 +110,11 @@ class RealNode:
         self.cluster = cluster
         self.kube = cluster.kube
         self.name = name
-        self.folder = cluster.folder / name
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cluster.folder))
         self._binary = kubelet
         self._holder: Program
-        self.containerd: Program
-        self.kubelet: Program
+        self.containerd: NodeProgram
+        self.kubelet: NodeProgram
 
     @classmethod
     @contextlib.contextmanager
@@ -117,17 +132,22 @@ class RealNode:
 
     # -- what a test does with it
 
-    @property
-    def kubelet_socket(self) -> Path:
-        """Where a device plugin that runs outside of the node's namespaces registers."""
-        return self.folder / "root/var/lib/kubelet/device-plugins/kubelet.sock"
+    def path(self, path: str) -> Path:
+        """Where what the node sees at *path*, below one of the folders that are its own, lies on the machine."""
+        return self.folder / f"root{path}"
+
+    def program(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, network: bool = False,
+                ) -> NodeProgram:
+        """A command line on the node, not yet started. *network*: in the network of containerd and the pods."""
+        enter = [*self._enter(), *(["--net"] if network else []), "--"]
+        return NodeProgram(name, [*enter, *argv], self.folder / f"{name}.log", env=env)
 
     def start_kubelet(self) -> None:
         """Start the kubelet and wait until it serves device plugins; pods that run already go on."""
-        with contextlib.suppress(FileNotFoundError):
-            self.kubelet_socket.unlink()
+        socket = self.path(KUBELET_SOCKET)
+        socket.unlink(missing_ok=True)
         self.kubelet.start()
-        self._wait(self.kubelet_socket.exists, "the kubelet's device-plugin socket", self.kubelet)
+        self._wait(socket.exists, "the kubelet's device-plugin socket", self.kubelet)
 
     def kill_kubelet(self) -> None:
         """SIGKILL; containers stay."""
@@ -164,7 +184,7 @@ class RealNode:
         Raises: WaitTimeout.
         """
         meta = pod["metadata"]
-        folder = self.folder / "root/var/log/pods" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
+        folder = self.path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
         deadline = time.monotonic() + timeout
         while until not in (text := printed(folder)):
             if time.monotonic() > deadline:
@@ -174,12 +194,16 @@ class RealNode:
 
     def ctr(self, *words: str) -> str:
         """Standard output of containerd's own client, in the kubelet's namespace. Raises: NodeUnavailable."""
-        command = ["ctr", "--address", str(self.folder / "containerd.sock"), "--namespace", "k8s.io", *words]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, check=False)
+        command = ["ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words]
+        done = subprocess.run([*self._enter(), "--", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise NodeUnavailable(f"{' '.join(words)}: {done.stdout[-2000:]}\n{self.containerd.tail()}")
         return done.stdout
+
+    def run_in(self, container: str, *words: str) -> str:
+        """What *words* print in the running *container* (``containerd://…``). Raises: NodeUnavailable."""
+        return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(4), container.rpartition("/")[2], *words)
 
     def containers(self) -> int:
         """Containers that run, pause containers included."""
@@ -205,23 +229,22 @@ class RealNode:
 
     def _start(self) -> None:
         for folder in SHADOWED:
-            if self._binary.resolve().is_relative_to(folder) or self.folder.is_relative_to(folder):
-                raise NodeUnavailable(f"a real node has a {folder} of its own, and {self.folder} or {self._binary} is "
-                                      "in that of the machine")
-        for folder in SHADOWED:
-            (self.folder / f"root{folder}").mkdir(parents=True)
+            self.path(folder).mkdir(parents=True)
+        self.path("/tmp").chmod(0o1777)
         write_node_files(self.cluster, self.folder, self.name, sandbox_image=PAUSE)
         self._holder = Program("namespaces", [
             "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", HOLDER,
             str(self.folder),
         ], self.folder / "namespaces.log", env=os.environ | {
-            "SHADOWED": " ".join(SHADOWED), "TUNABLES": " ".join(TUNABLES), "GROUP": self.cluster.folder.name}).start()
+            "SHADOWED": " ".join(SHADOWED), "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent)),
+            "TUNABLES": " ".join(TUNABLES), "GROUP": self.cluster.folder.name}).start()
         self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
-        self.containerd = self._program("containerd", "--net", "--", "containerd", "--config",
-                                        str(self.folder / "containerd.toml")).start()
-        self.kubelet = self._program(
-            "kubelet", "--", str(self._binary), f"--config={self.folder / 'kubelet.yaml'}",
-            f"--kubeconfig={self.folder / 'kubeconfig'}", f"--hostname-override={self.name}", "--v=2")
+        self.containerd = self.program("containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"],
+                                       network=True)
+        self.kubelet = self.program("kubelet", [
+            str(self._binary.resolve()), f"--config={self.folder}/kubelet.yaml",
+            f"--kubeconfig={self.folder}/kubeconfig", f"--hostname-override={self.name}", "--v=2"])
+        self.containerd.start()
         self._wait(self._answers, "containerd", self.containerd)
         for image, command in ((IMAGE, ("sh",)), (PAUSE, ("sleep", "inf"))):
             archive = self.folder / "image.tar"
@@ -231,11 +254,10 @@ class RealNode:
         self.start_kubelet()
         self.wait_ready()
 
-    def _program(self, name: str, *words: str) -> Program:
-        """A command line inside the node's namespaces."""
+    def _enter(self) -> list[str]:
+        """The beginning of a command line that is run on the node."""
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
-        enter = ["nsenter", "--target", children.read_text().split()[0], "--mount", "--pid"]
-        return Program(name, [*enter, *words], self.folder / f"{name}.log")
+        return ["nsenter", "--target", children.read_text().split()[0], "--mount", "--pid"]
 
     def _answers(self) -> bool:
         try:
@@ -258,8 +280,18 @@ class RealNode:
         for name in ("kubelet", "containerd"):
             if program := getattr(self, name, None):
                 program.kill()
-        end_control_groups(self.cluster.folder.name, time.monotonic() + 10)
+        deadline = time.monotonic() + 10
+        end_control_groups(self.cluster.folder.name, deadline)
+        while self.folder.exists() and time.monotonic() < deadline:  # what dies may still write
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.kube.delete("Node", self.name)
+
+
+def kept(*needed: Path) -> list[str]:
+    """What lies below folders that the node has of its own, and is *needed* there all the same, Python's parts too."""
+    wanted = {*needed, Path(sys.prefix), Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry)}
+    hidden = {path for path in wanted if path.is_dir() and any(path.is_relative_to(folder) for folder in SHADOWED)}
+    return sorted(str(path) for path in hidden if hidden.isdisjoint(path.parents))
 
 
 def printed(folder: Path) -> str:
@@ -278,7 +310,7 @@ def main() -> int:
     try:
         with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
-            say(f"node {node.name} is Ready; logs of pods: {node.folder}/root/var/log/pods; Ctrl-C ends it")
+            say(f"node {node.name} is Ready; logs of pods: {node.path('/var/log/pods')}; Ctrl-C ends it")
             threading.Event().wait()
     except (binaries.BinariesMissing, ClusterUnavailable, NodeUnavailable) as error:
         say(error)

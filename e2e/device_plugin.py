@@ -1,0 +1,161 @@
+"""``hami device-plugin`` as a process on a real node, as its DaemonSet would run it, with cards that stand in a file.
+
+The paths are the node's: the kubelet's folder and the limiter's are where every node has them. The rights are those of
+an account with just what the plugin needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.realnode import NodeProgram, RealNode
+
+__all__ = ["HOOK", "RESOURCE", "Card", "DevicePlugin", "cards"]
+
+Object = dict[str, Any]
+RESOURCE = "nvidia.com/gpu"
+HOOK = "/var/lib/hami"
+"""Host directory above ``vgpu``, on the node."""
+ACCOUNT = "hami-device-plugin"
+NAMESPACE = "kube-system"
+RULES = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
+    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+]
+HANDED_OUT = re.compile(r'"devices handed out" .*\bseconds=([0-9.]+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A card as the plugin's file describes it. *health*: ``True``, or why it is not well."""
+
+    uuid: str
+    model: str = "NVIDIA A100-SXM4-80GB"
+    memory: int = 81_920
+    health: bool | str = True
+
+
+def cards(count: int, **fields: Any) -> tuple[Card, ...]:
+    """*count* equal cards."""
+    return tuple(Card(uuid=f"GPU-00000000-0000-4000-8000-{number:012d}", **fields) for number in range(count))
+
+
+class DevicePlugin:
+    """The plugin of one node. Flags are given as keywords, dashes as underscores."""
+
+    def __init__(self, node: RealNode, *, name: str = "device-plugin", **flags: str) -> None:
+        self.node = node
+        self.name = name
+        self.cards: tuple[Card, ...] = ()
+        self._file = node.folder / "cards.yaml"
+        self._defaults = {
+            "node_name": node.name, "mock_devices": str(self._file), "hook_path": HOOK,
+        } | flags
+        self.program: NodeProgram
+        self._begun = 0
+
+    # -- what it is given
+
+    def insert(self, *cards: Card) -> None:
+        """These cards are in the node from now on."""
+        self.cards = cards
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump({"cards": [asdict(card) for card in cards]}))
+        fresh.rename(self._file)
+
+    def ail(self, uuid: str, health: bool | str) -> None:
+        """The card *uuid* is not well any more, or is again."""
+        self.insert(*(replace(card, health=health) if card.uuid == uuid else card for card in self.cards))
+
+    def install_limiter(self, content: str) -> None:
+        """The limiter's files, placed as the plugin's image places them: each replaced whole."""
+        folder = self.node.path(HOOK) / "vgpu"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("libvgpu.so", content), ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n")):
+            fresh = folder / f".{name}.new"
+            fresh.write_text(text)
+            fresh.rename(folder / name)
+
+    # -- life
+
+    def start(self, **flags: str) -> DevicePlugin:
+        """Start it with its flags, changed by *flags*; it need not have registered yet when this returns."""
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in (self._defaults | flags).items()]
+        self.program = self.node.program(self.name, [sys.executable, "-m", "hami.cli", "device-plugin", *words], env={
+            **{key: value for key, value in os.environ.items() if key not in ("NODE_NAME", "HOOK_PATH")},
+            "KUBECONFIG": str(account_kubeconfig(self.node)), "PYTHONUNBUFFERED": "1"})
+        self._begun = self.program.log.stat().st_size if self.program.log.exists() else 0
+        self.program.start()
+        return self
+
+    def kill(self) -> None:
+        self.program.kill()
+
+    def stop(self, timeout: float = 15) -> float:
+        """SIGTERM; returns the seconds it took to end."""
+        return self.program.stop(timeout)
+
+    def close(self) -> None:
+        if hasattr(self, "program") and self.program.running():
+            self.program.kill()
+
+    # -- what it has done
+
+    def wait_offered(self, amount: int, *, timeout: float = 60) -> None:
+        """Wait until it has registered, and the kubelet offers *amount* slices."""
+        self.wait_registered(timeout)
+        try:
+            self.node.wait_allocatable(RESOURCE, amount, timeout=timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.program.tail()}") from None
+
+    def log(self) -> str:
+        """What it has logged since it was last started."""
+        return self.program.log.read_bytes()[self._begun:].decode(errors="replace")
+
+    def wait_registered(self, timeout: float = 30) -> None:
+        """Wait until it says that the kubelet has taken its registration."""
+        deadline = time.monotonic() + timeout
+        while "registered with the kubelet" not in self.log():
+            assert self.program.running(), f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
+            assert time.monotonic() < deadline, f"not registered within {timeout:g} s:\n{self.log()[-3000:]}"
+            time.sleep(0.05)
+
+    def allocate_seconds(self) -> list[float]:
+        """How long each Allocate took that handed something out, by the plugin's own clock."""
+        return [float(found[1]) for found in HANDED_OUT.finditer(self.log())]
+
+
+def account_kubeconfig(node: RealNode) -> Path:
+    """A kubeconfig with a token of an account that may do what the plugin has to; made once."""
+    target = node.folder / f"{ACCOUNT}.kubeconfig"
+    if target.exists():
+        return target
+    for item in account():
+        node.kube.apply(item)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
+    token = node.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token", request)
+    config: Object = yaml.safe_load(node.cluster.kubeconfig.read_text())
+    config["users"] = [{"name": user["name"], "user": {"token": token["status"]["token"]}} for user in config["users"]]
+    target.touch(mode=0o600)
+    target.write_text(yaml.safe_dump(config))
+    return target
+
+
+def account() -> Iterator[Object]:
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT}
+    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}}
+    yield {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": ACCOUNT},
+           "rules": RULES}
+    yield {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": ACCOUNT},
+           "roleRef": role, "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}]}

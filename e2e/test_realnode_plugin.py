@@ -1,0 +1,284 @@
+"""The device plugin on a real kubelet: what containers get, and what becomes of them when programs die beside them.
+
+Pods go their whole way: webhook, kube-scheduler, extender, lock, Binding, kubelet, Allocate, containerd. Cards stand in
+a file; all the rest is real.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
+from e2e.nodes import REGISTER
+from e2e.pods import container, init, pod
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Scheduler
+
+pytestmark = pytest.mark.kind
+Object = dict[str, Any]
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+LOCK = "hami.io/mutex.lock"
+PHASE = "hami.io/bind-phase"
+FIRST, SECOND = cards(2)
+SLOTS = 10
+END = "that is all"
+SHOW = f"env; echo --; cat /proc/self/mountinfo; echo --; cat {HOOK}/vgpu/libvgpu.so 2>/dev/null; echo {END}; "
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a container sees. *mounts*: path in the container → path on the node, and whether it may be written."""
+
+    env: dict[str, str]
+    mounts: dict[str, tuple[str, bool]]
+    library: str
+
+    @classmethod
+    def of(cls, text: str) -> Seen:
+        env, mounts, library = text.partition(END)[0].split("--\n")
+        found = {}
+        for line in mounts.splitlines():
+            _, _, _, root, path, options, *_ = line.split()
+            found[path] = (root.rpartition("/root")[2], "rw" in options.split(","))
+        return cls(dict(line.split("=", 1) for line in env.splitlines()), found, library)
+
+    @property
+    def limit(self) -> tuple[str, str, str]:
+        """Card, memory and cores of a container with one card."""
+        return (self.env["NVIDIA_VISIBLE_DEVICES"], self.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
+                self.env["CUDA_DEVICE_SM_LIMIT"])
+
+
+def showing(name: str = "main", then: str = "sleep inf", **asked: int | str) -> Object:
+    """A container that prints what it sees, and goes on."""
+    return container(name, **asked) | {"command": ["sh", "-c", SHOW + then]}  # type: ignore[arg-type]
+
+
+def shower(name: str, **asked: int | str) -> Object:
+    """A pod of one such container."""
+    return pod(name, containers=[showing(**asked)], scheduler="hami-scheduler")
+
+
+def seen(sandbox: Sandbox, real: RealNode, name: str, container: str = "main") -> Seen:
+    return Seen.of(real.output(sandbox.pod(name), container, until=END))
+
+
+def limits(sandbox: Sandbox, real: RealNode, *names: str) -> list[tuple[str, str]]:
+    """Memory and cores of the pods *names*, as their containers see them."""
+    return [seen(sandbox, real, name).limit[1:] for name in names]
+
+
+def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
+    """Cards that the scheduler chose for each container of the pod."""
+    return [re.findall(r"GPU-[0-9a-f-]+", part) for part in annotations(sandbox.pod(name))[ALLOCATED].split(";")]
+
+
+def annotations(item: Object) -> dict[str, str]:
+    return item["metadata"].get("annotations") or {}
+
+
+@pytest.fixture
+def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
+    """The device plugin with cards of ten slices each, as many as its parameter says (two); the kubelet offers them."""
+    count = getattr(request, "param", 2)
+    made = DevicePlugin(real)
+    made.insert(*cards(count))
+    made.install_limiter("the limiter\n")
+    made.start()
+    try:
+        made.wait_offered(count * SLOTS)
+        yield made
+    finally:
+        made.close()
+        real.kubelet.start()
+        real.wait_node(lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",
+                       what="offers nothing of a plugin that is gone")
+
+
+def test_the_node_shows_the_resource_and_registers_its_cards(real: RealNode, plugin: DevicePlugin) -> None:
+    node = real.node()
+    assert node["status"]["capacity"][RESOURCE] == "20"
+    assert f'"id":"{FIRST.uuid}","count":10,"devmem":81920' in annotations(node)[REGISTER].replace('"index":0,', "")
+
+
+def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
+                                                             ) -> None:
+    sandbox.create(shower("plain"), shower("asking", gpu=1, gpumem=3000, gpucores=30))
+    sandbox.running("plain", "asking")
+    plain, asking = seen(sandbox, real, "plain"), seen(sandbox, real, "asking")
+    granted = {key: value for key, value in asking.env.items() if key not in plain.env}
+    cache = granted.pop("CUDA_DEVICE_MEMORY_SHARED_CACHE")
+    assert re.fullmatch(rf"{HOOK}/vgpu/[0-9a-f-]{{36}}\.cache", cache)
+    assert granted == {
+        "NVIDIA_VISIBLE_DEVICES": chosen(sandbox, "asking")[0][0],
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+        "LIBCUDA_LOG_LEVEL": "1",
+    }
+    uid = sandbox.pod("asking")["metadata"]["uid"]
+    assert {path: asking.mounts[path] for path in asking.mounts.keys() - plain.mounts.keys()} == {
+        f"{HOOK}/vgpu/libvgpu.so": (f"{HOOK}/vgpu/libvgpu.so", False),
+        f"{HOOK}/vgpu": (f"{HOOK}/vgpu/containers/{uid}_main", True),
+        "/tmp/vgpulock": ("/tmp/vgpulock", True),
+        "/etc/ld.so.preload": (f"{HOOK}/vgpu/ld.so.preload", False),
+    }
+    assert asking.library == "the limiter\n"
+    assert annotations(sandbox.pod("asking"))[PHASE] == "success"
+    assert LOCK not in annotations(real.node())
+
+
+def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    sandbox.create(pod("several", scheduler="hami-scheduler", inits=[
+        init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", SHOW]},
+    ], containers=[showing("left", gpu=1, gpumem=2000, gpucores=20), showing("plain"),
+                   showing("right", gpu=2, gpumem=3000, gpucores=30)]))
+    sandbox.running("several")
+    found = {name: seen(sandbox, real, "several", name) for name in ("load", "left", "plain", "right")}
+    assert [found[name].limit[1:] for name in ("load", "left")] == [("1000m", "0"), ("2000m", "20")]
+    assert "NVIDIA_VISIBLE_DEVICES" not in found["plain"].env
+    right = found["right"].env
+    assert set(right["NVIDIA_VISIBLE_DEVICES"].split(",")) == {FIRST.uuid, SECOND.uuid}
+    assert [right[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] for place in (0, 1)] == ["3000m", "3000m"]
+    assert [right[f"CUDA_DEVICE_SM_LIMIT_{place}"] for place in (0, 1)] == ["30", "30"]
+
+
+@pytest.mark.parametrize("plugin", [1], indirect=True, ids=["one card"])
+def test_pods_on_one_card_never_get_each_others_limits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    names = [f"p{number}" for number in range(SLOTS)]
+    sandbox.create_all(shower(name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
+                       for number, name in enumerate(names))
+    sandbox.running(*names, timeout=90)
+    assert [seen(sandbox, real, name).limit for name in names] == [
+        (FIRST.uuid, f"{1000 + number}m", f"{1 + number}") for number in range(SLOTS)]
+
+
+@pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
+def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    names = [f"p{number:02}" for number in range(40)]
+    sandbox.create_all(shower(name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names))
+    sandbox.running(*names, timeout=150)
+    assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(40)]
+    pods = sandbox.kube.list("Pod", sandbox.namespace)
+    assert [annotations(item)[PHASE] for item in pods] == ["success"] * 40
+    assert [status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]] == [0] * 40
+
+
+def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    sandbox.create(shower("a", gpu=1, gpumem=1000), shower("b", gpu=2, gpumem=2000))
+    before = sandbox.running("a", "b")
+    held = annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))
+    plugin.kill()
+    real.wait_allocatable(RESOURCE, 0)
+    plugin.start()
+    plugin.wait_offered(2 * SLOTS)
+    sandbox.create(shower("c", gpu=1, gpumem=3000))
+    assert sandbox.running("a", "b", "c")[:2] == before
+    assert (annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))) == held
+    assert limits(sandbox, real, "c") == [("3000m", "0")]
+
+
+def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
+                                                                ) -> None:
+    """The kubelet gives up on that pod; the next one is not kept waiting by it."""
+    plugin.program.pause()
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.bound(wait_for=1)
+    real.wait_node(lambda node: LOCK in annotations(node), what="locked for a")
+    plugin.kill()
+    sandbox.kube.wait("Pod", lambda pods: pods["a"]["status"].get("phase") == "Failed", sandbox.namespace,
+                      what="a has failed")
+    plugin.start()
+    plugin.wait_offered(2 * SLOTS)
+    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    sandbox.running("b")
+    assert limits(sandbox, real, "b") == [("2000m", "0")]
+
+
+def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    before = sandbox.running("a")
+    real.kill_kubelet()
+    real.start_kubelet()
+    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    assert sandbox.running("a", "b", timeout=90)[:1] == before
+    assert limits(sandbox, real, "a", "b") == [("1000m", "0"), ("2000m", "0")]
+
+
+def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
+                                                               scheduler: Scheduler) -> None:
+    plugin.program.pause()
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.bound(wait_for=1)
+    scheduler.kill()
+    plugin.program.resume()
+    sandbox.running("a")
+    assert limits(sandbox, real, "a") == [("1000m", "0")]
+    real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
+
+
+def test_a_lock_that_a_dead_scheduler_left(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler,
+                                           ) -> None:
+    scheduler.kill()
+    held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
+    sandbox.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK: held}}})
+    scheduler.run_with()
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.running("a", timeout=90)
+    assert limits(sandbox, real, "a") == [("1000m", "0")]
+
+
+def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    """Its devices go to nobody; the next pod gets its own."""
+    plugin.program.pause()
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.bound(wait_for=1)
+    sandbox.delete("a")
+    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    plugin.program.resume()
+    sandbox.running("b", timeout=90)
+    assert limits(sandbox, real, "b") == [("2000m", "0")]
+
+
+def test_a_card_turns_unhealthy_and_well_again(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    sandbox.create(shower("before", gpu=1, gpumem=1000))
+    running = sandbox.running("before")
+    ill = seen(sandbox, real, "before").limit[0]
+    plugin.ail(ill, "XID 79")
+    plugin.wait_offered(SLOTS)
+    real.wait_node(lambda node: annotations(node)[REGISTER].count('"health":true') == 1, what="one card is well")
+    sandbox.create(shower("during", gpu=1, gpumem=1000))
+    sandbox.running("during")
+    assert {ill, seen(sandbox, real, "during").limit[0]} == {FIRST.uuid, SECOND.uuid}
+    sandbox.create(shower("both", gpu=2, gpumem=1000))
+    sandbox.refusal("both")
+    plugin.ail(ill, True)
+    plugin.wait_offered(2 * SLOTS)
+    assert sandbox.running("before", "both", timeout=120)[:1] == running
+
+
+def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    """The next one starts beside it and takes over; a running container keeps the library that it has mapped."""
+    sandbox.create(shower("old", gpu=1, gpumem=1000))
+    before = sandbox.running("old")
+    plugin.install_limiter("the next limiter\n")
+    successor = DevicePlugin(real, name="device-plugin-next")
+    successor.cards = plugin.cards
+    successor.start()
+    try:
+        successor.wait_registered()
+        assert plugin.stop() < 10
+        assert plugin.program.exit_code == 0
+        sandbox.create(shower("new", gpu=1, gpumem=2000))
+        assert sandbox.running("old", "new")[:1] == before
+        assert seen(sandbox, real, "new").library == "the next limiter\n"
+        assert real.allocatable(RESOURCE) == 2 * SLOTS
+        assert real.run_in(before[0], "cat", f"{HOOK}/vgpu/libvgpu.so") == "the limiter\n"
+    finally:
+        successor.close()
