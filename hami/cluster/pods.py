@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.cluster.nodes import version_of
-from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME
+from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, NODE_LOCK
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
@@ -26,7 +26,7 @@ GRAVES = 10_000  # pods that are remembered as deleted
 class PodRecord:
     """What is remembered of a pod. *assigned*: the node its annotations name. *asks*: it asks for devices.
 
-    *allocating*: a node agent still has to hand out its devices (agents of vendors that lock no node never say so).
+    *allocating*: a node agent still has to hand out its devices, and will say so: those do that know HAMi's node lock.
     *wall_assigned*, *wall_bound*: Unix seconds of the annotations, 0 without. *seen*: when, on the steady clock.
     *problems*: annotations that cannot be read.
     """
@@ -199,7 +199,7 @@ class PodBook:
 
     def _is_allocating(self, annotations: Mapping[str, str]) -> bool:
         return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-            vendor.lock and vendor.allocated in annotations for vendor in self._vendors)
+            vendor.lock == NODE_LOCK and vendor.allocated in annotations for vendor in self._vendors)
 
     def _is_foreign_reservation(self, pod: Pod) -> bool:
         """Another scheduler has lately promised devices to *pod*, which is not bound and which we have not decided on.

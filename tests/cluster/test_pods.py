@@ -2,10 +2,13 @@
 
 import pytest
 
+from hami.cluster.ledger import Ledger, Policies
 from hami.cluster.pods import FOREIGN_FRESH
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from tests.builders import INIT, NVIDIA, SIDECAR, gpu, gpus, node, pod
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
+from hami.vendors.spec import Catalog, Vendor
+from tests.builders import INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
 from tests.cluster.books import BOUND, Books, bound_to
+from tests.world import Clock
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
 CONTAINERS = (gpus(1, memory=3000, cores=30),)
@@ -214,6 +217,18 @@ def test_what_a_pod_waits_for(fields, settled):
     books = Books()
     books.pods.upsert(pod(gpus(), **fields))
     assert [record.ref.name for record in books.pods.unsettled()] == ([] if settled else ["pod1"])
+
+
+@pytest.mark.parametrize(("lock", "settled"), [(NODE_LOCK, False), ("x.io/lock", True), ("", True)],
+                         ids=["HAMi's", "its own", "none"])
+def test_only_agents_that_know_hamis_lock_say_that_they_are_done(lock, settled):
+    """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""
+    vendor = Vendor(key="X", count="x.io/card", allocated="hami.io/x-devices-allocated", lock=lock,
+                    inventory=lambda vendor, node: None)
+    ledger = Ledger(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
+    ledger.pods.upsert(pod(container({"x.io/card": "1"}), node_name="n1", labels=LABEL,
+                           annotations=ALLOCATING | {vendor.allocated: "x0,X,0,0:;"}))
+    assert [record.allocating for record in ledger.pods.all()] == [not settled]
 
 
 def test_a_pod_that_has_nothing_to_do_with_devices_is_not_remembered():
