@@ -435,3 +435,33 @@ def test_who_comes_second_waits_until_the_first_is_gone(sandbox, outfit, asks, r
     waits(sandbox, "second", reason)
     sandbox.delete("first")
     assert sandbox.started() == {"second": "n"}
+
+
+# -- all at once
+
+CROWD = {  # for each vendor: its node, what a pod asks, and how many such pods fill the node
+    "mig": (nodes.nvidia(mig_gpu(uuid="GPU-m")), {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000}, 7),
+    "mlu": (nodes.cambricon(2), {**MLU, "cambricon.com/mlu.smlu.vcore": 25}, 8),
+    "dcu": (nodes.hygon(card("DCU-a", 32_752)), {"hygon.com/dcunum": 1, "hygon.com/dcumem": 3000,
+                                                 "hygon.com/dcucores": 10}, 10),
+    "sgpu": (nodes.sgpu("GPU-x"), {**SGPU, "metax-tech.com/vcore": 25}, 4),
+    "neuron": (nodes.neuron("inf2.xlarge", 2), {CORES: 1}, 4),
+    "drs": (nodes.drs(1), {"enflame.com/drs-gcu": 1}, 6),
+    "vxpu": (nodes.vxpu(card("xpu-0", 98_304), card("xpu-1", 98_304)), slices(1, 20_000), 8),
+    "310p": (nodes.ascend("Ascend310P", card("dev-0", 21_527)),
+             {"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": 3000}, 7),
+    "910c": (nodes.ascend("Ascend910C", *(card(f"npu-{index}", 65_536, slots=1) for index in range(4))),
+             {"huawei.com/Ascend910C": 1}, 2),
+}
+
+
+def test_nodes_of_nine_vendors_are_filled_to_the_brim_though_the_scheduler_is_killed(sandbox, scheduler):
+    for name, (outfit, _, _) in CROWD.items():
+        sandbox.add_node(name, outfit)
+    crowd = {f"{name}-{number}": (name, asks) for number in range(10)
+             for name, (_, asks, count) in CROWD.items() if number < count}
+    sandbox.create_all([pod(name, **asks) for name, (_, asks) in crowd.items()])
+    sandbox.bound(wait_for=len(crowd) // 3)
+    scheduler.kill()
+    scheduler.run_with()
+    assert sandbox.started(timeout=90) == {name: node for name, (node, _) in crowd.items()}
