@@ -251,13 +251,17 @@ def named(kind: str, name: str, **metadata: Any) -> Object:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}
 
 
+def phase(pod: Object) -> str | None:
+    return (pod["metadata"].get("annotations") or {}).get(PHASE)
+
+
 def served(pod: Object) -> bool:
     """The pod is bound, and none of its devices are still to be handed out by an agent that would say so."""
     notes = pod["metadata"].get("annotations") or {}
     locks = {vendor.lock for vendor in VENDORS if vendor.allocated in notes}
     if not locks or not pod["spec"].get("nodeName"):
         return False
-    return (MUTEX not in locks or notes.get(PHASE) == "success") and (
+    return (MUTEX not in locks or phase(pod) == "success") and (
         MLU_LOCK not in locks or notes.get(MLU_ASSIGNED) == "true")
 
 
