@@ -1,4 +1,4 @@
-"""``python -m benchmarks [filter webhook e2e burst queue] [--nodes 100 1000 5000] [--json FILE] [--check]``"""
+"""``python -m benchmarks [filter webhook e2e burst queue realnode] [--nodes 100 1000 5000] [--json FILE] [--check]``"""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from benchmarks.admission import webhook_rows
 from benchmarks.extender import SIZES, filter_rows
 from benchmarks.placing import GROUPS, placing_rows
 from benchmarks.processes import Run
+from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "webhook", *GROUPS)
+ALL = ("filter", "webhook", *GROUPS, "realnode")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Columns of the table where standard output is no terminal."""
@@ -52,6 +53,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from webhook_rows(run)
     if placing := [group for group in chosen.groups if group in GROUPS]:
         yield from placing_rows(run, placing, chosen.rounds)
+    if "realnode" in chosen.groups:
+        yield from realnode_rows(run, chosen.rounds)
 
 
 def machine() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A cluster with GPUs to look at: forty pods on four nodes, who shares which card, and why some wait.
 
 ``python -m e2e.demo`` brings up the local control plane, ``hami scheduler``, four fake nodes with eight cards each, and
-a mix of pods. With ``--keep`` it stays up until Ctrl-C. Whatever happens, nothing is left running.
+a mix of pods. With ``--keep`` it stays up until Ctrl-C. ``--real-node`` shows containers on a real kubelet instead,
+which print their limits. Whatever happens, nothing is left running.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit
+from e2e import audit, demo_realnode
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
 from e2e.cluster import LocalCluster
 from e2e.nodes import gpus
 from e2e.pods import container, init, pod, sidecar
-from e2e.sandbox import Sandbox, phase
+from e2e.realnode import NodeUnavailable
+from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
 
 __all__ = ["main"]
@@ -53,7 +55,7 @@ class Outcome(NamedTuple):
 
     @property
     def started(self) -> int:
-        return sum(phase(item) == "success" for item in self.pods.values())
+        return sum(served(item) for item in self.pods.values())
 
     @property
     def waiting(self) -> list[str]:
@@ -241,13 +243,14 @@ def run(console: Console, *, keep: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C, and say how to talk to it")
+    parser.add_argument("--real-node", action="store_true", help="containers on a real kubelet print their limits")
     arguments = parser.parse_args()
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     try:
-        return run(console, keep=arguments.keep)
-    except BinariesMissing as error:
+        return (demo_realnode.run if arguments.real_node else run)(console, keep=arguments.keep)
+    except (BinariesMissing, NodeUnavailable) as error:
         console.print(f"[red]{error}")
         return 1
     except KeyboardInterrupt:

@@ -264,11 +264,11 @@ class Allocator:
         writes = {**verdict.writes, **made}
         if writes:
             self._cluster.annotate_pod(pod.ref, writes, resource_version=pod.resource_version)
+        if verdict.finished and locked is not None:
+            self._release(locked, node)
         log.info("devices handed out", extra={
             "pod": pod.ref, "container": name, "node": call.node, "repeated": not verdict.claim.outstanding,
             "devices": [share.uuid for share in verdict.claim.shares], "seconds": round(self._clock() - begun, 4)})
-        if verdict.finished and locked is not None:
-            self._release(locked, node)
         return grant
 
     def _make(self, verdict: Serve, call: Call) -> tuple[Grant, Mapping[str, str]]:

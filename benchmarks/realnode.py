@@ -1,0 +1,121 @@
+"""Rows about containers on a real node: kubelet, containerd and runc on this machine, mock cards, all else real.
+
+How long Allocate takes is told by the device plugin's log, how long a pod stood in line for the node by the scheduler's
+(from its filter to its bind).
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from benchmarks.processes import Cpu, Run, disturbed
+from benchmarks.rows import Latency, Row, remarks
+from e2e.cluster import LocalCluster
+from e2e.device_plugin import DevicePlugin, cards
+from e2e.pods import pod
+from e2e.realnode import RealNode, missing
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+
+__all__ = ["realnode_rows"]
+
+Object = dict[str, Any]
+GROUP = "realnode"
+CARDS, SLOTS = 4, 10
+PODS = CARDS * SLOTS
+IN_TURN = 40
+TIMEOUT_SECONDS = 180
+QUIET_SECONDS = 2
+STEP = re.compile(r"time=(\S+) .*message=(filtered|bound) pod=\S+/(\S+) ")
+
+
+def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
+    """Allocate for pods that come one after the other, and forty pods at once, *rounds* times."""
+    if reason := missing():
+        yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
+        return
+    with LocalCluster.started(say=run.say) as cluster, RealNode.joined(cluster, say=run.say) as node:
+        certificates = Certificates(cluster.folder / "tls")
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        plugin = DevicePlugin(node)
+        plugin.insert(*cards(CARDS))
+        plugin.install_limiter("no library: nothing is limited here\n")
+        plugin.start().wait_offered(PODS)
+        stage = Stage(run, node, scheduler, plugin)
+        stage.play(["warm-up"])
+        yield stage.in_turn_row()
+        yield stage.burst_row(rounds)
+        plugin.close()
+        scheduler.close()
+
+
+class Stage:
+    """A cluster with a real node, on which pods are started and ended."""
+
+    def __init__(self, run: Run, node: RealNode, scheduler: Scheduler, plugin: DevicePlugin) -> None:
+        self.run, self.node, self.scheduler, self.plugin = run, node, scheduler, plugin
+        self._programs = {**node.cluster.components, "hami": scheduler.program, "plugin": plugin.program,
+                          "kubelet": node.kubelet, "containerd": node.containerd}
+
+    def play(self, *batches: list[str]) -> Object:
+        """Start the pods of each of *batches* at once, one batch after the other; all are gone when this returns."""
+        allocated, logged = len(self.plugin.allocate_seconds()), self.scheduler.program.log.stat().st_size
+        pids = {name: program.pid for name, program in self._programs.items() if program.pid}
+        before = Cpu(pids)
+        time.sleep(QUIET_SECONDS)  # containers are many short programs: who else is busy can only be told without them
+        disturbance, cpu = disturbed(before.spent()), Cpu(pids)
+        with Sandbox.opened(self.node.kube, name="bench") as sandbox, self.node.lent(sandbox):
+            began = time.monotonic()
+            for names in batches:
+                sandbox.create_all(pod(name, gpu=1, gpumem=3000) for name in names)
+                sandbox.running(*names, timeout=TIMEOUT_SECONDS)
+            seconds = time.monotonic() - began
+        text = self.scheduler.program.log.read_bytes()[logged:].decode(errors="replace")
+        return {"seconds": seconds, "allocate_seconds": self.plugin.allocate_seconds()[allocated:],
+                "waited_seconds": waited(text), "cpu_seconds": cpu.spent(), "disturbance": disturbance}
+
+    def in_turn_row(self) -> Row:
+        names = [f"p{number}" for number in range(IN_TURN)]
+        outcome = self.play(*([name] for name in names))
+        latency = Latency.of([1e6 * seconds for seconds in outcome["allocate_seconds"]])
+        self.run.say(f"in turn: {latency.count} pods, {outcome['seconds'] / IN_TURN:.2f} s a pod")
+        return Row(group=GROUP, what=f"Allocate, real API server, {IN_TURN} pods one after the other",
+                   measured=f"{latency} (p50 / p99), longest {latency.longest:.1f} ms",
+                   target="p99 < 30 ms", met=latency.p99 < 30 and latency.count == IN_TURN,
+                   compared=remarks(f"a pod's whole way, container included: {outcome['seconds'] / IN_TURN:.2f} s",
+                                    outcome["disturbance"]), figures=outcome)
+
+    def burst_row(self, rounds: int) -> Row:
+        names = [f"p{number}" for number in range(PODS)]
+        outcomes = []
+        for _ in range(rounds):
+            outcomes.append(self.play(names))
+            self.run.say(f"{PODS} pods at once: {outcomes[-1]['seconds']:.2f} s")
+        allocate = Latency.of([1e6 * seconds for outcome in outcomes for seconds in outcome["allocate_seconds"]])
+        waits = [seconds for outcome in outcomes for seconds in outcome["waited_seconds"].values()]
+        slowest = max(outcome["seconds"] for outcome in outcomes)
+        return Row(group=GROUP, what=f"{PODS} one-slice pods at once on one real node: until all containers run",
+                   measured=remarks(", ".join(f"{outcome['seconds']:.1f}" for outcome in outcomes) + " s",
+                                    f"from filter to bound {statistics.median(waits):.1f} s in the middle, "
+                                    f"{max(waits):.1f} s at most", f"Allocate {allocate}"),
+                   target="< 30 s", met=slowest < 30 and len(waits) == rounds * PODS,
+                   compared=remarks("the slowest run counts", *{outcome["disturbance"] for outcome in outcomes}),
+                   figures={"runs": outcomes})
+
+
+def waited(text: str) -> dict[str, float]:
+    """Seconds from filter to bind of each pod that the scheduler's log *text* tells of: its time in the line."""
+    filtered: dict[str, datetime] = {}
+    found = {}
+    for moment, step, name in STEP.findall(text):
+        at = datetime.fromisoformat(moment)
+        if step == "filtered":
+            filtered[name] = at
+        elif name in filtered:
+            found[name] = (at - filtered[name]).total_seconds()
+    return found
