@@ -162,6 +162,11 @@ class Device:
     pair_scores: Mapping[str, int] = field(default_factory=dict, hash=False)
     info: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def is_cut(self) -> bool:
+        """It is given out in parts of fixed sizes, whose cores are rounded up, so that their sum says nothing."""
+        return self.mode in ("mig", "drs")
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -195,7 +200,7 @@ class View:
         if any(one.overlaps(other) for place, one in enumerate(self.spots) for other in self.spots[:place]):
             return True
         return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
-                or (self.cores_used > device.cores and device.mode not in ("mig", "drs")))
+                or (self.cores_used > device.cores and not device.is_cut))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

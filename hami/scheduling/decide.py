@@ -222,7 +222,7 @@ def _may_serve(index: Index, claim: Claim, request: Request, rows: Array) -> Arr
             need = columns.memory_mib[rows] * (request.memory_percent or 0) // 100
         fits &= columns.memory_free[rows] >= need
     if Rule.CORES in rules:
-        fits &= columns.cores_free[rows] >= min(request.cores, 100)
+        fits &= (columns.cores_free[rows] >= min(request.cores, 100)) | columns.cut[rows]
     if Rule.TYPE in rules and (claim.selector.use_types, claim.selector.nouse_types) != (None, None):
         accepted = [number for model, number in index.models.items() if accepts_model(claim.selector, model)]
         fits &= numpy.isin(columns.model[rows], accepted)

@@ -222,7 +222,8 @@ def _no_memory(view: View, request: Request, case: Case, picks: Sequence[Share])
 
 
 def _no_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NO_CORES if view.device.cores - view.cores_used < _cores(request) else None
+    free = view.device.cores - view.cores_used
+    return Reason.NO_CORES if free < _cores(request) and not view.device.is_cut else None
 
 
 def _not_alone(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
@@ -233,7 +234,7 @@ def _not_alone(view: View, request: Request, case: Case, picks: Sequence[Share])
 
 def _used_up(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     """A request without cores cannot run beside others that hold them all."""
-    full = view.device.cores != 0 and view.cores_used == view.device.cores
+    full = view.device.cores != 0 and view.cores_used == view.device.cores and not view.device.is_cut
     return Reason.NO_CORES_LEFT if full and request.cores == 0 else None
 
 

@@ -92,7 +92,7 @@ class Columns:
         self.vendor[row, :width] = vendors
         self.model[row, :width] = models
         self.usable[row, :width] = [d.healthy and not d.cordoned for d in devices]
-        self.cut[row, :width] = [d.mode == "mig" for d in devices]
+        self.cut[row, :width] = [d.is_cut for d in devices]
         self.slots_free[row, :width] = [v.device.slots - v.slots_used for v in views]
         self.memory_mib[row, :width] = [d.memory_mib for d in devices]
         self.memory_free[row, :width] = [v.device.memory_mib - v.memory_used_mib for v in views]
