@@ -290,7 +290,7 @@ class RealNode:
 def kept(*needed: Path) -> list[str]:
     """What lies below folders that the node has of its own, and is *needed* there all the same, Python's parts too."""
     wanted = {*needed, Path(sys.prefix), Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry)}
-    hidden = {path for path in wanted if path.is_dir() and any(path.is_relative_to(folder) for folder in SHADOWED)}
+    hidden = {path for path in wanted if path.is_dir() and any(Path(folder) in path.parents for folder in SHADOWED)}
     return sorted(str(path) for path in hidden if hidden.isdisjoint(path.parents))
 
 
