@@ -1,0 +1,111 @@
+"""The alert rules and the dashboard ask for metrics and labels that the scheduler really serves."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hami.metrics.instruments import Instruments, Readings
+from hami.metrics.samples import build_info, families, render
+from tests.builders import ONLY_NVIDIA
+from tests.metrics.test_samples import small_ledger
+
+ROOT = Path(__file__).parent.parent
+GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
+DASHBOARD = json.loads((ROOT / "dashboards" / "hami.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [
+    *(pytest.param(rule["expr"], id=rule["alert"]) for rule in RULES),
+    *(pytest.param(target["expr"], id=f"{panel['title']}, {target['refId']}")
+      for panel in PANELS for target in panel["targets"]),
+]
+OF_PROMETHEUS = {"instance", "job"}  # labels that it gives to whatever it scrapes
+METRIC = re.compile(r"\b(?:hami|process)_\w+")
+SELECTOR = re.compile(r"\b((?:hami|process)_\w+)(?:\{([^}]*)\})?")
+GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
+
+
+def scraped():
+    """Each sample name on a page of ours with the labels that it bears."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    meter = Instruments(registry)
+    meter.watch(Readings(
+        reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
+        unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
+        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1))
+    ours = "".join(render([build_info(), *families(small_ledger().snapshot(), ONLY_NVIDIA)]))
+    page = ours + generate_latest(registry).decode()
+    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(page)
+            for sample in family.samples}
+
+
+SCRAPED = scraped()
+
+
+def labels_of(matchers):
+    """The label names in the braces of a selector."""
+    return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers or ""))
+
+
+def listed(text):
+    return {word for word in re.split(r"[\s,]+", text) if word}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_metric_is_served(expression):
+    names = set(METRIC.findall(expression))
+    assert names
+    assert names <= SCRAPED.keys()
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_label_is_one_of_the_metrics_own(expression):
+    found = SELECTOR.findall(expression)
+    assert [(name, labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS) for name, matchers in found
+            if labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS] == []
+    known = OF_PROMETHEUS.union(*(SCRAPED[name] for name, _ in found))
+    assert set().union(*map(listed, GROUPED.findall(expression))) <= known
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_brackets_are_closed(expression):
+    open_ = []
+    for letter in re.sub(r'"[^"]*"', "", expression):
+        if letter in "([{":
+            open_.append(letter)
+        elif letter in ")]}":
+            assert open_ and open_.pop() + letter in ("()", "[]", "{}")
+    assert not open_
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_what_every_replica_knows_is_not_counted_twice(expression):
+    """Gauges of devices, pods and quotas come from each replica: a sum over them wants one value of each first."""
+    for name in METRIC.findall(expression):
+        if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")):
+            assert re.search(rf"max by \([^)]+\) \({name}\b", expression), name
+
+
+@pytest.mark.parametrize("rule", [pytest.param(rule, id=rule["alert"]) for rule in RULES])
+def test_an_alert_says_how_bad_it_is_and_is_explained(rule):
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert rule["annotations"]["summary"]
+    for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
+        left = set().union(*map(listed, GROUPED.findall(rule["expr"])))
+        assert label in left, "the expression does not leave that label"
+
+
+def test_alerts_have_names_of_their_own():
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names)
+
+
+def test_the_dashboard_names_no_data_source_of_ours():
+    assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
