@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +42,7 @@ __all__ = ["main", "run_device_plugin", "run_scheduler"]
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -172,6 +175,16 @@ LISTENING = (
     Flag("--key_file", FILE, "Private key of the certificate (PEM).", "key_file"),
     Flag("--client-ca-file", FILE, "CA (PEM) whose clients may call /filter and /bind from other machines; others only "
          "from this one.", "client_ca_file"),
+    Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a certificate of our own making, in place of --cert_file "
+         "and --key_file, which is kept in this directory (private to this replica, writable; an emptyDir). CA and "
+         "certificate lie in a Secret, are renewed at two thirds of their lifetimes without a restart, and the CA is "
+         "written into the webhook configuration.", "self_signed_cert_dir"),
+    Flag("--self-signed-cert-secret", STRING, "Secret of that CA and certificate, in the namespace of POD_NAMESPACE. "
+         "After it has been deleted both are made anew.", "self_signed_cert_secret"),
+    Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept; also the names in the "
+         "certificate are from there.", "self_signed_webhook"),
+    Flag("--self-signed-cert-lifetime", DURATION, "How long a certificate lasts.", "self_signed_cert_lifetime"),
+    Flag("--self-signed-ca-lifetime", DURATION, "How long a CA lasts.", "self_signed_ca_lifetime"),
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler "
          "beside us: it opens a connection for most binds.", "extender_bind_address"),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
@@ -541,6 +554,8 @@ def run_scheduler(settings: Settings) -> int:
     from hami.web.server import serve
     from hami.web.tls import TlsContext
 
+    if settings.self_signed_cert_dir and (status := _prepare_certificate(settings)) != 0:
+        return max(status, 0)  # negative: we were told to stop
     tls = None
     if settings.cert_file:
         tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None)
@@ -554,6 +569,43 @@ def run_scheduler(settings: Settings) -> int:
     return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
                  threads=settings.threads, waiting=("/bind",),
                  on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
+
+
+def _prepare_certificate(settings: Settings) -> int:
+    """See that there is a certificate before the server listens; the exit status of the child that does it.
+
+    In a child, as what talks to the API server would make the process that only watches over the server a large one.
+    """
+    parent = os.getpid()
+    if (child := os.fork()) == 0:
+        status = EXIT_FAILED
+        try:
+            _prepare_in_child(settings, parent)
+            status = 0
+        except HamiError as error:
+            log.critical("cannot start", extra={"error": error})
+        except Exception:
+            log.critical("cannot start", exc_info=True)
+        finally:
+            os._exit(status)
+    # the first process of a container takes no signal that it does not ask for
+    before = {number: signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM)) for number in STOP_SIGNALS}
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare_in_child(settings: Settings, parent: int) -> None:
+    from hami.service import certifier
+
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+        if os.getppid() != parent:
+            raise HamiError("the process that waits for the certificate is gone")
+
+    certifier(settings).prepare(wait)
 
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import flask
 import msgspec
@@ -21,7 +23,9 @@ from hami.cluster.ledger import Ledger, Policies
 from hami.cluster.node_lock import LockTimes, NodeLocks
 from hami.cluster.reflector import Reflector
 from hami.codec.objects import parse_node, parse_pod, parse_quota
-from hami.controller.loop import Controller
+from hami.controller.certificates import Terms
+from hami.controller.certifier import Certifier, Place
+from hami.controller.loop import Controller, Role
 from hami.controller.reconcile import Rules
 from hami.errors import ClusterError
 from hami.metrics.exporter import Exporter
@@ -33,7 +37,7 @@ from hami.third_parties import catalog
 from hami.verbs import Verbs
 from hami.web.app import Health, create_app
 
-__all__ = ["Service"]
+__all__ = ["Service", "certifier"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,24 @@ JOIN = 1.0  # seconds to wait for each thread at the end
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+class _Nobody:
+    """Leads never."""
+
+    def leads_until(self) -> float:
+        return 0.0
+
+
+def certifier(settings: Settings, cluster: Cluster | None = None, role: Role = _Nobody()) -> Certifier:
+    """Who keeps the self-signed certificate of *settings*; by default with a connection of its own, and no leader."""
+    namespace = settings.pod_namespace
+    place = Place(namespace=namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
+                  file=Path(settings.cert_file), names=frozenset({f"hami-scheduler.{namespace}.svc"}))
+    terms = Terms(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
+                  authority=timedelta(seconds=settings.self_signed_ca_lifetime))
+    calls = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or 10.0))
+    return Certifier(calls, role, place, terms, clock=time.monotonic, now=_now)
 
 
 class Service:
@@ -83,6 +105,7 @@ class Service:
             Rules(vendors=known, scheduler=settings.scheduler_name,
                   overwrites=settings.force_overwrite_default_scheduler, expire=settings.node_lock_timeout),
             pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
+        self._certifier = certifier(settings, cluster, self._acting) if settings.self_signed_cert_dir else None
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._meter = Instruments(registry)
@@ -104,12 +127,17 @@ class Service:
         """Start what runs beside the requests. Nodes are read before pods, whose shares are of their devices."""
         if self._exporter is not None:
             self._exporter.start()
+        if self._certifier is not None:
+            self._start_thread("certificates", self._certifier.run)
         for name, run in (("nodes", self._nodes.run), ("quotas", self._quotas.run), ("pods", self._read_pods),
                           ("events", self._events.run), ("election", self._election.run), ("acting", self._acting.run),
                           ("controller", self._controller_run)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread(name, run)
+
+    def _start_thread(self, name: str, run: Callable[[], object]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def stop(self) -> None:
         """Stop: binds that wait give up, those that are being written finish; only then is the leadership released."""
@@ -117,6 +145,8 @@ class Service:
         if not self._verbs.drain(DRAIN):
             log.warning("a binding is still being written")
         self._controller.stop()
+        if self._certifier is not None:
+            self._certifier.stop()
         self._acting.stop()
         for reflector in (self._nodes, self._pods, self._quotas):
             reflector.stop()

@@ -26,8 +26,14 @@ __all__ = [
     "parse_device_policy_flag", "parse_node_selector", "parse_seconds", "read_settings",
 ]
 
+SELF_SIGNED_FILE = "tls.pem"
+"""The one file of ``--self-signed-cert-dir``: certificate and key, so that both are replaced at once."""
+
 NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
+
+DAY = 86_400.0  # seconds
+LEAST_LIFETIME = 20.0  # seconds; what is shorter is renewed faster than it can be handed on
 
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # sections that count when switched on only
 
@@ -82,6 +88,9 @@ class Settings:
     """All that can be set from outside. Times in seconds.
 
     *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two *http_bind* speaks TLS.
+    *self_signed_cert_dir*: where the server's certificate is kept when we make it ourselves; empty for off. It lies in
+    *self_signed_cert_secret*, the API server is told of its CA in *self_signed_webhook*, and it lasts as long as
+    *self_signed_cert_lifetime*, the CA as long as *self_signed_ca_lifetime*.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none.
     *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
     *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said. *devices*: without a file, the chart's.
@@ -94,6 +103,12 @@ class Settings:
     key_file: str = ""
     client_ca_file: str = ""
     threads: int = 1024
+
+    self_signed_cert_dir: str = ""
+    self_signed_cert_secret: str = "hami-scheduler-self-signed"
+    self_signed_webhook: str = "hami-webhook"
+    self_signed_cert_lifetime: float = 90 * DAY
+    self_signed_ca_lifetime: float = 3650 * DAY
 
     scheduler_name: str = "hami-scheduler"
     node_scheduler_policy: str = "binpack"
@@ -139,6 +154,9 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, na
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
         values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
     values["devices"] = _devices(str(values.get("device_config_file", "")), values, named, known)
+    if directory := str(values.get("self_signed_cert_dir", "")):
+        _check_self_signed(values)
+        values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
     if unknown := values.keys() - {entry.name for entry in fields(Settings)}:
         raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
     settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
@@ -146,7 +164,16 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, na
     return settings
 
 
+def _check_self_signed(values: Mapping[str, object]) -> None:
+    for flag in ("cert_file", "key_file"):
+        if values.get(flag):
+            raise HamiError(f"--self-signed-cert-dir with --{flag}: either we make the certificate or somebody else")
+
+
 def _check(settings: Settings) -> None:
+    if not LEAST_LIFETIME <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
+        raise HamiError(f"--self-signed-cert-lifetime: expected {LEAST_LIFETIME:g}s or more, and no more than "
+                        "--self-signed-ca-lifetime")
     if bool(settings.cert_file) != bool(settings.key_file):
         given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")
         raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hami.cluster.cluster import LeaseRecord
+from hami.cluster.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node, Pod, PodRef
 
@@ -35,7 +36,7 @@ class Fault:
 
 
 class FakeCluster:
-    """Pods, nodes, leases and events of one cluster.
+    """Pods, nodes, leases, events, secrets and webhook configurations of one cluster.
 
     ``on_call(call)`` runs before each call, outside the lock: a test may change the cluster there, advance its clock,
     block, or raise. ``copies_labels``: whether bind takes labels over (Kubernetes 1.35 and later).
@@ -46,6 +47,8 @@ class FakeCluster:
         self.nodes: dict[str, Node] = {}
         self.leases: dict[tuple[str, str], LeaseRecord] = {}
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
+        self.secrets: dict[tuple[str, str], SecretRecord] = {}
+        self.webhooks: dict[str, WebhookConfiguration] = {}
         self.calls: list[Call] = []
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
         self.copies_labels = copies_labels
@@ -77,6 +80,19 @@ class FakeCluster:
         with self._lock:
             stored = replace(lease, resource_version=self._next_version())
             self.leases[lease.namespace, lease.name] = stored
+            return stored
+
+    def put_secret(self, secret: SecretRecord) -> SecretRecord:
+        """Create or replace a Secret; it gets a new resource version."""
+        with self._lock:
+            stored = replace(secret, resource_version=self._next_version())
+            self.secrets[secret.namespace, secret.name] = stored
+            return stored
+
+    def put_webhook(self, configuration: WebhookConfiguration) -> WebhookConfiguration:
+        """Create or replace a webhook configuration; it gets a new resource version."""
+        with self._lock:
+            stored = self.webhooks[configuration.name] = replace(configuration, resource_version=self._next_version())
             return stored
 
     def delete_pod(self, namespace: str, name: str) -> None:
@@ -191,6 +207,39 @@ class FakeCluster:
             return self.put_lease(lease)
 
         return self._do("update_lease", effect, lease=lease, timeout=timeout)
+
+    def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
+        return self._do("secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name,
+                        timeout=timeout)
+
+    def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+        def effect():
+            if (secret.namespace, secret.name) in self.secrets:
+                raise Conflict(f"secret {secret.name} exists", 409)
+            return self.put_secret(secret)
+
+        return self._do("create_secret", effect, secret=secret, timeout=timeout)
+
+    def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+        def effect():
+            stored = _present(self.secrets.get((secret.namespace, secret.name)), f"secret {secret.name}")
+            _check_version(f"secret {secret.name}", stored.resource_version, secret.resource_version)
+            return self.put_secret(secret)
+
+        return self._do("update_secret", effect, secret=secret, timeout=timeout)
+
+    def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
+        return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name, timeout=timeout)
+
+    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
+                       timeout: float | None = None) -> WebhookConfiguration:
+        def effect():
+            stored = _present(self.webhooks.get(configuration.name), f"webhook configuration {configuration.name}")
+            _check_version(configuration.name, stored.resource_version, configuration.resource_version)
+            return self.put_webhook(replace(stored, webhooks=tuple(
+                replace(webhook, bundle=bundle) for webhook in stored.webhooks)))
+
+        return self._do("publish_bundle", effect, configuration=configuration, bundle=bundle, timeout=timeout)
 
     # ---- how they work
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,10 @@ def test_without_flags_the_defaults_hold():
     (["--metrics_bind_address=:1"], "metrics_bind_address", Address("", 1)),
     (["--extender-bind-address=127.0.0.1:2"], "extender_bind_address", Address("127.0.0.1", 2)),
     (["--extender_bind_address", "[::1]:2"], "extender_bind_address", Address("::1", 2)),
+    (["--self-signed-cert-secret=s"], "self_signed_cert_secret", "s"),
+    (["--self-signed-webhook=w"], "self_signed_webhook", "w"),
+    (["--self-signed-cert-lifetime=48h"], "self_signed_cert_lifetime", 172_800.0),
+    (["--self-signed-ca-lifetime=87600h"], "self_signed_ca_lifetime", 315_360_000.0),
     (["--threads=64"], "threads", 64),
     (["--profiling"], "profiling", True),
     (["--scheduler-name=mine"], "scheduler_name", "mine"),
@@ -274,6 +279,33 @@ def test_an_error_of_ours_ends_in_one_line():
         raise ClusterError("cannot\nreach it")
     result, _ = scheduler(run=run)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: cannot reach it\n")
+
+
+def self_signed(folder, server):
+    """``hami scheduler`` that has to make a certificate first, beside an API server at *server*."""
+    cluster = {"clusters": [{"name": "c", "cluster": {"server": server}}], "users": [{"name": "u", "user": {}}],
+               "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x"}
+    (folder / "kubeconfig").write_text(json.dumps(cluster))
+    return subprocess.Popen(
+        [sys.executable, "-m", "hami.cli", "scheduler", f"--self-signed-cert-dir={folder}/d"],
+        env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_start_without_a_certificate_waits_for_the_api_server_and_can_be_ended(tmp_path):
+    with self_signed(tmp_path, "http://127.0.0.1:1") as process:
+        assert "certificates cannot be looked after" in process.stderr.readline()
+        assert process.poll() is None
+        process.terminate()
+        assert (process.wait(20), "serving" in process.stderr.read()) == (0, False)
+
+
+def test_a_start_that_can_have_no_certificate_ends_in_one_line(tmp_path):
+    (tmp_path / "kubeconfig").mkdir()
+    with subprocess.Popen([sys.executable, "-m", "hami.cli", "scheduler", f"--self-signed-cert-dir={tmp_path}"],
+                          env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")}, stderr=subprocess.PIPE,
+                          text=True) as process:
+        (line,) = process.stderr.read().splitlines()
+    assert process.returncode == 1 and "no API server to talk to" in line
 
 
 def test_the_exit_status_is_the_server_s():

@@ -109,10 +109,19 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
     ({"extender_bind_address": Address("", 1)}, "--extender-bind-address=:1: expected an address of loopback"),
     ({"extender_bind_address": Address("10.0.0.1", 1)}, "--extender-bind-address=10.0.0.1:1: expected an address"),
     ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
+    ({"self_signed_cert_dir": "d", "cert_file": "a"}, "--self-signed-cert-dir with --cert_file"),
+    ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),
+    ({"self_signed_cert_lifetime": 19.0}, "--self-signed-cert-lifetime: expected 20s or more"),
+    ({"self_signed_cert_lifetime": 60.0, "self_signed_ca_lifetime": 59.0}, "no more than --self-signed-ca-lifetime"),
 ])
 def test_settings_that_do_not_go_together_are_refused(given, problem):
     with pytest.raises(HamiError, match=problem):
         read_settings(given, {})
+
+
+def test_a_certificate_of_our_own_is_one_file_of_its_folder():
+    settings = read_settings({"self_signed_cert_dir": "/certs", "client_ca_file": "ca"}, {})
+    assert settings.cert_file == settings.key_file == "/certs/tls.pem"
 
 
 @pytest.mark.parametrize("text, host, port", [

@@ -25,10 +25,11 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 
-__all__ = ["JSON", "MERGE_PATCH", "Api", "Stream", "is_disconnect", "is_unsent"]
+__all__ = ["JSON", "MERGE_PATCH", "STRATEGIC_MERGE_PATCH", "Api", "Stream", "is_disconnect", "is_unsent"]
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536

@@ -16,7 +16,10 @@ from urllib.parse import quote
 import msgspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from hami.cluster.api import MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.cluster.trust import (
+    SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
+)
 from hami.codec.objects import parse_environment, parse_node, parse_pod
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.model import Node, Pod, PodRef
@@ -184,6 +187,39 @@ class Cluster:
         return _parse_lease(self._api.request("PUT", _lease_path(lease.namespace, lease.name),
                                               body=_render_lease(lease), timeout=timeout))
 
+    def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
+        """The Secret as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        data = self._get(_secret_path(namespace, name), timeout)
+        return None if data is None else parse_secret(data)
+
+    def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+        """Create the Secret, of type kubernetes.io/tls; the Secret as stored. Raises: Conflict when there is one."""
+        return parse_secret(self._write("POST", _secret_path(secret.namespace), body=_json(render_secret(secret)),
+                                        timeout=timeout))
+
+    def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+        """Compare-and-swap by ``secret.resource_version``; the Secret as stored.
+
+        Raises: Conflict when it has changed since, NotFound when it is gone.
+        """
+        return parse_secret(self._write("PUT", _secret_path(secret.namespace, secret.name),
+                                        body=_json(render_secret(secret)), timeout=timeout))
+
+    def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
+        """The MutatingWebhookConfiguration as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        data = self._get(_webhook_path(name), timeout)
+        return None if data is None else parse_webhook_configuration(data)
+
+    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
+                       timeout: float | None = None) -> WebhookConfiguration:
+        """Let the API server trust the CAs in *bundle* (PEM), and no others, for every webhook of *configuration*.
+
+        Raises: Conflict when the configuration has changed since, NotFound when it is gone.
+        """
+        return parse_webhook_configuration(self._write(
+            "PATCH", _webhook_path(configuration.name), body=_json(render_bundle(configuration, bundle)),
+            content_type=STRATEGIC_MERGE_PATCH, timeout=timeout))
+
     def _pods(self, path: str, query: Mapping[str, str], timeout: float | None) -> list[Pod]:
         data = self._read("GET", path, query=query, timeout=timeout)
         try:
@@ -227,6 +263,14 @@ def _event_path(namespace: str, name: str = "") -> str:
 def _lease_path(namespace: str, name: str = "") -> str:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{_segment(namespace)}/leases"
     return f"{path}/{_segment(name)}" if name else path
+
+
+def _secret_path(namespace: str, name: str = "") -> str:
+    return f"/api/v1/namespaces/{_segment(namespace)}/secrets" + (f"/{_segment(name)}" if name else "")
+
+
+def _webhook_path(name: str) -> str:
+    return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{_segment(name)}"
 
 
 def _segment(name: str) -> str:
