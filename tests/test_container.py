@@ -1,0 +1,136 @@
+"""The images are made of files that exist, run the console script as a user who is not root, and bear our version."""
+
+import configparser
+import json
+import re
+import shlex
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hami import __version__
+from hami.cli import main
+
+ROOT = Path(__file__).parent.parent
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def instructions():
+    """The Containerfile's instructions, each on one line, as (word, rest)."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / "Containerfile").read_text(), flags=re.MULTILINE)
+    return [tuple(line.split(maxsplit=1)) for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
+
+
+def stages():
+    """The instructions of each stage by its name, in order; and what stands before the first."""
+    found = {"": []}
+    for word, rest in instructions():
+        if word == "FROM":
+            base, as_, name = rest.split()
+            assert as_ == "AS"
+            found[name] = []
+        found[name if word == "FROM" else list(found)[-1]].append((word, rest))
+    return found
+
+
+STAGES = stages()
+IMAGES = ("device-plugin", "scheduler")
+
+
+def of(stage, word):
+    return [rest for found, rest in STAGES[stage] if found == word]
+
+
+def copied_from_here():
+    """What COPY takes from the build context."""
+    for word, rest in instructions():
+        words = shlex.split(rest)
+        if word in ("COPY", "ADD") and not any(part.startswith("--from=") for part in words):
+            yield from words[:-1]
+
+
+def ignored(path):
+    """Whether .containerignore leaves *path* of the top folder out; the last line that fits counts."""
+    verdict = False
+    for line in (ROOT / ".containerignore").read_text().splitlines():
+        if line and not line.startswith("#") and fnmatch(path, line.lstrip("!")):
+            verdict = not line.startswith("!")
+    return verdict
+
+
+def test_what_is_copied_exists_and_is_not_ignored():
+    sources = [source for source in copied_from_here() if source != "ca-bundle.cr[t]"]
+    assert {"setup.cfg", "pyproject.toml", "hami"} <= set(sources)
+    assert [source for source in sources if not (ROOT / source).exists() or ignored(source)] == []
+
+
+def test_what_setup_cfg_reads_is_copied():
+    needed = {SETUP["metadata"]["long_description"].removeprefix("file: "), SETUP["metadata"]["license_files"]}
+    assert needed <= set(copied_from_here())
+
+
+def test_the_context_has_nothing_else():
+    kept = {path.name for path in ROOT.iterdir() if not ignored(path.name)}
+    assert kept - {"ca-bundle.crt"} == {source for source in copied_from_here() if "[" not in source}
+    assert ignored("hami/__pycache__") and not ignored("ca-bundle.crt")
+
+
+def test_docker_ignores_what_podman_ignores():
+    assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()
+
+
+def test_the_base_is_an_argument():
+    (base,) = of("", "ARG")
+    assert base.startswith("BASE=")
+    froms = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert froms[0] == "${BASE}"
+    assert set(froms[1:]) <= STAGES.keys(), "one base only, so that one from debootstrap is enough"
+
+
+@pytest.mark.parametrize("stage", IMAGES)
+def test_the_entry_point_is_the_console_script(stage):
+    (entry,), (command,) = of(stage, "ENTRYPOINT"), of(stage, "CMD")
+    script, _, target = SETUP["options.entry_points"]["console_scripts"].strip().partition(" = ")
+    assert json.loads(entry) == [f"/opt/hami/bin/{script}"], "a list: no shell is started"
+    assert target == "hami.cli:main"
+    assert json.loads(command)[0] in main.commands
+
+
+def test_the_default_image_is_the_schedulers_and_not_roots():
+    assert list(STAGES)[-1] == "scheduler"
+    (user,) = of("scheduler", "USER")
+    assert all(int(number) > 0 for number in user.split(":"))
+
+
+@pytest.mark.parametrize("stage", IMAGES)
+def test_an_image_is_the_base_and_the_environment_and_no_more(stage):
+    assert not {word for word, _ in STAGES[stage]} & {"RUN", "ADD", "SHELL", "ONBUILD"}
+    assert all(re.match(r"--from=build(-node)? /opt/hami /opt/hami$", copy) for copy in of(stage, "COPY"))
+    (env,) = of(stage, "ENV")
+    assert "PATH=/opt/hami/bin:" in env and "PYTHONDONTWRITEBYTECODE=1" in env
+
+
+@pytest.mark.parametrize("stage", IMAGES)
+def test_an_image_bears_our_version(stage):
+    (label,) = of(stage, "LABEL")
+    assert f'org.opencontainers.image.version="{__version__}"' in label
+    assert f'org.opencontainers.image.licenses="{SETUP["metadata"]["license"]}"' in label
+
+
+def test_the_node_image_alone_has_the_nodes_packages():
+    assert "/src[node]" in " ".join(of("build-node", "RUN"))
+    assert "node" in SETUP["options.extras_require"]
+    assert not any("[node]" in run for run in of("build", "RUN"))
+
+
+def test_the_ports_and_the_user_are_those_of_the_manifest():
+    deployment = yaml.safe_load((ROOT / "manifests" / "base" / "deployment.yaml").read_text())
+    spec = deployment["spec"]["template"]["spec"]
+    ours = [container for container in spec["containers"] if container["name"] != "kube-scheduler"]
+    ports = [port["containerPort"] for container in ours for port in container["ports"]]
+    assert of("scheduler", "EXPOSE") == [" ".join(map(str, ports))]
+    user, group = spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]
+    assert of("scheduler", "USER") == [f"{user}:{group}"]
