@@ -1,0 +1,214 @@
+"""The self-signed certificate: made at the start, renewed and rotated under load, and no admission is lost by it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+from cryptography import x509
+
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.kube import ApiError, Kube
+from e2e.pods import pod
+from e2e.processes import free_port
+from e2e.sandbox import Sandbox
+from e2e.scheduler import NAMESPACE, Certificates, Scheduler, account_kubeconfig, webhook_configuration
+
+SECRET, WEBHOOK = "hami-scheduler-self-signed", "hami-webhook"
+RIGHTS = MANIFESTS.parent / "components" / "self-signed" / "rbac.yaml"
+LATE = 1.0  # seconds
+FAST = {"self_signed_cert_lifetime": "27s", "self_signed_ca_lifetime": "75s"}  # renewed after 18 s, rotated after 50 s
+
+
+class Trust:
+    """What the cluster has of certificates at a moment."""
+
+    def __init__(self, kube: Kube) -> None:
+        secret = kube.find("Secret", SECRET, NAMESPACE) or {"data": {}}
+        (webhook,) = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
+        self.data = {key: base64.b64decode(text) for key, text in secret["data"].items()}
+        self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
+
+    @property
+    def authorities(self) -> list[x509.Certificate]:
+        return x509.load_pem_x509_certificates(self.data["ca.crt"])
+
+    @property
+    def serving(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(self.data["tls.crt"])
+
+
+def wait_for(kube: Kube, holds: Callable[[Trust], bool], what: str, timeout: float = 60) -> Trust:
+    deadline = time.monotonic() + timeout
+    while not holds(trust := Trust(kube)):
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(0.2)
+    return trust
+
+
+def published(trust: Trust) -> bool:
+    return bool(trust.data) and trust.bundle == trust.data["ca.crt"]
+
+
+class SelfSigned(Scheduler):
+    """A replica with a certificate of its own making; who asks it trusts what the Secret says."""
+
+    def __init__(self, cluster: LocalCluster, certificates: Certificates, *, name: str, port: int | None = None,
+                 **flags: str) -> None:
+        super().__init__(cluster, certificates, account_kubeconfig(cluster), name=name, port=port, cert_file="",
+                         key_file="", self_signed_cert_dir=str(cluster.folder / name), **flags)
+
+
+@pytest.fixture
+def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, certificates: Certificates,
+                ) -> Iterator[Callable[..., SelfSigned]]:
+    """Starts replicas in place of the shared one, which is brought back in the end. The webhook is failurePolicy Fail
+    and, to begin with, without a CA bundle."""
+    for item in yaml.safe_load_all(RIGHTS.read_text()):
+        sandbox.kube.apply(item, NAMESPACE)
+    scheduler.stop()
+    sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+    point_at(sandbox.kube, certificates, local.webhook_port)
+    with contextlib.ExitStack() as started:
+        def start(name: str = "hami-self-signed-0", port: int | None = None, **flags: str) -> SelfSigned:
+            replica = SelfSigned(local, certificates, name=name, port=port, **flags)
+            started.callback(replica.close)
+            replica.start(wait=False)
+            return replica
+        yield start
+    sandbox.kube.delete("MutatingWebhookConfiguration", WEBHOOK)
+    sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
+    sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+    scheduler.run_with()
+
+
+def point_at(kube: Kube, certificates: Certificates, port: int) -> None:
+    configuration = webhook_configuration(certificates, port)
+    for webhook in configuration["webhooks"]:
+        del webhook["clientConfig"]["caBundle"]
+        webhook["failurePolicy"] = "Fail"
+        webhook["namespaceSelector"]["matchExpressions"].append(
+            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [NAMESPACE]})
+    kube.delete("MutatingWebhookConfiguration", WEBHOOK)
+    kube.apply(configuration)
+
+
+def admitted(sandbox: Sandbox, name: str) -> bool:
+    """A pod that asks for a card gets through the webhook; false when the API server cannot ask it."""
+    try:
+        made = sandbox.kube.create(pod(name, gpu=1), sandbox.namespace)
+    except ApiError as error:
+        assert "failed calling webhook" in error.message, error
+        return False
+    assert made["spec"]["schedulerName"] == "hami-scheduler"
+    return True
+
+
+def wait_admitted(sandbox: Sandbox, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        if admitted(sandbox, f"p-{secrets.token_hex(4)}"):
+            return
+        assert time.monotonic() < deadline, "no pod is admitted"
+        time.sleep(0.2)
+
+
+class Load:
+    """Pods being created, one after the other; and, as the API server keeps its connection for long, new connections
+    to the webhook, as of an API server that has learnt of the bundle a second late."""
+
+    def __init__(self, sandbox: Sandbox, port: int) -> None:
+        self._sandbox = sandbox
+        self._port = port
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._repeat, args=[act]) for act in (self._create, self._connect)]
+        self._bundles: list[tuple[float, str]] = []
+        self.lost: list[str] = []
+        self.pods = self.connections = 0
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, act: Callable[[], None]) -> None:
+        while not self._stop.wait(0.02):
+            try:
+                act()
+            except Exception as error:  # whatever it is: the test shows it
+                self.lost.append(f"{time.strftime('%T')} {error}")
+
+    def _create(self) -> None:
+        name = f"load-{self.pods}"
+        self.pods += 1
+        self._sandbox.kube.create(pod(name, gpu=1), self._sandbox.namespace)
+        self._sandbox.kube.delete("Pod", name, self._sandbox.namespace, grace_seconds=0)
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        self._bundles.append((now, Trust(self._sandbox.kube).bundle.decode()))
+        while len(self._bundles) > 1 and self._bundles[1][0] <= now - LATE:
+            del self._bundles[0]
+        context = ssl.create_default_context(cadata=self._bundles[0][1])
+        with socket.create_connection(("127.0.0.1", self._port), timeout=10) as plain:
+            context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+        self.connections += 1
+
+
+def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed):
+    replica = self_signed(**FAST)
+    first = wait_for(sandbox.kube, published, "a first CA")
+    wait_admitted(sandbox)
+    with Load(sandbox, replica.port) as load:
+        renewed = wait_for(sandbox.kube, lambda now: now.data["tls.crt"] != first.data["tls.crt"], "a renewal")
+        assert renewed.authorities == first.authorities
+        overlap = wait_for(sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "a second CA")
+        assert overlap.authorities[1:] == first.authorities
+        overlap.serving.verify_directly_issued_by(overlap.authorities[1])
+        moved = wait_for(sandbox.kube, lambda now: now.serving.issuer == overlap.authorities[0].subject,
+                         "a certificate of the second CA")
+        assert moved.authorities == overlap.authorities
+        gone = wait_for(sandbox.kube, lambda now: published(now) and first.authorities[0] not in now.authorities,
+                        "the first CA is gone")
+        time.sleep(2)
+    assert load.lost == [] and min(load.pods, load.connections) > 200
+    assert gone.authorities[-1] == moved.authorities[0]
+    assert replica.program.running()
+
+
+def test_what_somebody_changes_is_healed(sandbox, self_signed):
+    self_signed(**FAST)
+    wait_for(sandbox.kube, published, "a first CA")
+    wait_admitted(sandbox)
+    foreign = base64.b64encode(Trust(sandbox.kube).data["tls.crt"]).decode()
+    sandbox.kube.call("PATCH", f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}", {
+        "webhooks": [{"name": "vgpu.hami.io", "clientConfig": {"caBundle": foreign}}]},
+        content_type="application/strategic-merge-patch+json")
+    wait_for(sandbox.kube, published, "the bundle is back")
+    sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+    wait_for(sandbox.kube, published, "a new CA")
+    wait_admitted(sandbox)
+
+
+def test_two_replicas_that_start_at_once_share_one_ca(sandbox, self_signed, local):
+    replicas = [self_signed("hami-self-signed-0"), self_signed("hami-self-signed-1", port=free_port())]
+    trust = wait_for(sandbox.kube, published, "a CA")
+    assert len(trust.authorities) == 1
+    served = trust.data["tls.crt"].rstrip() + b"\n" + trust.data["tls.key"]
+    for replica in replicas:
+        file = local.folder / replica.name / "tls.pem"
+        wait_for(sandbox.kube, lambda now: file.exists() and file.read_bytes() == served, f"the file of {replica.name}")
+    wait_admitted(sandbox)
