@@ -71,7 +71,8 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     certificate that there is, or else the *default* ones. *published*: ``None`` when nobody knows what the API server
     trusts; then only what the newest CA itself has signed is renewed. What else is in *data* stays.
     """
-    trusted = [certificate for certificate in _certificates(data) if _is_valid(certificate, now)]
+    # one that is not valid yet stays: our clock may be the one that is wrong
+    trusted = [certificate for certificate in _certificates(data) if now < certificate.not_valid_after_utc]
     reasons = []
     signer, problem = _signer(data, trusted, now)
     if signer is None:
@@ -107,7 +108,7 @@ def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
     key = _key(data.get(CA_KEY, b""))
     if key is None:
         return None, f"{CA_KEY} is missing or cannot be read"
-    certificate = next((one for one in trusted if one.public_key() == key.public_key()), None)
+    certificate = next((one for one in trusted if one.public_key() == key.public_key() and _is_valid(one, now)), None)
     if certificate is None:
         return None, f"{CA_CERTIFICATES} has no valid certificate of {CA_KEY}"
     if _is_due(certificate, now):

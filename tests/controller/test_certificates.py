@@ -100,6 +100,13 @@ def test_a_certificate_from_the_future_is_replaced():
     assert is_usable(look(data).data, START)
 
 
+def test_a_replica_whose_clock_is_behind_takes_no_trust_from_the_others_ca():
+    data = made(START + DAY)
+    revised = look(data).data
+    assert is_usable(revised, START) and signed_by(revised) == [0]
+    assert authorities(revised)[1:] == authorities(data)
+
+
 def due():
     """A Secret at two thirds of its CA's time, with a fresh certificate; and the moment."""
     now = START + 3650 * DAY * 2 / 3
