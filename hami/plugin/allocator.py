@@ -2,7 +2,12 @@
 
 One call at a time. An outcome is one compare-and-swap on the pod; if that has changed meanwhile, everything is read
 and decided again. When a pod's allocation has come to its end, well or not, the node's lock is released; what cannot
-be written for now is owed, and written before anything else.
+be written for now, or need not be waited for, is owed, and written before anything else.
+
+Whose call it is, all pods of the node say. They are listed after the call came; a list costs more than all else,
+though, so a watch is asked first, which may be late. Its answer counts only when it is proven: the swap comes back by
+the same watch, after all that was written before, and the pods that have been told of by then must give the same
+answer. Else the swap is undone, and a list says.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 from hami.plugin.grant import Grant, HostFacts, Recipient, instances_grant, shares_grant
 from hami.plugin.mig import Mig
+from hami.plugin.residents import View
 from hami.vendors.spec import Catalog
 
 __all__ = ["Allocator", "Calls", "Files"]
@@ -38,6 +44,8 @@ log = logging.getLogger(__name__)
 MIG_MODE = "mig"
 PATIENCE = 20.0  # seconds for which an API server that is away is waited for; the kubelet waits that long, too
 UNCLEAR = 3.0  # seconds for which a pod that the kubelet has refused may still look as if it waited for its devices
+TOLD = 0.02  # seconds for which a watch may be behind the kubelet's, before a list is asked for
+PROVEN = 0.1  # seconds within which a write comes back by the watch, before a list is asked for
 RELEASE_ATTEMPTS = 8  # conflicts in a row: somebody else keeps changing the node
 REASON = "AllocationFailed"
 
@@ -53,6 +61,13 @@ class Calls(Protocol):
     def environment(self, ref: PodRef, container: str) -> Mapping[str, str]: ...
     def annotate_pod(self, ref: PodRef, annotations: Edits, *, resource_version: str = "") -> Pod: ...
     def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node: ...
+
+
+class Watch(Protocol):
+    """What is asked of :class:`hami.plugin.residents.Residents`."""
+
+    def holding(self, namespace: str, name: str, timeout: float) -> View | None: ...
+    def after(self, view: View, version: str, timeout: float) -> View | None: ...
 
 
 class Files(Protocol):
@@ -71,11 +86,22 @@ class _Unclear(AllocationRefused):
 
 @dataclass(frozen=True, slots=True)
 class _Attempted:
-    """The container that the call in progress has begun to serve, and the node lock that named its pod, if one did."""
+    """The container that the call in progress has begun to serve, by what a list says, and the node lock that named its
+    pod, if one did."""
 
     ref: PodRef
     claim: Claim
     locked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Debt:
+    """What is still to be written: a pod's failure, for *reason*; the release of the lock *locked*. *node*: as it was
+    last seen with that lock."""
+
+    reason: str = ""
+    locked: str | None = None
+    node: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +120,12 @@ class Allocator:
 
     def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, cards: Callable[[], Sequence[Card]],
                  host: Files, mig: Mig | None, events: Recorder, *, vendor: str = "NVIDIA",
+                 watch: Watch | None = None, wake: Callable[[], None] | None = None,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*vendor*: whose devices these are, by its key in *vendors*. *mig*: only in operating mode ``mig``.
+        *watch*: of the node's pods; without it they are listed for each call. *wake*: has `settle` called soon, by
+        another thread, so that the kubelet has its answer before the lock is released; without it that is done first.
         *token*: a text that is new each time."""
         self._config = config
         self._cluster = cluster
@@ -107,13 +136,15 @@ class Allocator:
         self._host = host
         self._mig = mig if config.operating_mode == MIG_MODE else None
         self._events = events
+        self._watch = watch if self._mig is None else None
+        self._wake = wake
         self._clock = clock
         self._token = token
         self._sleep = sleep
         self._turn = threading.Lock()
         self._holder: tuple[str, str] = ("", "")  # a node lock, and the uid that its pod had when it was first seen
         self._attempted: _Attempted | None = None
-        self._owed: dict[PodRef | str, tuple[str, str | None]] = {}  # pods to fail, with the reason and their lock
+        self._owed: dict[PodRef | str, _Debt] = {}  # by the pod that is to fail, or the lock
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """What one container gets: the one whose turn it is, if it asks for as many devices.
@@ -125,7 +156,8 @@ class Allocator:
             self._attempted = None
             try:
                 ids = self._checked(device_ids)
-                return self._patiently(lambda: self._answer(ids, begun))
+                watches = [self._watch]  # for the first attempt: if that fails, a list has to say
+                return self._patiently(lambda: self._answer(ids, begun, watches.pop() if watches else None))
             except HamiError as error:
                 log.warning("devices not handed out", extra={
                     "node": self._config.node, "devices": len(device_ids), "error": error})
@@ -188,9 +220,11 @@ class Allocator:
                         wait=wait_random_exponential(multiplier=0.02, max=1.0),
                         stop=_patience_ends(self._clock, self._clock() + PATIENCE))(step)
 
-    def _answer(self, ids: tuple[str, ...], begun: float) -> Grant:
+    def _answer(self, ids: tuple[str, ...], begun: float, watch: Watch | None) -> Grant:
         self._settle()
         call, node = self._call(ids), self._node()
+        if watch is not None and (grant := self._told(watch, node, call, begun)) is not None:
+            return grant
         judged = self._judge(node, call)
         if judged.stale is not None:
             self._release(judged.stale, node)
@@ -237,8 +271,7 @@ class Allocator:
         pods = self._cluster.pods_on(call.node)
         if lock is None or holder is None:
             return _Judged(whose(pods, None, call))
-        pod = next((one for one in pods if (one.ref.namespace, one.ref.name) == holder), None) \
-            or self._cluster.pod(*holder)
+        pod = _named(pods, holder) or self._cluster.pod(*holder)
         if pod is None:  # the call may well be for the pod that is gone, so nobody else is served
             return _Judged(Elsewhere(f"the node is locked for pod {'/'.join(holder)}, which is gone"), stale=lock)
         if self._holder[0] == lock and self._holder[1] != pod.ref.uid:
@@ -252,7 +285,7 @@ class Allocator:
         return _Judged(verdict, stale=lock if over else None, holder=pod.ref if here else None)
 
     def _serve(self, verdict: Serve, call: Call, node: Node, locked: str | None, begun: float) -> Grant:
-        pod, name = verdict.pod, verdict.claim.name
+        pod = verdict.pod
         self._attempted = _Attempted(pod.ref, verdict.claim, locked)
         try:
             grant, made = self._make(verdict, call)
@@ -264,15 +297,20 @@ class Allocator:
         writes = {**verdict.writes, **made}
         if writes:
             self._cluster.annotate_pod(pod.ref, writes, resource_version=pod.resource_version)
+        self._handed_out(verdict, node, locked, begun, by="list")
+        return grant
+
+    def _handed_out(self, verdict: Serve, node: Node, locked: str | None, begun: float, by: str) -> None:
         if verdict.finished and locked is not None:
             self._release(locked, node)
         log.info("devices handed out", extra={
-            "pod": pod.ref, "container": name, "node": call.node, "repeated": not verdict.claim.outstanding,
-            "devices": [share.uuid for share in verdict.claim.shares], "seconds": round(self._clock() - begun, 4)})
-        return grant
+            "pod": verdict.pod.ref, "container": verdict.claim.name, "node": node.name,
+            "repeated": not verdict.claim.outstanding, "devices": [share.uuid for share in verdict.claim.shares],
+            "by": by, "seconds": round(self._clock() - begun, 4)})
 
-    def _make(self, verdict: Serve, call: Call) -> tuple[Grant, Mapping[str, str]]:
-        """The grant, and what is to be written on the pod about it."""
+    def _make(self, verdict: Serve, call: Call, view: View | None = None) -> tuple[Grant, Mapping[str, str]]:
+        """The grant, and what is to be written on the pod about it. *view*: has its variables; else they are asked
+        for."""
         config, pod, claim = self._config, verdict.pod, verdict.claim
         shared = self._mig is None
         parts = cards_of(verdict, call, self._cards(), limited=shared, aligned=config.aligned and shared)
@@ -282,11 +320,61 @@ class Allocator:
             cards = [card for card, _ in parts]
             return instances_grant(config, [one.uuid for one in made.instances], cards,
                                    self._host.facts(limited=False), recipient), made.writes
-        recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token(),
-                              env=self._cluster.environment(pod.ref, claim.name))
+        env = view.environment(pod.ref.uid, claim.name) if view else self._cluster.environment(pod.ref, claim.name)
+        recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token(), env=env)
         facts = self._host.facts(limited=True)
         self._host.prepare(pod.ref.uid, claim.name)
         return shares_grant(config, parts, facts, recipient), {}
+
+    # -- by the watch
+
+    def _told(self, watch: Watch, node: Node, call: Call, begun: float) -> Grant | None:
+        """The answer by what *watch* tells, in the common case: the pod that has the lock is served, and no other can
+        be meant. ``None`` when a list has to say; nothing has been written then.
+
+        Where the kubelet's record cannot be read, only the pods' annotations say what has been handed out, and none
+        that was written on a mere assumption would do. With it, a container that looks served by a write of which we
+        did not learn, or could not undo, is still one that waits.
+        Raises: as `_answer`; `_Unclear` when what was told turns out to be too old.
+        """
+        lock = node.annotations.get(NODE_LOCK)
+        holder = _holder_of(lock) if call.served is not None else None
+        view = watch.holding(*holder, TOLD) if holder is not None else None
+        if view is None or lock is None:
+            return None
+        verdict = whose(view.pods, holder, call)
+        if not isinstance(verdict, Serve) or not verdict.writes or _named([verdict.pod], holder) is None \
+                or self._holder[0] == lock and self._holder[1] != verdict.pod.ref.uid:
+            return None
+        try:
+            grant, _ = self._make(verdict, call, view)
+            written = self._cluster.annotate_pod(
+                verdict.pod.ref, verdict.writes, resource_version=verdict.pod.resource_version)
+        except ClusterError as error:
+            if not isinstance(error, Conflict | NotFound):
+                raise
+            return None
+        except HamiError:
+            return None  # a pod fails only by what a list says
+        later = watch.after(view, written.resource_version, PROVEN)
+        pods = later.pods if later is not None else self._cluster.pods_on(call.node)
+        others = [pod for pod in pods if pod.ref.uid != verdict.pod.ref.uid]
+        if whose([verdict.pod, *others], holder, call) != verdict:
+            self._take_back(verdict, written)
+            raise _Unclear(f"another container than {verdict.claim.name} of pod {verdict.pod.ref} may be meant")
+        self._holder = lock, verdict.pod.ref.uid
+        self._handed_out(verdict, node, lock, begun, by="watch" if later is not None else "watch, then list")
+        return grant
+
+    def _take_back(self, verdict: Serve, written: Pod) -> None:
+        """Undo what was *written* of *verdict*, if the pod has not changed since."""
+        before = verdict.pod
+        log.info("taken back: another container may be meant", extra={"pod": before.ref, "node": before.node_name})
+        undone = {key: before.annotations.get(key) for key in verdict.writes}
+        try:
+            self._cluster.annotate_pod(before.ref, undone, resource_version=written.resource_version)
+        except ClusterError as error:
+            log.warning("not taken back, looks served until it asks", extra={"pod": before.ref, "error": error})
 
     # -- ends that are not good
 
@@ -309,16 +397,16 @@ class Allocator:
         """The kubelet is told that the container which was tried gets nothing; so it must not look served."""
         tried = self._attempted
         if tried is not None and tried.claim.outstanding:
-            self._owed[tried.ref] = reason, tried.locked
+            self._owed[tried.ref] = _Debt(reason, tried.locked)
 
     def _settle(self) -> None:
         """Write what is owed as far as that is possible now."""
-        for subject, (reason, locked) in list(self._owed.items()):
+        for subject, debt in list(self._owed.items()):
             try:
                 if isinstance(subject, PodRef):
-                    self._end(subject, reason)
-                if locked is not None:
-                    self._release_now(locked, None)
+                    self._end(subject, debt.reason)
+                if debt.locked is not None:
+                    self._release_now(debt.locked, debt.node)
                 del self._owed[subject]
             except ClusterError as error:
                 log.warning("outcome cannot be written yet", extra={"subject": str(subject), "error": error})
@@ -333,12 +421,16 @@ class Allocator:
     # -- the node lock
 
     def _release(self, lock: str, node: Node) -> None:
-        """Release *lock*, of which *node* is the last that is known; what fails now is owed."""
+        """Release *lock*, of which *node* is the last that is known, or have that done soon; what fails is owed."""
+        if self._wake is not None:
+            self._owed[lock] = _Debt(locked=lock, node=node)
+            self._wake()
+            return
         try:
             self._release_now(lock, node)
         except ClusterError as error:
             log.warning("node lock cannot be released yet", extra={"node": node.name, "error": error})
-            self._owed[lock] = "", lock
+            self._owed[lock] = _Debt(locked=lock)
 
     def _release_now(self, lock: str, node: Node | None) -> None:
         """Release *lock* unless it has become another's, by compare-and-swap. Raises: ClusterError."""
@@ -378,6 +470,18 @@ class Allocator:
             log.info("directories of containers removed", extra={"directories": removed})
         if self._mig is not None:
             self._mig.reconcile()
+
+
+def _holder_of(lock: str | None) -> tuple[str, str] | None:
+    """Namespace and name of the pod that *lock* names, if it can be read and does."""
+    try:
+        return parse_lock(lock).holder if lock is not None else None
+    except MalformedInput:
+        return None
+
+
+def _named(pods: Sequence[Pod], holder: tuple[str, str] | None) -> Pod | None:
+    return next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
 
 
 def _passes(error: BaseException) -> bool:

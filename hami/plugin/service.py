@@ -25,6 +25,7 @@ from hami.plugin.mig import Mig
 from hami.plugin.mock import MockCards
 from hami.plugin.nvml import NvmlCards, open_nvml
 from hami.plugin.registration import MIG, Keys, judge
+from hami.plugin.residents import Residents
 from hami.plugin.roster import Roster
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
@@ -67,14 +68,19 @@ class Service:
         clock = time.monotonic
         catalog = vendors(settings.devices)
         vendor = catalog.named(VENDOR)
-        cluster = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or 10.0, pool=8))
+        self._residents = None
+        if cluster is None:
+            api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
+            cluster, self._residents = Cluster(api), Residents(api, config.node)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _source(settings, self._events)
         self._roster = Roster(judge(config, leaves_mig=settings.mig_strategy != "none"))
         self._mig = None
         if config.operating_mode == MIG:
             self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards)
-        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, Host(config), self._mig, self._events)
+        self._owing = threading.Event()
+        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, Host(config), self._mig, self._events,
+                                    watch=self._residents, wake=self._owing.set)
         self._announcer = Announcer(cluster, self._source, self._roster, config,
                                     Keys(vendor.register, vendor.handshake), now=_now)
         self._link = None
@@ -99,8 +105,9 @@ class Service:
         log.info("cards found", extra={
             "node": settings.config.node, "mode": settings.config.operating_mode,
             "cards": [card.uuid for card in self._roster.cards()]})
-        for name, run in (("events", self._events.run), ("health", self._watch_health), ("node", self._announcer.run),
-                          ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
+        watching = [("pods", self._residents.run)] if self._residents is not None else []
+        for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
+                          ("node", self._announcer.run), ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -108,6 +115,9 @@ class Service:
     def stop(self, *, last: bool) -> None:
         """Stop serving, then all else; the *last* time, take the cards off the node if that is wished."""
         self._stopped.set()
+        self._owing.set()
+        if self._residents is not None:
+            self._residents.stop()
         if self._link is not None:
             self._link.stop()
         self._announcer.stop()
@@ -115,6 +125,7 @@ class Service:
         for thread in self._threads:
             if thread.name != "events":
                 thread.join(JOIN_S)
+        self._allocator.settle()
         if last and self._settings.config.unregister_on_stop:
             self._announcer.withdraw()
         self._events.drain(DRAIN_S)
@@ -154,7 +165,8 @@ class Service:
                     self._allocator.settle()
             except Exception:
                 log.exception("node not tidied")
-            self._stopped.wait(SETTLE_S)
+            self._owing.wait(SETTLE_S)
+            self._owing.clear()
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,

@@ -12,6 +12,7 @@ from hami.plugin.allocator import Allocator
 from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 from hami.plugin.grant import HostFacts
+from hami.plugin.residents import Resident, View
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
@@ -115,13 +116,66 @@ class FakeHost:
         return [f"{uid}_{name}" for uid, name in gone]
 
 
+class ToldCluster(FakeCluster):
+    """One whose changes of pods a watch tells of; ``history``: version, name of the pod, what became of it."""
+
+    def __init__(self, **fields):
+        self.history = []
+        super().__init__(**fields)
+
+    def put_pod(self, pod):
+        stored = super().put_pod(pod)
+        self.history.append((int(stored.resource_version), (pod.ref.namespace, pod.ref.name), stored))
+        return stored
+
+    def delete_pod(self, namespace, name):
+        super().delete_pod(namespace, name)
+        self.history.append((int(self._next_version()), (namespace, name), None))
+
+
+class LateWatch:
+    """Tells of the changes of a cluster's pods in their order, but not of the latest *lag()*; when *hung()* it does
+    not even tell of a write that is waited for."""
+
+    def __init__(self, cluster, lag=lambda: 0, hung=lambda: False):
+        self.cluster, self.lag, self.hung = cluster, lag, hung
+        self.told = 0
+
+    def holding(self, namespace, name, timeout):
+        self.told = max(self.told, len(self.cluster.history) - self.lag())
+        view = self.view()
+        return view if any((pod.ref.namespace, pod.ref.name) == (namespace, name) for pod in view.pods) else None
+
+    def after(self, view, version, timeout):
+        if int(version) <= view.version or self.hung():
+            return None
+        self.told = max(self.told, 1 + [at for at, _, _ in self.cluster.history].index(int(version)))
+        return self.view()
+
+    def view(self):
+        pods, version = {}, 0
+        for version, name, pod in self.cluster.history[:self.told]:
+            pods[name] = pod
+        return View(tuple(self.resident(pod) for pod in pods.values() if pod and pod.node_name == NODE), version)
+
+    def resident(self, pod):
+        return Resident(pod, {one.name: self.cluster.environments.get((pod.ref.uid, one.name), {})
+                              for one in pod.containers})
+
+
 class Stage:
-    """A node, its API server, and the plugin; *served* pods are put on it as bound and locked."""
+    """A node, its API server, and the plugin; *served* pods are put on it as bound and locked. *watched*: whether the
+    plugin has a watch, ``watch``, and the kubelet a record, without which that is not asked."""
+
+    watched = False
 
     def __init__(self, *pods, lock=None, cards=CARDS, mig=None, **config):
-        self.cluster = FakeCluster(pods=pods)
+        self.cluster = ToldCluster(pods=pods)
+        self.watch = LateWatch(self.cluster)
+        self.wake = None
         self.cluster.put_node(Node(name=NODE, annotations={LOCK: lock} if lock else {}))
         self.host = FakeHost()
+        self.host.record = set() if self.watched else None
         self.events = Events()
         self.time = 0.0
         self.cards = cards
@@ -134,7 +188,13 @@ class Stage:
         tokens = (f"token-{number}" for number in itertools.count())
         self.allocator = Allocator(
             self.config, self.cluster, BOTH, lambda: self.cards, self.host, self.mig, self.events,
+            watch=self.watch if self.watched else None, wake=self.wake,
             clock=lambda: self.time, sleep=self.sleep, token=lambda: next(tokens))
+
+    def remember(self, container, name="p"):
+        """The kubelet writes down that the container has its devices, if its record can be read at all."""
+        if self.host.record is not None:
+            self.host.record.add((f"uid-{name}", container))
 
     def sleep(self, seconds):
         self.time += max(seconds, 0.01)

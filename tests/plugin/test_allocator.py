@@ -19,6 +19,13 @@ ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
 
 
+@pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
+def watched(request, monkeypatch):
+    """Whether the plugin has a watch of the node's pods: what comes of its calls is the same."""
+    monkeypatch.setattr(Stage, "watched", request.param)
+    return request.param
+
+
 def stage_of(pod, **config):
     """A stage on which *pod* waits for its devices."""
     return Stage(pod, lock=lock_of(pod), **config)
@@ -30,7 +37,7 @@ def refused(stage, *uuids):
     return str(caught.value)
 
 
-def test_the_whole_way():
+def test_the_whole_way(watched):
     stage = stage_of(ONE)
     grant = stage.allocator.allocate(ids(B))
     assert limits(grant) == [(A, "1000m")]
@@ -38,12 +45,13 @@ def test_the_whole_way():
     assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
     assert stage.host.prepared == [("uid-p", "c")]
     assert [call.method for call in stage.cluster.calls] == [
-        "node", "pods_on", "environment", "annotate_pod", "annotate_node"]
+        "node", *(() if watched else ("pods_on", "environment")), "annotate_pod", "annotate_node"]
 
 
 def test_several_containers_one_after_the_other():
     stage = stage_of(TWO)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1m")]
+    stage.remember("x")
     assert (stage.said(PHASE), stage.held) == ("allocating", lock_of(TWO))
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
     assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";;", "success", None)
@@ -52,6 +60,7 @@ def test_several_containers_one_after_the_other():
 def test_a_plugin_that_is_restarted_between_containers_goes_on():
     stage = stage_of(TWO)
     stage.allocator.allocate(ids(A))
+    stage.remember("x")
     stage.start()
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
 
@@ -217,7 +226,8 @@ def test_a_call_that_is_lost_is_made_again(method, after, record):
     assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
 
 
-def test_another_pod_is_not_served_when_the_answer_was_lost_and_the_lock_has_gone_on():
+def test_another_pod_is_not_served_when_the_answer_was_lost_and_the_lock_has_gone_on(watched):
+    """Where only a watch has said whose call it is, nobody can tell any more whether the other pod was there before."""
     other = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod", no_answer(), after=True)
@@ -231,11 +241,14 @@ def test_another_pod_is_not_served_when_the_answer_was_lost_and_the_lock_has_gon
             stage.cluster.on_call = next_turn
 
     stage.cluster.on_call = hand_on
-    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    if watched:
+        assert "2 containers may be meant" in refused(stage)
+    else:
+        assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
     assert (stage.held, stage.said(PHASE, "q")) == (lock_of(other), "allocating")
 
 
-def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused():
+def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused(watched):
     stage = stage_of(ONE)
 
     def revoke(call):
@@ -244,7 +257,7 @@ def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused():
             stage.cluster.put_pod(REVOKED)
 
     stage.cluster.on_call = revoke
-    assert "lost its turn" in refused(stage)
+    assert ("its bind-phase is failed" if watched else "lost its turn") in refused(stage)
     assert stage.pod().annotations == REVOKED.annotations
 
 
@@ -447,6 +460,11 @@ class Trouble:
 def test_no_container_ever_gets_shares_of_another(seed, record):
     rng = random.Random(seed)
     stage = Stage()
+    other = random.Random(seed)
+    stage.watch.lag, stage.watch.hung = lambda: other.choice((0, 0, 1, 2, 5)), lambda: other.random() < 0.2
+    if seed % 2:
+        stage.wake = lambda: None  # what is owed is written by the next call
+        stage.start()
     kubelet = Kubelet(stage, rng, record=record)
     calm = seed % 3 == 0
     waiting, second = [], 0
@@ -455,12 +473,15 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
         second += rng.randint(0, 2)
         if stage.held is None or not calm:
             stage.cluster.put_pod(pod)
-            stage.lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
+            if calm or rng.random() < 0.8:  # else it is one of those that need no lock, beside the one that has it
+                stage.lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
             waiting.append((pod, expected))
         stage.cluster.on_call = Trouble(stage, rng, 0 if calm else 0.2)
         if not calm and rng.random() < 0.3:  # its turn is taken back before the kubelet comes to it
             stored = stage.cluster.pods["default", pod.ref.name]
             stage.cluster.put_pod(replace(stored, annotations={**stored.annotations, TO_ALLOCATE: "", PHASE: "failed"}))
+            continue
+        if not calm and rng.random() < 0.4:  # the kubelet is late
             continue
         rng.shuffle(waiting)
         while waiting:
@@ -479,6 +500,130 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
     stage.allocator.sweep()
     assert stage.held is None or stage.cluster.pods["default", stage.held.rpartition(",")[2]].phase == "Pending"
     assert calm <= all(pod.annotations[PHASE] == "success" for pod in stage.cluster.pods.values())
+
+
+# -- by the watch, and by another thread
+
+UNLOCKED = placed(asking("i", kind=INIT), asking("c", 0), shares=[[share(B, 7)], []], name="q")
+
+
+def late(*pods, untold=1, hung=False):
+    """A stage with a watch that has not told of the last *untold* of *pods*; the first of them has the lock."""
+    stage = stage_of(pods[0])
+    for pod in pods[1:]:
+        stage.cluster.put_pod(pod)
+    stage.watch.lag, stage.watch.hung = lambda: untold, lambda: hung
+    return stage
+
+
+def without_record(stage):
+    stage.host.record = None
+    return stage
+
+
+only_watched = pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
+
+
+@only_watched
+@pytest.mark.parametrize("hung", [param(False, id="the watch catches up"), param(True, id="the watch hangs")])
+def test_what_a_late_watch_said_is_taken_back_when_another_may_be_meant(hung):
+    """The kubelet asks for a pod without a lock, of which the watch has not told: HAMi up to v2.10 has such pods."""
+    stage = late(ONE, UNLOCKED, hung=hung)
+    assert "2 containers may be meant, of default/p, default/q" in refused(stage)
+    assert len(stage.cluster.calls_of("annotate_pod")) == 2
+    assert (stage.pod().annotations, stage.held) == (ONE.annotations, lock_of(ONE))
+
+
+@only_watched
+@pytest.mark.parametrize("which, after", [
+    param(1, True, id="the answer to the first write is lost"), param(2, False, id="the second write fails"),
+    param(2, True, id="the answer to the second write is lost"),
+])
+@pytest.mark.parametrize("first", [param("p", id="the pod with the lock is the first to be let in"),
+                                   param("q", id="the pod without one is")])
+def test_a_pod_that_looks_served_by_mistake_is_served_when_it_asks(which, after, first):
+    stage = late(ONE, UNLOCKED)
+    kubelet = Kubelet(stage)
+
+    def fail(call):
+        if call.method == "annotate_pod" and len(stage.cluster.calls_of("annotate_pod")) == which:
+            stage.cluster.fail("annotate_pod", no_answer(), after=after)
+
+    stage.cluster.on_call = fail
+    assert "2 containers may be meant" in refused(stage)
+    kubelet.fail(UNLOCKED if first == "p" else ONE)
+    handed = kubelet.admit(stage.pod(first))
+    assert {name: limits(grant) for name, grant in handed.items()} == (
+        {"c": [(A, "1000m")]} if first == "p" else {"i": [(B, "7m")]})
+
+
+@only_watched
+def test_without_the_kubelet_s_record_a_lost_answer_does_not_bring_the_next_container_s_devices():
+    pod = placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]])
+    stage = without_record(stage_of(pod))
+    stage.cluster.fail("annotate_pod", no_answer(), after=True)
+    assert limits(stage.allocator.allocate(ids(C))) == [(A, "1m")]
+
+
+@only_watched
+@pytest.mark.parametrize("stage", [
+    param(lambda: late(ONE), id="not told of the pod"),
+    param(lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
+          id="not told of its latest state"),
+    param(lambda: late(ONE, hung=True, untold=0), id="not told of the write"),
+    param(lambda: without_record(late(ONE, untold=0)), id="no record of the kubelet's"),
+])
+def test_a_watch_that_is_late_costs_a_list_and_changes_nothing(stage):
+    stage = stage()
+    assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert len(stage.cluster.calls_of("pods_on")) == 1
+
+
+@only_watched
+def test_no_pod_fails_by_what_a_watch_says():
+    """It still tells of the shares that the pod had before it was placed anew."""
+    stage = late(placed(asking(), shares=[[share("GPU-9")]]), ONE)
+    assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
+
+
+def test_the_kubelet_has_its_answer_before_the_lock_is_released():
+    stage = stage_of(ONE)
+    woken = []
+    stage.wake = lambda: woken.append((stage.said(PHASE), stage.held))
+    stage.start()
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert woken == [("success", lock_of(ONE))]
+    assert not stage.cluster.calls_of("annotate_node")
+    stage.allocator.settle()
+    assert stage.held is None
+    assert len(stage.cluster.calls_of("node")) == 1
+
+
+@pytest.mark.parametrize("change", [
+    param(lambda stage: stage.cluster.put_node(replace(stage.cluster.nodes[NODE], labels={"a": "b"})), id="a label"),
+    param(lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1), id="the API server was away"),
+])
+def test_a_lock_whose_release_was_not_waited_for_is_released_by_the_next_call_at_the_latest(change):
+    stage = stage_of(ONE)
+    stage.wake = lambda: None
+    stage.start()
+    stage.allocator.allocate(ids(A))
+    change(stage)
+    stage.allocator.settle()
+    refused(stage, A, B)
+    assert stage.held is None
+
+
+def test_a_lock_that_has_become_anothers_before_it_was_released_is_left_alone():
+    other = placed(asking(), shares=[[share(B, 5)]], name="q")
+    stage = stage_of(ONE)
+    stage.wake = lambda: None
+    stage.start()
+    stage.allocator.allocate(ids(A))
+    stage.locked(other)
+    stage.allocator.settle()
+    assert stage.held == lock_of(other)
 
 
 def test_not_found_is_no_reason_to_fail_a_pod():

@@ -6,15 +6,19 @@ import threading
 from dataclasses import replace
 
 import pytest
+from pytest import param
 
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.plugin.service import Service, serve
 from hami.plugin.settings import read_plugin_settings
 from tests.fake_cluster import FakeCluster
+from tests.plugin.kubelet import calling
+from tests.plugin.stage import LOCK, A, asking, lock_of, placed, share
 
 CARDS = "cards: [{uuid: GPU-a, memory: 81920}, {uuid: GPU-b, memory: 81920}]"
 REGISTER = "hami.io/node-nvidia-register"
+ONE = placed(asking(), shares=[[share(A, 1000)]])
 
 
 class Cluster(FakeCluster):
@@ -72,6 +76,25 @@ def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
     assert kubelet.heard() is None
     assert not (directory / "nvidia-gpu.sock").exists()
     assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
+
+
+@pytest.mark.parametrize("ending", [param(False, id="while it runs"), param(True, id="when it ends at once")])
+def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, cluster, directory, ending):
+    cluster.put_pod(ONE)
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
+    released = threading.Event()
+    cluster.on_call = lambda call: call.method == "annotate_node" and LOCK in call.annotations and released.set()
+    source = directory / "limiter"
+    source.mkdir()
+    (source / "libvgpu.so").write_text("")
+    service = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(source))
+    kubelet.registered.get(timeout=20)
+    with calling(directory / "nvidia-gpu.sock") as plugin:
+        plugin.allocate([f"{A}-0"])
+    if ending:
+        service.stop(last=True)
+    assert released.wait(20)
+    assert LOCK not in cluster.nodes["n1"].annotations
 
 
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):

@@ -1,0 +1,159 @@
+"""What a watch tells of a node's pods, and when that is known to be all."""
+
+import json
+import queue
+import threading
+
+import pytest
+from pytest import param
+
+from hami.plugin.residents import Residents
+
+PATIENCE = 20.0
+
+
+def wire(name, version, **spec):
+    """A pod as the API server writes it."""
+    return {"metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version)},
+            "spec": {"nodeName": "n1", "containers": [
+                {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]} | spec}
+
+
+class Server:
+    """An API server with one watch. ``pages``: what lists answer, one after the other; ``asked``: their queries."""
+
+    def __init__(self, *pages):
+        self.pages = list(pages)
+        self.asked = []
+        self.events = queue.SimpleQueue()
+
+    def request(self, method, path, *, query=None):
+        self.asked.append((path, query))
+        items, version, *more = self.pages.pop(0)
+        return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more[0] if more else ""},
+                           "items": items}).encode()
+
+    def stream(self, path, query, *, read_timeout):
+        return Watch(self.events)
+
+    def tell(self, kind, pod):
+        self.events.put(json.dumps({"type": kind, "object": pod}).encode())
+
+    def expire(self):
+        """The watch ends: only a list can help."""
+        self.tell("ERROR", {"code": 410, "message": "too old"})
+
+
+class Watch:
+    """The lines that are told."""
+
+    def __init__(self, events):
+        self._events = events
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def __iter__(self):
+        return iter(self._events.get, None)
+
+    def close(self):
+        self._events.put(None)
+
+
+@pytest.fixture
+def watching():
+    """Residents of a server, that are told of in another thread until the test ends."""
+    started = []
+
+    def start(server):
+        residents = Residents(server, "n1")
+        thread = threading.Thread(target=residents.run, daemon=True)
+        thread.start()
+        started.append((residents, thread))
+        return residents
+    yield start
+    for residents, thread in started:
+        residents.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def names(view):
+    return sorted(pod.ref.name for pod in view.pods)
+
+
+def test_the_pods_of_the_node_are_listed_then_watched(watching):
+    server = Server(([wire("a", 5)], 7))
+    residents = watching(server)
+    view = residents.holding("default", "a", PATIENCE)
+    assert (names(view), view.version) == (["a"], 5)
+    assert view.environment("uid-a", "c") == {"A": "1"}
+    assert view.environment("uid-a", "other") == {}
+    assert server.asked[0][0] == "/api/v1/pods"
+    assert server.asked[0][1]["fieldSelector"] == "spec.nodeName=n1"
+    server.tell("ADDED", wire("b", 8))
+    assert names(residents.holding("default", "b", PATIENCE)) == ["a", "b"]
+    server.tell("DELETED", wire("a", 9))
+    assert names(residents.after(view, "9", PATIENCE)) == ["b"]
+
+
+def test_a_write_is_waited_for_and_all_before_it_is_known_then(watching):
+    server = Server(([wire("a", 5)], 7))
+    residents = watching(server)
+    view = residents.holding("default", "a", PATIENCE)
+    assert residents.after(view, "9", 0.0) is None
+    server.tell("ADDED", wire("b", 8))
+    server.tell("MODIFIED", wire("a", 9))
+    assert names(residents.after(view, "9", PATIENCE)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("version", [
+    param("5", id="nothing was changed"), param("4", id="the cluster was restored from a copy"),
+    param("x", id="not a number"), param("", id="none"),
+])
+def test_a_version_that_is_not_newer_proves_nothing(watching, version):
+    residents = watching(Server(([wire("a", 5)], 7)))
+    view = residents.holding("default", "a", PATIENCE)
+    assert residents.after(view, version, PATIENCE) is None
+
+
+def test_nothing_is_told_of_a_pod_that_is_not_there(watching):
+    residents = watching(Server(([wire("a", 5)], 7)))
+    assert residents.holding("default", "a", PATIENCE) is not None
+    assert residents.holding("default", "b", 0.0) is None
+
+
+def test_a_pod_that_cannot_be_read_makes_the_view_void_until_it_can(watching):
+    server = Server(([wire("a", 5)], 7))
+    residents = watching(server)
+    view = residents.holding("default", "a", PATIENCE)
+    server.tell("ADDED", wire("b", 8, containers=1))
+    server.tell("MODIFIED", wire("a", 9))
+    server.tell("MODIFIED", wire("b", 10))
+    assert residents.after(view, "8", PATIENCE).version == 10
+
+
+def test_a_list_counts_only_as_a_whole():
+    """It is in no order: a pod may come first that was changed last."""
+    asked = []
+
+    class Slow(Server):
+        """One that is looked at between the pages."""
+
+        def request(self, method, path, *, query=None):
+            asked.append(residents.holding("default", "a", 0.0))
+            if not self.pages:
+                residents.stop()
+                return b'{"metadata": {}, "items": []}'
+            return super().request(method, path, query=query)
+
+    slow = Slow(([wire("a", 9)], 10, "more"), ([wire("b", 8)], 10))
+    residents = Residents(slow, "n1")
+    slow.tell("ADDED", wire("c", 11))
+    slow.expire()
+    slow.pages.append(([wire("b", 8), wire("c", 11)], 12, "more"))
+    residents.run()
+    assert [view and names(view) for view in asked] == [None, None, None, None]
