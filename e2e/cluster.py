@@ -24,6 +24,7 @@ from e2e import binaries as control_plane
 from e2e import reaper
 from e2e.kube import ApiError, Kube
 from e2e.processes import Program, free_port
+from e2e.rights import audit_policy
 
 __all__ = ["MANIFESTS", "SCHEDULER", "ClusterUnavailable", "ExternalCluster", "KindCluster", "LocalCluster"]
 
@@ -56,8 +57,9 @@ class LocalCluster:
     """A control plane of real programs on this machine. Use ``LocalCluster.started()``."""
 
     def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
-                 extender_port: int) -> None:
+                 extender_port: int, *, audited: bool = False) -> None:
         self.folder = folder
+        self._audited = audited
         self.binaries = programs
         self.webhook_port = webhook_port
         self.extender_port = extender_port
@@ -70,18 +72,19 @@ class LocalCluster:
     @classmethod
     @contextlib.contextmanager
     def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
-                say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
+                audited: bool = False, say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
         """A ready cluster for as long as the context lasts.
 
         *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it.
-        *say* gets progress lines of a first build. The extender is expected at ``cluster.extender_port``, the webhook
-        at ``cluster.webhook_port``; they need not run yet.
+        *audited*: the API server writes down what our accounts ask of it. *say* gets progress lines of a first build.
+        The extender is expected at ``cluster.extender_port``, the webhook at ``cluster.webhook_port``; they need not
+        run yet.
         """
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
         folder = reaper.claim()
         guard = reaper.guard(folder)
-        cluster = cls(folder, programs, free_port(), free_port())
+        cluster = cls(folder, programs, free_port(), free_port(), audited=audited)
         try:
             config = scheduler_config(cluster.extender_port if extender else None)
             adjust(config)
@@ -94,6 +97,7 @@ class LocalCluster:
 
     def _create(self, config: Object) -> None:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
+        (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit_policy()))
         for attempt in range(3):  # a port may be taken between choosing and using it
             (self.folder / "kwok.yaml").write_text(yaml.safe_dump(self._kwok_config()))
             done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
@@ -127,6 +131,7 @@ class LocalCluster:
                 "kwokControllerBinary": str(self.binaries["kwok"]),
                 "kubeSchedulerConfig": str(self.folder / "scheduler.yaml"),
                 "disableQPSLimits": True,
+                **({"kubeAuditPolicy": str(self.folder / "audit.yaml")} if self._audited else {}),
                 **ports,
             },
             # kwokctl's binary runtime always says manage-all; real nodes may join this cluster, too
@@ -145,6 +150,11 @@ class LocalCluster:
 
     def _home(self) -> Path:
         return self.folder / "kwok" / "clusters" / self.name
+
+    @property
+    def audit_log(self) -> Path:
+        """What our accounts have asked of the API server, if it writes that down."""
+        return self._home() / "logs" / "audit.log"
 
     def kubectl(self, *words: str) -> str:
         """Standard output of kubectl. Raises: CalledProcessError, with what it said in ``stderr``."""
@@ -188,9 +198,12 @@ class LocalCluster:
             self.components[name].start()
         return dead
 
-    def start_kube_scheduler(self, name: str, extender_port: int) -> Program:
-        """A further kube-scheduler, a candidate for the same Lease, with an extender of its own."""
-        config = scheduler_config(extender_port, kubeconfig=self.kubeconfig)
+    def start_kube_scheduler(self, name: str, extender_port: int, kubeconfig: Path | None = None) -> Program:
+        """A further kube-scheduler, a candidate for the same Lease, with an extender of its own.
+
+        *kubeconfig*: whose rights it has, if not the administrator's.
+        """
+        config = scheduler_config(extender_port, kubeconfig=kubeconfig or self.kubeconfig)
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         program = Program(name, [
@@ -202,7 +215,7 @@ class LocalCluster:
 
     def logs(self, size: int = 1500) -> str:
         """The end of every component's log."""
-        logs = sorted((self._home() / "logs").glob("*.log"))
+        logs = sorted(path for path in (self._home() / "logs").glob("*.log") if path != self.audit_log)
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
 
 

@@ -49,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
     kind = (ExternalCluster if os.environ.get("HAMI_E2E_KUBECONFIG") else
             KindCluster if os.environ.get("HAMI_E2E_KIND") else LocalCluster)
     try:
-        with kind.started() as started:
+        with LocalCluster.started(audited=True) if kind is LocalCluster else kind.started() as started:
             yield started
             started.kube.close()
     except ClusterUnavailable as error:

@@ -1,7 +1,7 @@
 """``hami device-plugin`` as a process on a real node, as its DaemonSet would run it, with cards that stand in a file.
 
-The paths are the node's: the kubelet's folder and the limiter's are where every node has them. The rights are those of
-an account with just what the plugin needs.
+Same flags, same rights (a token of the shipped ServiceAccount); files and the limiter's folder are this machine's. The
+kubelet's folder is where every node has it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from e2e.cluster import MANIFESTS
 from e2e.realnode import NodeProgram, RealNode
+from e2e.scheduler import shipped_flags
 
 __all__ = ["HOOK", "RESOURCE", "Card", "DevicePlugin", "cards"]
 
@@ -26,12 +27,8 @@ RESOURCE = "nvidia.com/gpu"
 HOOK = "/var/lib/hami"
 """Host directory above ``vgpu``, on the node."""
 ACCOUNT = "hami-device-plugin"
+CONTAINER = "device-plugin"
 NAMESPACE = "kube-system"
-RULES = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
-]
 HANDED_OUT = re.compile(r'"devices handed out" .*\bseconds=([0-9.]+)')
 
 
@@ -58,8 +55,11 @@ class DevicePlugin:
         self.name = name
         self.cards: tuple[Card, ...] = ()
         self._file = node.folder / "cards.yaml"
-        self._defaults = {
+        self._defaults = shipped_flags("device-plugin.yaml", CONTAINER) | {
             "node_name": node.name, "mock_devices": str(self._file), "hook_path": HOOK,
+            "config_file": str(MANIFESTS / "device-config.yaml"),
+            "node_config_file": str(MANIFESTS / "node-config.json"),
+            "library_source": "",  # the limiter is laid there by `install_limiter`
         } | flags
         self.program: NodeProgram
         self._begun = 0
@@ -137,11 +137,11 @@ class DevicePlugin:
 
 
 def account_kubeconfig(node: RealNode) -> Path:
-    """A kubeconfig with a token of an account that may do what the plugin has to; made once."""
+    """A kubeconfig with a token of the shipped account; made once."""
     target = node.folder / f"{ACCOUNT}.kubeconfig"
     if target.exists():
         return target
-    for item in account():
+    for item in yaml.safe_load_all((MANIFESTS / "device-plugin-rbac.yaml").read_text()):
         node.kube.apply(item)
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
     token = node.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token", request)
@@ -150,12 +150,3 @@ def account_kubeconfig(node: RealNode) -> Path:
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
     return target
-
-
-def account() -> Iterator[Object]:
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT}
-    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}}
-    yield {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": ACCOUNT},
-           "rules": RULES}
-    yield {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": ACCOUNT},
-           "roleRef": role, "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}]}

@@ -117,11 +117,11 @@ def account_kubeconfig(cluster: LocalCluster) -> Path:
     return target
 
 
-def shipped_flags() -> dict[str, str]:
-    """Flags of the extender's container in the Deployment."""
-    deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
-    containers = {item["name"]: item for item in deployment["spec"]["template"]["spec"]["containers"]}
-    command = containers["extender"]["command"]
+def shipped_flags(file: str = "deployment.yaml", container: str = "extender") -> dict[str, str]:
+    """Flags of a container of the shipped manifests, dashes as underscores; by default the extender's."""
+    workload = yaml.safe_load((MANIFESTS / file).read_text())
+    containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
+    command = containers[container]["command"]
     words = (word.removeprefix("--").split("=", 1) for word in command if word.startswith("--"))
     return {name.replace("-", "_"): value for name, value in words}
 

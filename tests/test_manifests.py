@@ -1,4 +1,4 @@
-"""The manifests name the same resources as the catalog, and the same defaults."""
+"""The manifests name the same resources as the catalog, and the same defaults; their flags exist."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hami import __version__
+from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.keys import SCHEDULER_OWNED
 from hami.vendors.catalog import vendors
 
-BASE = Path(__file__).parent.parent / "manifests" / "base"
+ROOT = Path(__file__).parent.parent
+BASE = ROOT / "manifests" / "base"
+CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml"}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}
 # the node offers these as such, so kube-scheduler and the kubelet hold pods to them, as upstream's chart has it
@@ -37,3 +41,51 @@ def test_kube_scheduler_asks_us_about_every_resource_that_is_not_the_nodes_own()
     (extender,) = config["extenders"]
     assert {entry["name"] for entry in extender["managedResources"]} == RESOURCES - NATIVE
     assert all(entry["ignoredByScheduler"] for entry in extender["managedResources"])
+
+
+def pod_spec(file):
+    return yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_our_own_containers_are_started_with_flags_that_exist(name):
+    (container,) = (item for item in pod_spec(CONTAINERS[name])["containers"] if item["name"] == name)
+    program, command, *flags = container["command"]
+    known = {word for option in main.commands[command].params for word in option.opts}
+    assert program == "hami"
+    assert {flag.partition("=")[0].replace("_", "-") for flag in flags} <= {word.replace("_", "-") for word in known}
+    assert container["image"].endswith(f":{__version__}")
+
+
+@pytest.mark.parametrize("file", CONTAINERS.values(), ids=lambda file: file.stem)
+def test_every_container_is_confined_and_every_volume_is_used(file):
+    spec = pod_spec(file)
+    containers = spec["containers"] + spec.get("initContainers", [])
+    for container in containers:
+        confined = container["securityContext"]
+        assert (confined["allowPrivilegeEscalation"], confined["readOnlyRootFilesystem"]) == (False, True)
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        assert "limits" not in container["resources"] and set(container["resources"]["requests"]) == {"cpu", "memory"}
+    mounted = {mount["name"] for container in containers for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_host_paths_are_seen_where_the_host_has_them():
+    spec = pod_spec(BASE / "device-plugin.yaml")
+    on_host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    (plugin,) = spec["containers"]
+    seen = {mount["name"]: mount["mountPath"] for mount in plugin["volumeMounts"] if mount["name"] in on_host}
+    hook = next(flag.partition("=")[2] for flag in plugin["command"] if flag.startswith("--hook-path="))
+    assert seen == on_host
+    assert f"{hook}/vgpu" in on_host.values()
+
+
+def test_the_operators_rules_are_the_shipped_ones():
+    rule = yaml.safe_load((ROOT / "manifests" / "components" / "prometheus" / "rules.yaml").read_text())
+    assert rule["spec"]["groups"] == yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
+
+
+def test_what_the_readme_applies_is_there():
+    commands = re.findall(r"kubectl apply -k (\S+)", (ROOT / "README.md").read_text())
+    assert commands
+    assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in commands)

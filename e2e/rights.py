@@ -1,0 +1,92 @@
+"""Rights that our accounts have, by the manifests, and those that they use, by the API server's audit log.
+
+A right is one verb on one resource; ``nodes``, ``pods/binding``, ``leases/hami-scheduler`` (one that a rule names).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["Call", "Right", "audit_policy", "calls", "granted", "refused", "shipped", "unused"]
+
+Object = dict[str, Any]
+BASE = Path(__file__).parents[1] / "manifests" / "base"
+ACCOUNTS = ("hami-scheduler", "hami-device-plugin")
+USER = "system:serviceaccount:kube-system:{}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """*verb* on *resource* (with its subresource) of *group*; *name*: of this one object only."""
+
+    group: str
+    resource: str
+    verb: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request that an account made. *allowed*: whether it had the right."""
+
+    right: Right
+    allowed: bool
+    namespace: str
+    status: int
+
+
+def audit_policy() -> Object:
+    """What of our accounts' calls the API server writes down: all of it, without the objects; and of others nothing."""
+    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
+        {"level": "Metadata", "users": [USER.format(account) for account in ACCOUNTS]}, {"level": "None"}]}
+
+
+def calls(log: Path, account: str) -> Iterator[Call]:
+    """The calls of *account* on resources, as the audit log has them until now."""
+    for line in log.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):  # being written
+            continue
+        event = json.loads(line)
+        if event["user"]["username"] != USER.format(account) or "objectRef" not in event:
+            continue
+        asked = event["objectRef"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        yield Call(right=Right(asked.get("apiGroup", ""), resource, event["verb"], asked.get("name", "")),
+                   allowed=event["annotations"]["authorization.k8s.io/decision"] == "allow",
+                   namespace=asked.get("namespace", ""), status=event["responseStatus"]["code"])
+
+
+def refused(made: Iterable[Call]) -> set[Call]:
+    """Those of the calls for which a right was missing."""
+    return {call for call in made if not call.allowed}
+
+
+def shipped(file: str) -> list[Object]:
+    """The objects in a file of the base."""
+    return list(yaml.safe_load_all((BASE / file).read_text()))
+
+
+def granted(items: Iterable[Object], account: str) -> set[Right]:
+    """What the roles among *items* grant that are bound to *account*; not those that Kubernetes ships."""
+    items = list(items)
+    bound = {(item["roleRef"]["kind"], item["roleRef"]["name"]) for item in items
+             if item["kind"] in ("ClusterRoleBinding", "RoleBinding")
+             and any(subject["name"] == account for subject in item["subjects"])}
+    return {Right(group, resource, verb, name)
+            for item in items if (item["kind"], item["metadata"]["name"]) in bound
+            for rule in item["rules"]
+            for group in rule["apiGroups"] for resource in rule["resources"] for verb in rule["verbs"]
+            for name in rule.get("resourceNames", [""])}
+
+
+def unused(rights: Iterable[Right], made: Iterable[Call]) -> list[Right]:
+    """Those of *rights* that none of the calls needed."""
+    asked = {call.right for call in made if call.allowed}
+    anyone = {Right(right.group, right.resource, right.verb) for right in asked}
+    return sorted(right for right in rights if right not in (asked if right.name else anyone))

@@ -1,0 +1,111 @@
+"""Every overlay of manifests/ as a user applies it: kustomize builds it, and the API server takes all that it makes.
+
+Types that Kubernetes itself does not have are those of ``crds.yaml``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.pods import pod
+from e2e.sandbox import Sandbox
+
+Object = dict[str, Any]
+ROOT = MANIFESTS.parent
+OVERLAYS = sorted(path.parent for path in ROOT.glob("overlays/*/kustomization.yaml"))
+COMPONENTS = sorted(path.parent for path in ROOT.glob("components/*/kustomization.yaml"))
+CRDS = Path(__file__).with_name("crds.yaml")
+
+
+def build(local: LocalCluster, folder: Path) -> list[Object]:
+    return list(yaml.safe_load_all(local.kubectl("kustomize", str(folder))))
+
+
+def names(items: list[Object]) -> set[str]:
+    return {f"{item['kind']}/{item['metadata']['name']}" for item in items}
+
+
+def try_out(local: LocalCluster, folder: Path) -> set[str]:
+    """Kind and name of all that the API server would take of *folder*. Raises: CalledProcessError with its refusal."""
+    taken = local.kubectl("apply", "-k", str(folder), "--server-side", "--field-manager=e2e", "--force-conflicts",
+                          "--dry-run=server", "--validate=strict", "-o", "json")
+    decoder, items, at = json.JSONDecoder(), [], 0
+    while at < len(taken.rstrip()):  # one document after the other, or one list
+        item, at = decoder.raw_decode(taken, at)
+        items += item["items"] if item["kind"] == "List" else [item]
+        at += len(taken[at:]) - len(taken[at:].lstrip())
+    return names(items)
+
+
+@pytest.fixture(scope="module")
+def types(local: LocalCluster) -> Iterator[None]:
+    """The types of others."""
+    local.kubectl("apply", "-f", str(CRDS))
+    local.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+    yield
+    local.kubectl("delete", "-f", str(CRDS))
+
+
+@pytest.mark.parametrize("folder", [MANIFESTS, *OVERLAYS], ids=lambda folder: folder.name)
+def test_the_api_server_takes_the_whole_overlay(local: LocalCluster, types: None, folder: Path) -> None:
+    assert try_out(local, folder) == names(build(local, folder))
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda folder: folder.name)
+def test_the_api_server_takes_the_base_with_a_component(local: LocalCluster, types: None, tmp_path: Path,
+                                                        component: Path) -> None:
+    # kustomize wants relative paths
+    (tmp_path / "manifests").symlink_to(ROOT)
+    here = Path(*[".."] * (len(tmp_path.resolve().parts) - 1))
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [f"{here}{MANIFESTS.resolve()}"], "components": [f"{here}{component.resolve()}"]}))
+    assert try_out(local, tmp_path) > names(build(local, MANIFESTS)) - {"MutatingWebhookConfiguration/hami-webhook"}
+
+
+def test_the_api_server_would_refuse_what_is_wrong(local: LocalCluster, types: None, tmp_path: Path) -> None:
+    wrong = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate",
+             "metadata": {"name": "a", "namespace": "default"},
+             "spec": {"secretName": "a", "issuerRef": {"name": "b"}, "dnsName": "c"}}
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["wrong.yaml"]}))
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        try_out(local, tmp_path)
+    assert "dnsName" in error.value.stderr
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path: Path, folder: Path) -> None:
+    here = Path(*[".."] * (len(tmp_path.resolve().parts) - 1))
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "namespace": "hami-system", "resources": [f"{here}{folder.resolve()}"]}))
+    built = build(local, tmp_path)
+    for item in built:
+        for subject in item.get("subjects", []):
+            assert subject["namespace"] == "hami-system", item["metadata"]["name"]
+        for webhook in item.get("webhooks", []):
+            assert webhook["clientConfig"]["service"]["namespace"] == "hami-system"
+    assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
+
+
+def test_our_device_plugin_waits_until_the_charts_has_left_the_node(local: LocalCluster, sandbox: Sandbox) -> None:
+    sandbox.add_gpu_node("n0")
+    daemon = next(item for item in build(local, ROOT / "overlays" / "upgrade-from-hami") if item["kind"] == "DaemonSet")
+    template = daemon["spec"]["template"]
+    charts = {"app.kubernetes.io/component": "hami-device-plugin", "app.kubernetes.io/name": "hami",
+              "app.kubernetes.io/instance": "hami"}
+    ours = pod("ours", labels=template["metadata"]["labels"], scheduler="hami-scheduler")
+    ours["spec"]["affinity"] = template["spec"]["affinity"]
+    sandbox.create(pod("charts", labels=charts, scheduler="hami-scheduler"))
+    assert sandbox.bound() == {"charts": "n0"}
+    sandbox.create(ours)
+    sandbox.event("ours", "FailedScheduling", "anti-affinity")
+    sandbox.delete("charts")
+    assert sandbox.bound() == {"ours": "n0"}

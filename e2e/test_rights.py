@@ -1,0 +1,89 @@
+"""The scheduler's account may do what the scheduler does, and nothing besides: by the API server's own record."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from e2e.cluster import LocalCluster
+from e2e.pods import pod
+from e2e.processes import free_port
+from e2e.rights import calls, granted, refused, shipped, unused
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, webhook_configuration
+
+LOCK = "hami.io/mutex.lock"
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@contextlib.contextmanager
+def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """The node is written to by somebody else all the time."""
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            sandbox.annotate_node(node, {"example.com/number": str(number)})
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture
+def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates,
+          ) -> Iterator[Scheduler]:
+    """The one replica that there is, its kube-scheduler with the shipped account's rights."""
+    second = Scheduler(local, certificates, account_kubeconfig(local), name="hami-scheduler-1", port=free_port())
+    second.start(wait=False)
+    local.components["kube-scheduler"].stop()
+    scheduler.stop()
+    program = local.start_kube_scheduler("kube-scheduler-1", second.extender_port, account_kubeconfig(local))
+    sandbox.kube.apply(webhook_configuration(certificates, second.port))
+    try:
+        second.wait_healthy()
+        yield second
+    finally:
+        local.components.pop("kube-scheduler-1")
+        program.kill()
+        second.close()
+        sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
+        local.revive()
+        scheduler.run_with()
+
+
+@pytest.fixture
+def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
+    """The pod that the replica says it is."""
+    labels = {"app.kubernetes.io/component": "hami-scheduler", "hami.io/webhook": "ignore"}
+    local.kube.create(pod(alone.name, labels=labels, scheduler="nobody"), "kube-system")
+    yield alone.name
+    local.kube.delete("Pod", alone.name, "kube-system", grace_seconds=0)
+
+
+def test_the_scheduler_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, local: LocalCluster,
+                                                                    alone: Scheduler, itself: str) -> None:
+    sandbox.add_gpu_node("n0")
+    # whose pod is asked for
+    sandbox.annotate_node("n0", {LOCK: f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone"})
+    sandbox.create(pod("fits", gpu=1, gpumem=1000), *(pod(f"large-{number}", gpu=20) for number in range(2)))
+    sandbox.event("large-0", "FilteringFailed")
+    assert sandbox.started(wait_for=1, timeout=60) == {"fits": "n0"}
+    with changing(sandbox, "n0"):  # what is written must then be read again
+        sandbox.create_all(pod(f"small-{number}", gpu=1, gpumem=1000, gpucores=1) for number in range(8))
+        assert len(sandbox.started(wait_for=9, timeout=60)) == 9
+    sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
+                      "kube-system", what="labels the pod that leads")
+    made = list(calls(local.audit_log, "hami-scheduler"))
+    assert not refused(made)
+    assert not unused(granted(shipped("rbac.yaml"), "hami-scheduler"), made)
