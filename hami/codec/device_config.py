@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 
 from hami.codec.device_chart import CHART
-from hami.codec.device_section import Flagged, Reading, Section
+from hami.codec.device_section import Expected, Flagged, Reading, Section
 from hami.errors import MalformedInput
 
 __all__ = [
     "SECTIONS", "AscendChip", "DeviceConfig", "Fallback", "IluvatarChip", "MigAllowance", "Names", "NvidiaConfig",
-    "Template", "chart_config", "parse_device_config",
+    "Template", "chart_config", "expected_keys", "parse_device_config",
 ]
 
 Fallback = Mapping[str, Mapping[str, Flagged]]
@@ -206,6 +206,21 @@ def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
     Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
     """
     return _read(CHART, Reading("the chart's configuration", fallback, flags_first=True), ())
+
+
+def expected_keys() -> Mapping[str, Mapping[str, Expected]]:
+    """What may stand in the file: path of a mapping (``vnpus.configs[]`` for each of a list) → key → what it may hold.
+
+    Made by reading a configuration that has one of everything, so it is what is read.
+    """
+    nvidia: Any = CHART["nvidia"]
+    document = {**CHART, "nvidia": {**nvidia, "migProfileAllowlist": [{"models": ["A100"], "profiles": ["1g.5gb"]}]}}
+    reading = Reading("the chart's configuration", {})
+    _read(document, reading, ())
+    found: dict[str, dict[str, Expected]] = {}
+    for path, keys in reading.asked.items():
+        found.setdefault(re.sub(r"\[\d+\]", "[]", path), {}).update(keys)
+    return found
 
 
 def _read(document: Mapping[Any, object], reading: Reading, known: Collection[str]) -> DeviceConfig:

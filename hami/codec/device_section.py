@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 
-__all__ = ["Flagged", "Reading", "Section", "parse_resource_name"]
+__all__ = ["Expected", "Flagged", "Reading", "Section", "parse_resource_name"]
 
 T = TypeVar("T")
 
@@ -29,18 +29,28 @@ class Flagged(NamedTuple):
     flag: str
 
 
+class Expected(NamedTuple):
+    """What a key may hold, in words; what holds without it; whether it must be there."""
+
+    right: str
+    default: object
+    needed: bool
+
+
 @dataclass(slots=True)
 class Reading:
     """What is common to the sections of one document: where it came from, and which names are taken so far.
 
     *fallback*: path of a mapping → key → what a flag says for it. A flag counts where the document does not name the
-    thing; with *flags_first* it counts always. *notes* collects what was skipped, one sentence each.
+    thing; with *flags_first* it counts always. *notes* collects what was skipped, one sentence each; *asked* what keys
+    were asked for, by the path of their mapping.
     """
 
     source: str
     fallback: Mapping[str, Mapping[str, Flagged]]
     flags_first: bool = False
     notes: list[str] = field(default_factory=list)
+    asked: dict[str, dict[str, Expected]] = field(default_factory=dict)
     _holders: dict[str, str] = field(default_factory=dict)
 
     def section(self, path: str, values: object) -> Section:
@@ -68,6 +78,7 @@ class Section:
         self._values = values
         self._flags = flags
         self._known: set[object] = set()
+        self._needed: set[str] = set()
 
     def place(self, key: str) -> str:
         """Where the value of *key* stands, for errors: file and key, or the flag."""
@@ -167,11 +178,13 @@ class Section:
 
     def _check_given(self, key: str, right: str) -> None:
         self._known.add(key)
+        self._needed.add(key)
         if self._values.get(key) in (None, "") and not self._is_flagged(key):
             raise MalformedInput(self.place(key), "", f"missing, expected {right}")
 
     def _get(self, key: str, default: T, convert: Callable[[object], T | None], right: str) -> T:
         self._known.add(key)
+        self._reading.asked.setdefault(self.path, {})[key] = Expected(right, default, key in self._needed)
         value = self._flags[key].value if self._is_flagged(key) else self._values.get(key)
         if value is None or value == "" and isinstance(default, str):
             return default
