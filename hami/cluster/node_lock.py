@@ -59,6 +59,7 @@ class Writes(Protocol):
 
     def pod(self, namespace: str, name: str) -> Pod | None: ...
     def node(self, name: str) -> Node | None: ...
+    def pods_on(self, node: str) -> list[Pod]: ...
     def annotate_pod(self, ref: PodRef, annotations: dict[str, str | None], *, resource_version: str = "") -> Pod: ...
     def annotate_node(self, name: str, annotations: dict[str, str | None], resource_version: str = "") -> Node: ...
 
@@ -83,7 +84,7 @@ class _Lock:
     this replica has acted."""
 
     node: str
-    holder: tuple[str, str]
+    holder: tuple[str, str] | None
     age: float
     known_for: float
     acting_for: float
@@ -177,6 +178,7 @@ class _Locks:
                  key: str, *, clock: Callable[[], float], now: Callable[[], datetime],
                  revoked: Callable[[PodRef, str], None], acting_since: Callable[[], datetime]) -> None:
         self._key = key
+        self._agents = () if key == NODE_LOCK else tuple(vendor.allocated for vendor in vendors if vendor.lock == key)
         self._acting_since = acting_since
         self._cluster = cluster
         self._nodes = nodes
@@ -388,18 +390,27 @@ class _Locks:
             return True
         known_for = self._known_for(node, text)
         age = max((self._now() - lock.at).total_seconds(), known_for)
-        if lock.holder is None:
-            return age > self._times.expire
         acting_for = (self._now() - self._acting_since()).total_seconds()
-        return self._is_over(_Lock(node, lock.holder, age, known_for, acting_for))
+        found = _Lock(node, lock.holder, age, known_for, acting_for)
+        if lock.holder is None:
+            return age > self._times.expire or self._is_forsaken(found)
+        return self._is_over(found, *lock.holder)
 
-    def _is_over(self, lock: _Lock) -> bool:
+    def _is_forsaken(self, lock: _Lock) -> bool:
+        """A vendor's own lock is from before this replica acted, and no pod on the node waits for that vendor's agent:
+        whoever took it was killed before a pod was bound, and sends no Binding any more."""
+        if not self._agents or lock.inherited_for <= self._times.orphaned:
+            return False
+        return not any(pod.phase == "Pending" and any(key in pod.annotations for key in self._agents)
+                       for pod in self._cluster.pods_on(lock.node))
+
+    def _is_over(self, lock: _Lock, namespace: str, name: str) -> bool:
         """The holder has no use for the lock, or has been revoked. Before that is believed of what the watch has shown,
         the API server is asked: the watch may be late."""
-        known = self._pods.named(*lock.holder)
+        known = self._pods.named(namespace, name)
         if known is not None and self._use_of(lock, known.node, known.bind_phase, known.terminated) is _Use.NEEDED:
             return False
-        pod = self._cluster.pod(*lock.holder)
+        pod = self._cluster.pod(namespace, name)
         if pod is None:
             return True
         self._pods.upsert(pod)

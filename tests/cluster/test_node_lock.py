@@ -1,14 +1,17 @@
 """The line before a node and the lock behind it: who gets it, who has to give it up, and in which order."""
 
+import contextlib
 import threading
+from datetime import timedelta
 
 import pytest
+from pytest import param
 
 from hami.cluster.node_lock import LockTimes
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.vendors.spec import Catalog, Vendor
-from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -400,7 +403,8 @@ def test_at_the_deadline_the_place_is_given_up():
 # locks that vendors have of their own
 
 OWN = "x.io/own.lock"
-OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, inventory=lambda vendor, node: None)])
+OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, allocated="x.io/allocated",
+                                 inventory=lambda vendor, node: None)])
 
 
 def own_scene(**locks):
@@ -461,3 +465,29 @@ def test_a_bare_time_that_has_run_out_is_removed():
     assert scene.locks.reap("n1", OWN) and scene.annotations == {}
     scene = own_scene(own=NOW)
     assert not scene.locks.reap("n1", OWN) and scene.annotations == {OWN: NOW}
+
+
+LEFT = "2026-08-21T11:59:55Z"  # five seconds before
+WAITS = {"x.io/allocated": "X-0,X,0,0:;"}
+
+
+def on_the_node(phase, **annotations):
+    return pod(container({"x.io/card": 1}), name="b", node_name="n1", phase=phase, annotations=annotations)
+
+
+@pytest.mark.parametrize(("acting", "pods", "free"), [
+    param(10, [], False, id="of this replica's own time"),
+    param(0, [], True, id="from before, and nobody waits for the agent"),
+    param(0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"),
+    param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
+    param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
+])
+def test_a_bare_time_that_a_killed_scheduler_left_is_no_wait_of_two_minutes(acting, pods, free):
+    scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
+    scene.replica.since = scene.clock.now() - timedelta(seconds=acting)
+    with pytest.raises(NodeLocked):
+        scene.take(keys=(OWN,))
+    scene.clock.seconds += 3
+    with contextlib.nullcontext() if free else pytest.raises(NodeLocked):
+        scene.take(keys=(OWN,))
+    assert scene.annotations[OWN] == ("2026-08-21T12:00:03Z" if free else LEFT)
