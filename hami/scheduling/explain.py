@@ -8,7 +8,7 @@ from hami.model import Reason, Request, View
 from hami.scheduling.ask import Ask
 from hami.scheduling.decide import Refusal
 from hami.scheduling.fit import objection
-from hami.vendors.spec import Case
+from hami.vendors.spec import Case, Vendor
 
 __all__ = ["describe", "nodes_by_reason", "summarize"]
 
@@ -42,7 +42,7 @@ def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
 def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
     """What the pod asks, and what each device of the closest nodes has free and lacks."""
     ask = refusal.ask
-    asked = "; ".join(_asked(request) for request in _requests(ask))
+    asked = "; ".join(_asked(request, ask.claim(request.vendor).vendor) for request in _requests(ask))
     found = [(name, views) for name in sorted(refusal.unfit)[:NAMED] if any((views := views_of(name)).values())]
     found.sort(key=lambda item: -max(view.memory_free_mib for vendor in item[1].values() for view in vendor))
     nodes = [f"{name}: {_devices(ask, views)}" for name, views in found[:CLOSEST]]
@@ -54,11 +54,11 @@ def _requests(ask: Ask) -> list[Request]:
     return list(dict.fromkeys(request for container in ask.containers for request in container.requests))
 
 
-def _asked(request: Request) -> str:
+def _asked(request: Request, vendor: Vendor) -> str:
     if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
         return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
-    memory = f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_percent or 0} % memory"
-    return f"{request.count} × {request.vendor} with {memory}, {request.cores} cores"
+    memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
+    return f"{request.count} × {request.vendor} with {memory if _has_memory(vendor) else ''}{request.cores} cores"
 
 
 def _devices(ask: Ask, views: Views) -> str:
@@ -71,6 +71,16 @@ def _devices(ask: Ask, views: Views) -> str:
 def _device(request: Request, view: View, case: Case) -> str:
     device = view.device
     reason = objection(view, request, case)
-    free = (f"{view.memory_free_mib}/{device.memory_mib} MiB, {device.cores - view.cores_used}/{device.cores} cores, "
-            f"{device.slots - view.slots_used}/{device.slots} slots free")
+    cores, cores_used = device.cores, view.cores_used
+    if case.vendor.masks_cores:
+        cores, cores_used = cores.bit_count(), cores_used.bit_count()
+    amounts = ((view.memory_free_mib, device.memory_mib, "MiB"), (cores - cores_used, cores, "cores"),
+               (device.slots - view.slots_used, device.slots, "slots"))
+    free = ", ".join(f"{max(left, 0)}/{total} {unit}" for left, total, unit in amounts
+                     if unit != "MiB" or _has_memory(case.vendor) or total) + " free"
     return f"{device.uuid} {free}" + (f" ({reason})" if reason else "")
+
+
+def _has_memory(vendor: Vendor) -> bool:
+    """Pods can ask for so much memory."""
+    return bool(vendor.memory or vendor.memory_percent)

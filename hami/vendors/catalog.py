@@ -76,6 +76,7 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
                                nouse_uuids=("aws.amazon.com/nouse-neuron-uuid",)),
         lock="",
         node_keys=(aws.INSTANCE_TYPE,),
+        masks_cores=True,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
         inventory=aws.inventory,
         admit=aws.admit,

@@ -188,6 +188,7 @@ class Vendor:
     annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
     *lock*: the node annotation under which allocations on a node happen one after the other, empty for none.
     *device_cores*: cores that every device counts as having, whatever its node writes; 0 for what that writes.
+    *masks_cores*: cores of devices and shares are bit masks, one bit for each; requests count them all the same.
     *needs_capacity*: devices are offered only while the node's capacity names some of *count*.
     *writes_model*: the second field of an allocation is the device's model, not *key*.
 
@@ -228,6 +229,7 @@ class Vendor:
     selectors: SelectorKeys = SelectorKeys()
     lock: str = NODE_LOCK
     device_cores: int = 0
+    masks_cores: bool = False
     needs_capacity: bool = False
     writes_model: bool = False
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.model import NodePolicy, Reason
+from hami.model import Node, NodePolicy, Reason, Spot, View
 from hami.scheduling.decide import Verdicts, decide
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.catalog import vendors
@@ -66,3 +66,25 @@ def test_a_percentage():
 def test_what_is_asked_of_devices_without_amounts(limits, asked):
     found = ask(container(limits), vendors=vendors(chart_config()))
     assert describe(refusal(found, names=[]), INDEX.views).startswith(asked)
+
+
+def test_cores_that_are_a_mask_are_counted():
+    node = Node(name="neuron", capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "4"},
+                labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
+    known = vendors(chart_config())
+    vendor = known.named("AWSNeuron")
+    first, second = vendor.inventory(vendor, node)
+    taken = (View(first, slots_used=1, cores_used=0b10, spots=(Spot(1),)),
+             View(second, slots_used=2, cores_used=0b11, spots=(Spot(0), Spot(1))))
+    text = describe(refusal(ask(container({vendor.cores: 2}), vendors=known), cluster(neuron=taken), ("neuron",)),
+                    lambda name: {vendor.key: taken})
+    assert text == (
+        "asks 1 × AWSNeuron with 2 cores. "
+        f"neuron: {first.uuid} 1/2 cores, 1/2 slots free (CardInsufficientCore), "
+        f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)")
+
+
+def test_what_is_booked_beyond_a_device_leaves_nothing_free():
+    over = [view("a", 11, 50000, 102)]
+    text = describe(refusal(index=cluster(node1=over), names=("node1",)), lambda name: {"NVIDIA": over})
+    assert "a 0/46068 MiB, 0/100 cores, 0/10 slots free" in text
