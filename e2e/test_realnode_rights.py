@@ -1,0 +1,60 @@
+"""The device plugin's account may do what the plugin does, and nothing besides: by the API server's own record."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from e2e.cluster import LocalCluster
+from e2e.device_plugin import DevicePlugin, cards
+from e2e.pods import container, pod
+from e2e.realnode import RealNode
+from e2e.rights import Call, Right, calls, granted, refused, shipped, unused
+from e2e.sandbox import Sandbox
+
+LOCK = "hami.io/mutex.lock"
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@pytest.mark.kind
+def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, real: RealNode,
+                                                                        local: LocalCluster) -> None:
+    plugin = DevicePlugin(real)
+    plugin.insert(*cards(1))
+    plugin.install_limiter("the limiter\n")
+    plugin.start()
+    try:
+        plugin.wait_offered(10)
+        sandbox.create(pod("a", containers=[container("main", gpu=1, gpumem=1000)], scheduler="hami-scheduler"))
+        sandbox.running("a")
+        # pods for which nobody has chosen devices, and a lock that names one that there is not: twice the same event
+        for name in ("stray-0", "stray-1"):
+            write_lock(real, f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone")
+            sandbox.kube.create(pod(name, containers=[container("main", gpu=1)], node_name=real.name,
+                                    labels={"hami.io/webhook": "ignore"}), sandbox.namespace)
+            sandbox.kube.wait("Pod", lambda pods, name=name: pods[name]["status"]["phase"] == "Failed",
+                              sandbox.namespace, what=f"the kubelet gives {name} up")
+        rights = granted(shipped("device-plugin-rbac.yaml"), "hami-device-plugin")
+        made = wait_for_use(rights, local, "hami-device-plugin")
+        for name in ("stray-0", "stray-1"):
+            sandbox.delete(name)
+        write_lock(real, None)
+    finally:
+        plugin.close()
+        real.kubelet.start()
+    assert not refused(made)
+    assert not unused(rights, made)
+
+
+def write_lock(real: RealNode, text: str | None) -> None:
+    real.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK: text}}})
+
+
+def wait_for_use(rights: set[Right], local: LocalCluster, account: str, timeout: float = 20) -> list[Call]:
+    """The account's calls, as soon as they have used all *rights*, or in the end: events are written a little later."""
+    deadline = time.monotonic() + timeout
+    while unused(rights, made := list(calls(local.audit_log, account))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return made
