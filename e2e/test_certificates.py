@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import secrets
 import socket
 import ssl
@@ -187,6 +188,8 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed)
     assert load.lost == [] and min(load.pods, load.connections) > 200
     assert gone.authorities[-1] == moved.authorities[0]
     assert replica.program.running()
+    shown = re.search(r"^hami_scheduler_certificate_expiry_timestamp_seconds (\S+)$", replica.metrics(), re.MULTILINE)
+    assert shown and float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
 
 
 def test_what_somebody_changes_is_healed(sandbox, self_signed):

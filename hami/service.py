@@ -166,7 +166,8 @@ class Service:
             leads=self._election.is_leader, unreadable_inventories=ledger.nodes.problems,
             unreadable_pods=ledger.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
-            handshakes=lambda: self._controller.requests_written)
+            handshakes=lambda: self._controller.requests_written,
+            certificate_ends=self._certifier.ends if self._certifier is not None else lambda: None)
 
     def _families(self) -> list[Family]:
         """The metrics of the cluster; none before it is known, lest it look empty."""

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Published", "Revision", "Terms", "is_usable", "revise"]
+__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Published", "Revision", "Terms", "end_of", "is_usable",
+           "revise"]
 
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 BACKDATE = timedelta(minutes=5)  # clocks differ; certificates are valid from so long before they are made
@@ -100,6 +101,12 @@ def is_usable(data: Mapping[str, bytes], now: datetime) -> bool:
     """Whether *data* has a certificate that can be served at *now*, with its key."""
     serving = _serving(data)
     return serving is not None and _is_valid(serving, now)
+
+
+def end_of(data: Mapping[str, bytes]) -> datetime | None:
+    """Until when the certificate in *data* is valid; ``None`` if there is none that can be served."""
+    serving = _serving(data)
+    return None if serving is None else serving.not_valid_after_utc
 
 
 def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],

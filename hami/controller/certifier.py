@@ -18,7 +18,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from hami.cluster.trust import SecretRecord, WebhookConfiguration
-from hami.controller.certificates import CA_CERTIFICATES, CERTIFICATE, KEY, Published, Terms, is_usable, revise
+from hami.controller.certificates import CA_CERTIFICATES, CERTIFICATE, KEY, Published, Terms, end_of, is_usable, revise
 from hami.controller.loop import Role
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 
@@ -68,6 +68,7 @@ class Certifier:
         self._stop = threading.Event()
         self._published: Published | None = None
         self._complaint = ""
+        self._ends: float | None = None
 
     def run(self) -> None:
         """Look until stopped."""
@@ -91,6 +92,10 @@ class Certifier:
             self._complain(error)
         except Exception:
             log.exception("certificates: look failed")
+
+    def ends(self) -> float | None:
+        """Until when what is served is valid (Unix seconds); ``None`` while nobody has looked."""
+        return self._ends
 
     def look(self) -> None:
         """See that Secret, webhook configuration and file are right. Raises: HamiError; Conflict: look again."""
@@ -177,6 +182,8 @@ class Certifier:
         try:
             if self._read() != content:
                 _replace(self._place.file, content)
+            ends = end_of(secret.data)
+            self._ends = ends.timestamp() if ends else None
         except OSError as error:
             raise HamiError(f"certificate file {error.filename or self._place.file}: {error.strerror}") from error
 

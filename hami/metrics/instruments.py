@@ -30,6 +30,7 @@ class Readings:
     *reserved*: reservations that are not bound. *waiting*: pods in line by node. *ages*: seconds since the API server
     was last heard of, by resource. *unreadable_inventories*: by node and vendor. *unreadable_pods*: those whose
     allocation cannot be read. *events*: how many, by what became of them. *handshakes*: requests written to nodes.
+    *certificate_ends*: until when the self-signed certificate is valid (Unix seconds), ``None`` without one.
     """
 
     reserved: Callable[[], int]
@@ -40,6 +41,7 @@ class Readings:
     unreadable_pods: Callable[[], Sized]
     events: Mapping[str, Callable[[], int]]
     handshakes: Callable[[], int]
+    certificate_ends: Callable[[], float | None] = lambda: None
 
 
 class Instruments:
@@ -102,6 +104,8 @@ class _Standing(Collector):
                         ("outcome",), {(outcome,): count() for outcome, count in readings.events.items()})
         yield CounterMetricFamily(PREFIX + "handshake_requests", "Requests to report that were written to nodes",
                                   value=readings.handshakes())
+        if (ends := readings.certificate_ends()) is not None:
+            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate ends", ends)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

@@ -93,6 +93,14 @@ def test_what_lies_in_the_folder_can_be_served_and_is_for_no_other_eyes(world):
     assert world.data[CA_KEY] not in replica.served()
 
 
+def test_the_end_of_what_is_served_is_known(world):
+    replica = world.replica("b", leads=False)
+    assert replica.ends() is None
+    world.replica().look()
+    replica.look()
+    assert replica.ends() == (START + 90 * DAY).timestamp()
+
+
 def test_nothing_is_written_while_all_is_right(world):
     replica = world.replica()
     replica.look()

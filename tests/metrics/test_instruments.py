@@ -82,6 +82,8 @@ def test_words_not_known_beforehand_are_counted_too(registry, meter):
     ({"unreadable_pods": lambda: ["a", "b"]}, "unreadable_allocations", {}, 2),
     ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
     ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
+    ({"certificate_ends": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
+    ({}, "certificate_expiry_timestamp_seconds", {}, None),
 ])
 def test_what_stands_is_asked_for(registry, meter, changed, name, labels, value):
     meter.watch(readings(**changed))
