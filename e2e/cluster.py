@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,7 +90,8 @@ class LocalCluster:
             config = scheduler_config(cluster.extender_port if extender else None)
             adjust(config)
             cluster._create(config)
-            yield cluster
+            with cluster._supervised():
+                yield cluster
         finally:
             reaper.end(folder)
             guard.kill()
@@ -191,8 +193,27 @@ class LocalCluster:
         self.wait_ready()
         self.revive()
 
+    @contextlib.contextmanager
+    def _supervised(self) -> Iterator[None]:
+        """Components that end by themselves are started again, as a kubelet does with static pods: kube-scheduler, for
+        one, ends when it cannot renew its lease in time."""
+        ending = threading.Event()
+
+        def supervise() -> None:
+            while not ending.wait(1):
+                for program in list(self.components.values()):
+                    program.restart_if_it_died()
+
+        supervisor = threading.Thread(target=supervise, name="supervisor", daemon=True)
+        supervisor.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            supervisor.join()
+
     def revive(self) -> list[str]:
-        """Start components that ended by themselves, as a cluster's supervisor would; returns their names."""
+        """Start all components that have ended, on purpose or not; returns their names."""
         dead = [name for name, program in self.components.items() if not program.running()]
         for name in dead:
             self.components[name].start()

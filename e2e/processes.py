@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ def group_members(group: int) -> list[int]:
 
 
 class Program:
-    """A command line that can be run again and again. Not for use by several threads."""
+    """A command line that can be run again and again. *wanted*: nobody has ended it on purpose since it was started."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, *, cwd: Path | None = None,
                  env: Mapping[str, str] | None = None, pid: int | None = None) -> None:
@@ -67,7 +68,9 @@ class Program:
         self.cwd = cwd
         self.env = dict(env) if env is not None else None
         self.pid = pid
+        self.wanted = pid is not None
         self._child: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
 
     @classmethod
     def adopt(cls, name: str, pid: int, log: Path) -> Program:
@@ -76,13 +79,26 @@ class Program:
         return cls(name, [os.fsdecode(word) for word in argv], log, cwd=Path(os.readlink(f"/proc/{pid}/cwd")), pid=pid)
 
     def start(self) -> Program:
+        with self._starting:
+            self.wanted = True
+            self._start()
+        return self
+
+    def restart_if_it_died(self) -> bool:
+        """Start it if it has ended by itself; whether that was so."""
+        with self._starting:
+            if not self.wanted or self.running():
+                return False
+            self._start()
+            return True
+
+    def _start(self) -> None:
         if self.running():
-            return self
+            return
         with open(self.log, "ab") as log:
             self._child = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.cwd,
                                            env=self.env, start_new_session=True)
         self.pid = self._child.pid
-        return self
 
     def running(self) -> bool:
         """The process is there, and it is no zombie."""
@@ -111,6 +127,7 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL to it and to its children (as when a container dies), and wait until they are gone."""
+        self.wanted = False
         if self._child is None or not self.running():
             self.signal(signal.SIGKILL)
             self.wait_end(10)
@@ -125,6 +142,7 @@ class Program:
     def stop(self, timeout: float = 15) -> float:
         """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: TimeoutError."""
         started = time.monotonic()
+        self.wanted = False
         self.signal(signal.SIGTERM)
         self.wait_end(timeout)
         return time.monotonic() - started
