@@ -38,7 +38,7 @@ def scraped():
     meter.watch(Readings(
         reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
-        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1))
+        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_ends=lambda: 1.0))
     ours = "".join(render([build_info(), *families(small_ledger().snapshot(), ONLY_NVIDIA)]))
     page = ours + generate_latest(registry).decode()
     return {sample.name: set(sample.labels) for family in text_string_to_metric_families(page)
