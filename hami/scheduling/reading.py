@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import is_scheduler_owned
@@ -10,12 +10,12 @@ from hami.errors import MalformedInput
 from hami.model import Pod, View
 from hami.scheduling.index import Booking
 from hami.scheduling.usage import Charge, collapse
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog
 
 __all__ = ["read_booking"]
 
 
-def read_booking(pod: Pod, node: str, vendors: Iterable[Vendor],
+def read_booking(pod: Pod, node: str, vendors: Catalog,
                  views: Callable[[str], Mapping[str, Sequence[View]]]) -> tuple[Booking, tuple[str, ...]]:
     """What *pod* takes on *node*, and what of its annotations could not be read.
 
@@ -26,11 +26,9 @@ def read_booking(pod: Pod, node: str, vendors: Iterable[Vendor],
     kinds = [container.kind for container in pod.containers]
     charges: list[tuple[str, tuple[Charge, ...]]] = []
     problems: list[str] = []
-    for vendor in vendors:
-        if (text := pod.annotations.get(vendor.allocated)) is None:
-            continue
+    for vendor in vendors.allocated_in(pod.annotations):
         try:
-            shares = parse_shares(vendor.allocated, text)
+            shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
             shares = vendor.read(vendor, pod, shares) if vendor.read is not None else shares
             taken = collapse(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from hami.errors import MalformedInput
@@ -13,6 +14,9 @@ __all__ = ["WHOLE", "amounts", "asks", "common_request", "objection", "request_o
 
 WHOLE = 100
 MEBIBYTE = 1 << 20
+REMEMBERED = 4096  # different quantities of containers
+
+Quantities = frozenset[tuple[str, str]]
 
 
 def asks(vendors: Catalog, containers: Sequence[Container]) -> bool:
@@ -21,7 +25,14 @@ def asks(vendors: Catalog, containers: Sequence[Container]) -> bool:
 
 
 def requests_of(vendors: Catalog, container: Container) -> tuple[Request, ...]:
-    """What *container* asks of each vendor, sorted by vendor."""
+    """What *container* asks of each vendor, sorted by vendor. It follows from its quantities alone, and most pods of a
+    cluster ask for the same few, so answers are remembered."""
+    return _requests(vendors, frozenset(container.limits.items()), frozenset(container.requests.items()))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tuple[Request, ...]:
+    container = Container(name="", limits=dict(limits), requests=dict(requests))
     asked = vendors.asked_by(container.limits, container.requests)
     return tuple(request for vendor in asked if (request := request_of(vendor, container)) is not None)
 

@@ -266,6 +266,7 @@ class Catalog:
         self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
         self._by_key: dict[str, Vendor] = {}
         self._by_resource: dict[str, Vendor] = {}
+        self._by_allocated: dict[str, Vendor] = {}
         owners: dict[str, Vendor] = {}
         for vendor in self._vendors:
             if vendor.key in self._by_key:
@@ -276,6 +277,8 @@ class Catalog:
                     raise MalformedInput(f"vendor {vendor.key}", name,
                                          f"expected a name of its own, this one is {owners[name].key}'s")
             self._by_resource.update((name, vendor) for name in vendor.resources)
+            if vendor.allocated:
+                self._by_allocated[vendor.allocated] = vendor
         self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
 
     def __iter__(self) -> Iterator[Vendor]:
@@ -290,6 +293,14 @@ class Catalog:
 
     def asked_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """The vendors to which any of these resource names belong, sorted by key."""
-        found = {vendor.key: vendor for names in resources for name in names
-                 if (vendor := self._by_resource.get(name)) is not None}
-        return tuple(found.values()) if len(found) < 2 else tuple(found[key] for key in sorted(found))
+        return _sorted({vendor.key: vendor for names in resources for name in names
+                        if (vendor := self._by_resource.get(name)) is not None})
+
+    def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
+        """The vendors whose allocations any of these annotations (keys) tell, sorted by key."""
+        return _sorted({vendor.key: vendor for key in annotations
+                        if (vendor := self._by_allocated.get(key)) is not None})
+
+
+def _sorted(found: Mapping[str, Vendor]) -> tuple[Vendor, ...]:
+    return tuple(found.values()) if len(found) < 2 else tuple(found[key] for key in sorted(found))

@@ -4,7 +4,7 @@ import pytest
 from pytest import param
 
 from hami.scheduling.reading import read_booking
-from tests.builders import APP, INIT, NVIDIA, booking, charge, container, pod, view
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, pod, view
 
 TWO = container(), container()
 NODE = {"NVIDIA": [view("GPU-a", memory_mib=1000), view("GPU-b", 3, 50, 10, memory_mib=2000)]}
@@ -13,7 +13,7 @@ WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100
 
 def read(text, *containers, annotation=NVIDIA.allocated, **fields):
     annotations = {} if text is None else {annotation: text}
-    return read_booking(pod(*(containers or TWO), annotations=annotations, **fields), "n1", [NVIDIA], lambda node: NODE)
+    return read_booking(pod(*(containers or TWO), annotations=annotations, **fields), "n1", ONLY_NVIDIA, lambda node: NODE)
 
 
 @pytest.mark.parametrize("text, charges", [

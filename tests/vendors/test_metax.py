@@ -163,7 +163,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     assert {share.tags for share in shares} == {(tag,)}
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
               annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
-    booking, problems = read_booking(pod, "n", [SGPU], lambda node: {})
+    booking, problems = read_booking(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
     assert (key, charge.tags, problems) == ("Metax-SGPU", (tag,), ())
 
@@ -173,7 +173,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index.set_inventory("n", "Metax-SGPU", (sgpu("a").device,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"), Container(name="d")),
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
-    index.book(read_booking(pod, "n", [SGPU], index.views)[0])
+    index.book(read_booking(pod, "n", Catalog([SGPU]), index.views)[0])
     (view,) = index.views("n")["Metax-SGPU"]
     assert (view.tags, view.slots_used) == (("offline best-effort",), 2)
 
@@ -184,7 +184,7 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     burst = ask(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
               annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
-    index.book(read_booking(pod, "n", [SGPU], index.views)[0])
+    index.book(read_booking(pod, "n", Catalog([SGPU]), index.views)[0])
     refused = decide(index, Verdicts(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
     index.unbook("uid-1")

@@ -183,7 +183,7 @@ def bound(pod, vendor, asked, found, index):
     devices = {view.device.uuid: view.device for view in index.views("n")[vendor.key]}
     texts = written(vendor, Emission(pod=pod, node="n", shares=found, devices=devices, now=NOW))
     pod = replace(pod, annotations={**pod.annotations, **texts})
-    booking, problems = read_booking(pod, "n", [vendor], index.views)
+    booking, problems = read_booking(pod, "n", Catalog([vendor]), index.views)
     assert (booking.charges, problems) == (((vendor.key, collapse(asked.kinds, found)),), ())
     return booking
 
