@@ -13,7 +13,8 @@ WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100
 
 def read(text, *containers, annotation=NVIDIA.allocated, **fields):
     annotations = {} if text is None else {annotation: text}
-    return read_booking(pod(*(containers or TWO), annotations=annotations, **fields), "n1", ONLY_NVIDIA, lambda node: NODE)
+    asked = pod(*(containers or TWO), annotations=annotations, **fields)
+    return read_booking(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
 
 
 @pytest.mark.parametrize("text, charges", [
