@@ -1,6 +1,6 @@
 """The catalogue as people and programs read it: a table in plain text, in Markdown, or JSON.
 
-It shows what the records of the vendors say. What is said of units in words is here, since only people need it.
+It shows what the records of the vendors say, in words that only people need.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ from types import MappingProxyType
 
 from hami.settings import Settings
 from hami.third_parties import full_catalog
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import CoresIn, Vendor
 
-__all__ = ["FORMATS", "SAID_OF", "Entry", "entries", "entry_of", "render"]
+__all__ = ["FORMATS", "Entry", "entries", "entry_of", "render"]
 
 NONE = "–"
 CHIP = "‹chip›"
 _NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")
-PERCENT = "% of a device"
-_MEMORY_UNITS: Mapping[str, str] = MappingProxyType({  # where MiB per unit is not all there is to say
-    "Enflame": "GB or MiB",
-    "XPU": "MiB, rounded up to ¼, ½ or 1 card",
+_CORES: Mapping[CoresIn, str] = MappingProxyType({
+    CoresIn.PERCENT: "% of a device",
+    CoresIn.SIXTEENTHS: "1/16 of a device",
+    CoresIn.COMPUTE_UNITS: "% of a device, as compute units",
+    CoresIn.MASK: "cores",
 })
-_CORES_UNITS: Mapping[str, str] = MappingProxyType({
-    "AMD": "% of a device, as compute units",
-    "AWSNeuron": "NeuronCores",
-    "Mthreads": "1/16 of a device",
-})
-_DEFAULTS: Mapping[str, str] = MappingProxyType({"Enflame": "no minimum"})
-_ALL_OR_ASKED = frozenset({"NVIDIA", "Mthreads"})  # whose admission adds cores to a bare count
-
-SAID_OF: frozenset[str] = _ALL_OR_ASKED.union(_MEMORY_UNITS, _CORES_UNITS, _DEFAULTS)
-"""The backends of which something is said here that their records do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +78,12 @@ def entry_of(vendor: Vendor, switch: str = "", *, is_on: bool = True) -> Entry:
         backend=vendor.key,
         count=vendor.count,
         memory=vendor.memory,
-        memory_unit=_MEMORY_UNITS.get(vendor.key, _memory_unit(vendor)) if vendor.memory else "",
+        memory_unit=vendor.words.memory or _memory_unit(vendor) if vendor.memory else "",
         memory_percent=vendor.memory_percent,
         cores=vendor.cores,
-        cores_unit=_CORES_UNITS.get(vendor.key, PERCENT) if vendor.cores else "",
+        cores_unit=vendor.words.cores or _CORES[vendor.cores_in] if vendor.cores else "",
         priority=vendor.priority,
-        default=_default(vendor),
+        default=vendor.words.default or _default(vendor),
         switch=switch,
         is_on=is_on,
         register=vendor.register,
@@ -112,14 +103,12 @@ def _memory_unit(vendor: Vendor) -> str:
 
 
 def _default(vendor: Vendor) -> str:
-    if vendor.key in _DEFAULTS:
-        return _DEFAULTS[vendor.key]
     parts = []
     if vendor.memory or vendor.memory_percent:
         parts.append(f"{vendor.default_memory} MiB" if vendor.default_memory else "all memory")
     if vendor.cores and vendor.default_cores:
         parts.append(f"{vendor.default_cores} cores")
-    if vendor.cores and vendor.key in _ALL_OR_ASKED:
+    if vendor.cores and vendor.fills_cores:
         parts.append("all cores if no memory is asked for")
     return ", ".join(parts) or "whole devices"
 

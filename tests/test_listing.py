@@ -8,9 +8,9 @@ import pytest
 
 from hami.cli import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
-from hami.listing import FORMATS, SAID_OF, entries, entry_of, render
+from hami.listing import FORMATS, entries, entry_of, render
 from hami.settings import Settings
-from hami.vendors.spec import SelectorKeys, Vendor
+from hami.vendors.spec import CoresIn, SelectorKeys, Vendor, Words
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -30,19 +30,21 @@ def chip(word, **fields):
     (vendor(memory="a/m"), "MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=1024, memory_units=True), "1024 MiB, or as written (512Mi)", "", "all memory"),
-    (vendor("XPU", memory="a/m"), "MiB, rounded up to ¼, ½ or 1 card", "", "all memory"),
-    (vendor("AMD", cores="a/c"), "", "% of a device, as compute units", "whole devices"),
+    (vendor(memory="a/m", words=Words(memory="MiB, or half")), "MiB, or half", "", "all memory"),
+    (vendor(words=Words(memory="MiB, or half", cores="Cubes")), "", "", "whole devices"),
+    (vendor(cores="a/c", cores_in=CoresIn.COMPUTE_UNITS), "", "% of a device, as compute units", "whole devices"),
     (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
     (vendor(memory_percent="a/p"), "", "", "all memory"),
     (vendor(cores="a/c"), "", "% of a device", "whole devices"),
     (vendor(memory="a/m", cores="a/c", default_cores=100), "MiB", "% of a device", "all memory, 100 cores"),
-    (vendor("NVIDIA", memory="a/m", cores="a/c"), "MiB", "% of a device",
+    (vendor(memory="a/m", cores="a/c", fills_cores=True), "MiB", "% of a device",
      "all memory, all cores if no memory is asked for"),
-    (vendor("NVIDIA", memory="a/m"), "MiB", "", "all memory"),
-    (vendor("AWSNeuron", cores="a/c"), "", "NeuronCores", "whole devices"),
-    (vendor("Enflame", memory="a/m", cores="a/c"), "GB or MiB", "% of a device", "no minimum"),
-    (vendor("Mthreads", memory="a/m", memory_factor=512, cores="a/c"), "512 MiB", "1/16 of a device",
-     "all memory, all cores if no memory is asked for"),
+    (vendor(memory="a/m", fills_cores=True), "MiB", "", "all memory"),
+    (vendor(cores="a/c", cores_in=CoresIn.MASK), "", "cores", "whole devices"),
+    (vendor(cores="a/c", cores_in=CoresIn.MASK, words=Words(cores="Cubes")), "", "Cubes", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", words=Words(default="no minimum")), "MiB", "% of a device", "no minimum"),
+    (vendor(memory="a/m", memory_factor=512, cores="a/c", cores_in=CoresIn.SIXTEENTHS), "512 MiB", "1/16 of a device",
+     "all memory"),
 ])
 def test_units_and_defaults(made, memory_unit, cores_unit, default):
     entry = entry_of(made)
@@ -136,10 +138,6 @@ def test_what_is_switched_off_is_shown_and_marked(given, off):
     assert {entry.backend for entry in found if not entry.is_on} == off
     assert {entry.backend for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
     assert {entry.backend for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
-
-
-def test_what_is_said_in_words_is_said_of_vendors_that_there_are():
-    assert SAID_OF <= {entry.backend for entry in entries(Settings())}
 
 
 def test_the_readme_shows_the_catalogue():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -20,14 +20,13 @@ from hami.cluster.ledger import Snapshot
 from hami.model import Device, QuotaLimits, View
 from hami.scheduling.index import Booking
 from hami.scheduling.quota import limit_of
-from hami.vendors.spec import Catalog
+from hami.vendors.spec import Catalog, CoresIn
 
 __all__ = ["Family", "build_info", "families", "render"]
 
 ZONE = "vGPU"
 MIB = 1 << 20
 SLICE = 200  # samples that are rendered at a time
-IN_UNITS = "AMD"  # the vendor whose cores are compute units, which the new names show in percent
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # in Go's words, as upstream's platform label has them
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -45,14 +44,17 @@ class Family:
 def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
     """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
 
+    The new names show cores that are compute units in percent, the old ones as they are.
     ``hami_build_info``, which asks for no snapshot, is :func:`build_info`'s.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = _by_node(snapshot.bookings)
+    in_units = frozenset(vendor.key for vendor in vendors if vendor.cores_in is CoresIn.COMPUTE_UNITS)
     made = [
-        *(gauge.family(_cards(snapshot)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
+        *(gauge.family(_cards(snapshot, in_units)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
         *(gauge.family(_instances(snapshot)) for gauge in _INSTANCE_GAUGES + legacy * _LEGACY_INSTANCE_GAUGES),
-        *(gauge.family(_holdings(snapshot, bookings)) for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
+        *(gauge.family(_holdings(snapshot, bookings, in_units))
+          for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
         *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
     ]
     return sorted(made, key=lambda family: family.name)
@@ -79,7 +81,7 @@ def render(made: Iterable[Family]) -> Iterator[str]:
 
 
 class _Card(NamedTuple):
-    """A device; texts are escaped."""
+    """A device; texts are escaped. *in_units*: its cores are compute units."""
 
     node: str
     uuid: str
@@ -88,6 +90,7 @@ class _Card(NamedTuple):
     cores: int
     memory_mib: int
     view: View
+    in_units: bool
 
 
 class _Instance(NamedTuple):
@@ -158,7 +161,7 @@ class _Gauge(Generic[Row]):
                 yield template % (*texts(row), amount)
 
 
-def _cards(snapshot: Snapshot) -> Iterator[_Card]:
+def _cards(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_Card]:
     """Devices; those without uuid, and repetitions of one on the same node, are left out."""
     for name in sorted(snapshot.nodes):
         node, seen = _escaped(name), {""}
@@ -168,7 +171,7 @@ def _cards(snapshot: Snapshot) -> Iterator[_Card]:
                 if device.uuid not in seen:
                     seen.add(device.uuid)
                     yield _Card(node, _escaped(device.uuid), _escaped(device.model), device.index, device.cores,
-                                device.memory_mib, view)
+                                device.memory_mib, view, device.vendor in in_units)
 
 
 def _instances(snapshot: Snapshot) -> Iterator[_Instance]:
@@ -189,13 +192,15 @@ def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
     return nodes
 
 
-def _holdings(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]]) -> Iterator[_Holding]:
+def _holdings(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]],
+              in_units: Collection[str]) -> Iterator[_Holding]:
     """What pods hold. A pod whose predecessor of the same name is not quite gone is one with it."""
     for name in sorted(bookings):
         node = _escaped(name)
-        devices = {view.device.uuid: view.device for view in snapshot.nodes.get(name, {}).get(IN_UNITS, ())}
+        views = snapshot.nodes.get(name, {})
+        devices = {view.device.uuid: view.device for key in in_units for view in views.get(key, ())}
         for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(bookings[name], snapshot).items()):
-            percent = _percent(devices.get(uuid), cores) if vendor == IN_UNITS else cores
+            percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
             yield _Holding(_escaped(namespace), node, _escaped(pod), _escaped(uuid), memory, cores, percent)
 
 
@@ -265,7 +270,7 @@ def _memory_limit(card: _Card) -> int:
 
 
 def _core_limit(card: _Card) -> int:
-    return 100 if card.view.device.vendor == IN_UNITS else card.cores
+    return 100 if card.in_units else card.cores
 
 
 def _old_core_limit(card: _Card) -> int:
@@ -286,7 +291,7 @@ def _slots_taken(card: _Card) -> int:
 
 def _cores_taken(card: _Card) -> int | None:
     view = card.view
-    return _percent(view.device, view.cores_used) if view.device.vendor == IN_UNITS else view.cores_used
+    return _percent(view.device, view.cores_used) if card.in_units else view.cores_used
 
 
 def _old_cores_taken(card: _Card) -> int:

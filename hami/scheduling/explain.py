@@ -8,7 +8,7 @@ from hami.model import Reason, Request, View
 from hami.scheduling.ask import Ask
 from hami.scheduling.decide import Refusal
 from hami.scheduling.fit import objection
-from hami.vendors.spec import Case, Vendor
+from hami.vendors.spec import Case, CoresIn, Vendor
 
 __all__ = ["describe", "nodes_by_reason", "summarize"]
 
@@ -72,7 +72,7 @@ def _device(request: Request, view: View, case: Case) -> str:
     device = view.device
     reason = objection(view, request, case)
     cores, cores_used = device.cores, view.cores_used
-    if case.vendor.masks_cores:
+    if case.vendor.cores_in is CoresIn.MASK:
         cores, cores_used = cores.bit_count(), cores_used.bit_count()
     amounts = ((view.memory_free_mib, device.memory_mib, "MiB"), (cores - cores_used, cores, "cores"),
                (device.slots - view.slots_used, device.slots, "slots"))

@@ -22,11 +22,11 @@ def limit_of(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
 def budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, int]) -> Budget:
     """What is left for *vendor* under *quotas* when *used* (MiB, percent) is taken.
 
-    A memory limit is written in the vendor's unit, as its requests are. Cores count where what is written of a pod's
-    allocation is what it had asked for.
+    A memory limit is written in the vendor's unit, as its requests are. Cores count where allocations are written in
+    the unit of requests.
     """
     memory = limit_of(quotas.values(), vendor.memory)
-    cores = limit_of(quotas.values(), vendor.cores) if vendor.counts_cores else None
+    cores = limit_of(quotas.values(), vendor.cores) if vendor.cores_in.is_asked else None
     return Budget(
         memory_mib=None if memory is None else memory * max(vendor.memory_factor, 1) - used[0],
         cores=None if cores is None else cores - used[1],

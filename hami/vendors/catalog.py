@@ -9,7 +9,7 @@ from hami.codec.keys import CORDON
 from hami.vendors import (
     admission, ascend, aws, emit, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
-from hami.vendors.spec import Catalog, Rule, SelectorKeys, Vendor
+from hami.vendors.spec import Catalog, CoresIn, Rule, SelectorKeys, Vendor, Words
 
 __all__ = ["vendors"]
 
@@ -42,6 +42,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         memory_factor=config.memory_factor,
         default_memory=config.default_memory,
         default_cores=config.default_cores,
+        fills_cores=True,
         register="hami.io/node-nvidia-register",
         handshake="hami.io/node-handshake",
         to_allocate="hami.io/vgpu-devices-to-allocate",
@@ -70,13 +71,13 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         key="AWSNeuron",
         count=names.count,
         cores=names.cores,
-        counts_cores=False,
+        cores_in=CoresIn.MASK,
+        words=Words(cores="NeuronCores"),
         allocated="hami.io/aws-neuron-devices-allocated",
         selectors=SelectorKeys(use_uuids=("aws.amazon.com/use-neuron-uuid",),
                                nouse_uuids=("aws.amazon.com/nouse-neuron-uuid",)),
         lock="",
         node_keys=(aws.INSTANCE_TYPE,),
-        masks_cores=True,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
         inventory=aws.inventory,
         admit=aws.admit,
@@ -141,6 +142,7 @@ def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
         key="XPU",
         count=names.count,
         memory=names.memory,
+        words=Words(memory="MiB, rounded up to ¼, ½ or 1 card"),
         register="hami.io/node-register-xpu",
         handshake="hami.io/node-handshake-xpu",
         to_allocate="hami.io/xpu-devices-to-allocate",
@@ -247,8 +249,8 @@ def _amd(names: Names, config: DeviceConfig) -> Vendor:
         memory=names.memory,
         cores=names.cores,
         limits_only=True,
+        cores_in=CoresIn.COMPUTE_UNITS,
         default_cores=100,
-        counts_cores=False,
         register="hami.io/node-amd-register",
         to_allocate="hami.io/amd-devices-to-allocate",
         allocated="hami.io/amd-devices-allocated",
@@ -300,7 +302,9 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
         memory=names.memory,
         cores=names.cores,
         memory_factor=512,
+        cores_in=CoresIn.SIXTEENTHS,
         divided=True,
+        fills_cores=True,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
         lock="",
@@ -372,6 +376,7 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         count=names.count,
         memory=names.memory,
         cores=names.cores,
+        words=Words(memory="GB or MiB", default="no minimum"),
         register="enflame.com/gcu-drs-capacity",
         allocated="hami.io/enflame-vgpu-devices-allocated",
         selectors=SelectorKeys(use_uuids=("enflame.com/use-gpuuuid",), nouse_uuids=("enflame.com/nouse-gpuuuid",)),

@@ -22,8 +22,8 @@ from hami.model import (
 )
 
 __all__ = [
-    "Admission", "Admit", "Annotate", "Case", "Catalog", "Check", "Choose", "Emission", "Gate", "Inventory",
-    "MakeShare", "NodeScore", "Read", "RequestOf", "Rule", "SelectorKeys", "Short", "Vendor",
+    "Admission", "Admit", "Annotate", "Case", "Catalog", "Check", "Choose", "CoresIn", "Emission", "Gate", "Inventory",
+    "MakeShare", "NodeScore", "Read", "RequestOf", "Rule", "SelectorKeys", "Short", "Vendor", "Words",
 ]
 
 
@@ -44,6 +44,32 @@ class Rule(enum.Enum):
     FULL = "full"
     UNUSED = "unused"
     SAME_DEVICE = "same device"
+
+
+class CoresIn(enum.Enum):
+    """What cores are counted in: where pods ask for them, and where that differs, on devices and in allocations."""
+
+    PERCENT = "percent of a device"
+    SIXTEENTHS = "sixteenths of a device"
+    COMPUTE_UNITS = "percent of a device where asked for, else compute units, of which devices have different numbers"
+    MASK = "a number where asked for, else a bit mask, one bit for each core"
+
+    @property
+    def is_asked(self) -> bool:
+        """Allocations are written in the unit of requests, so that a ResourceQuota can count them."""
+        return self in (CoresIn.PERCENT, CoresIn.SIXTEENTHS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What people are told of amounts, where the other fields of a vendor's record do not say it; empty where they do.
+
+    *memory*, *cores*: the units in which pods ask. *default*: what a container gets that does not say.
+    """
+
+    memory: str = ""
+    cores: str = ""
+    default: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,15 +206,15 @@ class Vendor:
     *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are resource names,
     empty where there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for one unit of
     *memory*. *memory_units*: memory may be written with a binary unit (``512Mi``) and is then no multiple of that.
-    *default_memory* in MiB (0: the whole device).
+    *cores_in*: what cores are counted in. *default_memory* in MiB (0: the whole device).
     *divided*: memory and cores are written for all of a container's devices together.
-    *counts_cores*: a ResourceQuota on *cores* holds (allocations are written in the unit of requests).
+    *fills_cores*: admission gives all cores to who asks for devices, but neither for memory nor for cores.
+    *words*: what is shown of all this, and read by nobody but people.
 
     *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
     annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
     *lock*: the node annotation under which allocations on a node happen one after the other, empty for none.
     *device_cores*: cores that every device counts as having, whatever its node writes; 0 for what that writes.
-    *masks_cores*: cores of devices and shares are bit masks, one bit for each; requests count them all the same.
     *needs_capacity*: devices are offered only while the node's capacity names some of *count*.
     *writes_model*: the second field of an allocation is the device's model, not *key*.
 
@@ -215,10 +241,12 @@ class Vendor:
     limits_only: bool = False
     memory_factor: int = 1
     memory_units: bool = False
+    cores_in: CoresIn = CoresIn.PERCENT
     default_memory: int = 0
     default_cores: int = 0
     divided: bool = False
-    counts_cores: bool = True
+    fills_cores: bool = False
+    words: Words = Words()
 
     register: str = ""
     handshake: str = ""
@@ -229,7 +257,6 @@ class Vendor:
     selectors: SelectorKeys = SelectorKeys()
     lock: str = NODE_LOCK
     device_cores: int = 0
-    masks_cores: bool = False
     needs_capacity: bool = False
     writes_model: bool = False
 

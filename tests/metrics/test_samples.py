@@ -13,6 +13,7 @@ from hami.metrics.samples import SLICE, Family, build_info, families, render
 from hami.model import PodRef, Spot, View
 from hami.scheduling.index import Booking
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
+from tests.vendors.chart import CHART
 
 EMPTY = Snapshot({}, (), {}, {}, ())
 GIB = 1 << 30
@@ -24,9 +25,9 @@ def snapshot(nodes=None, bookings=(), pods=(), used=None, quotas=()):
                     {pod.ref.uid: pod.ref for pod in pods}, used or {}, quotas)
 
 
-def page(taken, *, legacy=False):
+def page(taken, *, vendors=ONLY_NVIDIA, legacy=False):
     """What Prometheus is told of a snapshot."""
-    return "".join(render(families(taken, ONLY_NVIDIA, legacy=legacy)))
+    return "".join(render(families(taken, vendors, legacy=legacy)))
 
 
 def samples(text, name):
@@ -240,7 +241,7 @@ def amd_page(*charges, units=304):
     held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
     taken = Snapshot({"n1": {"AMD": [View(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
                      {"u": pod(uid="u").ref}, {}, ())
-    return page(taken, legacy=True)
+    return page(taken, vendors=CHART, legacy=True)
 
 
 @pytest.mark.parametrize("name, value", [
