@@ -29,6 +29,13 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
 
 _CORES = (Rule.CORES, Rule.EXCLUSIVE, Rule.FULL)
 _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
+_KUNLUN_SELECTORS = SelectorKeys(
+    use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
+    nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
+
+
+def _uuids(use: str, nouse: str) -> SelectorKeys:
+    return SelectorKeys(use_uuids=(use,), nouse_uuids=(nouse,))
 
 
 def _nvidia(config: NvidiaConfig) -> Vendor:
@@ -47,22 +54,22 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         handshake="hami.io/node-handshake",
         to_allocate="hami.io/vgpu-devices-to-allocate",
         allocated="hami.io/vgpu-devices-allocated",
+        node_keys=(CORDON, inventory.PAIR_SCORES),
         selectors=SelectorKeys(
             use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",
             use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
             mode="nvidia.com/vgpu-mode"),
-        node_keys=(CORDON, inventory.PAIR_SCORES),
-        rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
-               Rule.QUOTA, Rule.MEMORY, Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_place),
-        repeats=mig.in_mig_mode,
-        share=mig.instance_share,
-        annotate=mig.annotate,
-        read=mig.read,
         inventory=inventory.registered,
         admit=nvidia.admission(
             default_count=config.default_gpu_num, overwrite_env=config.overwrite_env,
             core_policy=config.gpu_core_policy, runtime_class=config.runtime_class_name),
         admits_all=config.overwrite_env or config.gpu_core_policy not in ("", "default"),
+        rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
+               Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_place),
+        repeats=mig.in_mig_mode,
+        share=mig.instance_share,
+        annotate=mig.annotate,
+        read=mig.read,
     )
 
 
@@ -74,14 +81,13 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         cores_in=CoresIn.MASK,
         words=Words(cores="NeuronCores"),
         allocated="hami.io/aws-neuron-devices-allocated",
-        selectors=SelectorKeys(use_uuids=("aws.amazon.com/use-neuron-uuid",),
-                               nouse_uuids=("aws.amazon.com/nouse-neuron-uuid",)),
-        lock="",
         node_keys=(aws.INSTANCE_TYPE,),
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
+        selectors=_uuids("aws.amazon.com/use-neuron-uuid", "aws.amazon.com/nouse-neuron-uuid"),
+        lock="",
         inventory=aws.inventory,
         admit=aws.admit,
         request=aws.request,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
         choose=aws.choose,
         share=aws.share,
         annotate=aws.annotate,
@@ -105,14 +111,13 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         allocated=f"hami.io/{word}-devices-allocated",
         node_keys=(ascend.NODE_MODE,),
         pod_keys=(ascend.MODE,),
-        selectors=SelectorKeys(use_uuids=(f"hami.io/use-{word}-uuid",), nouse_uuids=(f"hami.io/no-use-{word}-uuid",)),
+        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
         device_cores=100,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), Rule.CORES,
-               Rule.EXCLUSIVE, Rule.FULL),
         inventory=ascend.registered(config.hami_vnpu_core),
         admit=ascend.admission(chip, [other.names.count for other in family], hides=hides),
         admits_all=hides,
         gate=ascend.gate,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), *_CORES),
         choose=ascend.choose(chip),
         share=ascend.share(chip),
         annotate=ascend.annotate(chip),
@@ -127,9 +132,9 @@ def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/kunlun-allocated",
         selectors=_KUNLUN_SELECTORS,
         lock="",
-        rules=(Rule.HEALTH, Rule.UUID),
         inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
                                     numa=lambda index, count: int(index >= count // 2)),
+        rules=(Rule.HEALTH, Rule.UUID),
         choose=kunlun.choose_cards,
         share=kunlun.whole_card,
         annotate=emit.texts({"BAIDU_COM_DEVICE_IDX": emit.last_indexes}),
@@ -149,10 +154,10 @@ def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/xpu-devices-allocated",
         selectors=_KUNLUN_SELECTORS,
         device_cores=100,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
         inventory=kunlun.registered,
         admit=admission.admission(kunlun.round_memory),
         request=kunlun.slice_request,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
         choose=kunlun.choose_slices,
     )
 
@@ -165,20 +170,14 @@ def _vastai(names: Names, config: DeviceConfig) -> Vendor:
         handshake="hami.io/node-handshake-va",
         to_allocate="hami.io/Vastai-devices-to-allocate",
         allocated="hami.io/Vastai-devices-allocated",
-        selectors=SelectorKeys(use_uuids=("vastaitech.com/use-gpuuuid",),
-                               nouse_uuids=("vastaitech.com/nouse-gpuuuid",)),
+        selectors=_uuids("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid"),
         device_cores=100,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
         inventory=inventory.registered,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
         choose=vastai.choose,
         share=shares.nothing_but_the_device,
         node_score=vastai.node_score,
     )
-
-
-_KUNLUN_SELECTORS = SelectorKeys(
-    use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
-    nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
 
 
 def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
@@ -193,8 +192,8 @@ def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/cambricon-mlu-devices-allocated",
         selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
         lock="cambricon.com/dsmlu.lock",
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
         annotate=emit.texts({
             "CAMBRICON_DSMLU_ASSIGNED": emit.always("false"),
             "CAMBRICON_DSMLU_PROFILE": emit.first_profile,
@@ -217,8 +216,8 @@ def _hygon(names: Names, config: DeviceConfig) -> Vendor:
         selectors=SelectorKeys(
             use_types="hygon.com/use-dcutype", nouse_types="hygon.com/nouse-dcutype",
             use_uuids=("hygon.com/use-gpuuuid",), nouse_uuids=("hygon.com/nouse-gpuuuid",)),
-        rules=(Rule.HEALTH, Rule.TYPE, *_SHARED),
         inventory=inventory.registered,
+        rules=(Rule.HEALTH, Rule.TYPE, *_SHARED),
     )
 
 
@@ -235,10 +234,10 @@ def _iluvatar(chip: IluvatarChip) -> Vendor:
         to_allocate=f"hami.io/{word}-devices-to-allocate",
         allocated=f"hami.io/{word}-devices-allocated",
         selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
-        rules=(Rule.HEALTH, *_SHARED),
         inventory=inventory.registered,
         # its agent spells the variable so
         admit=admission.admission(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
+        rules=(Rule.HEALTH, *_SHARED),
     )
 
 
@@ -259,10 +258,10 @@ def _amd(names: Names, config: DeviceConfig) -> Vendor:
             use_uuids=("amd.com/use-gpu-uuid",), nouse_uuids=("amd.com/nouse-gpu-uuid",)),
         needs_capacity=True,
         writes_model=True,
-        rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
-        share=shares.compute_units,
         inventory=inventory.registered,
         admit=admission.admission(steps.percentage_of_cores, admission.check_amounts, default_count=1),
+        rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
+        share=shares.compute_units,
     )
 
 
@@ -276,9 +275,9 @@ def _biren(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/Biren-devices-allocated",
         selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid"),
         device_cores=100,
+        inventory=inventory.registered,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
         share=shares.nothing_but_the_device,
-        inventory=inventory.registered,
     )
 
 
@@ -290,8 +289,8 @@ def _enflame_gcu(names: Names, config: DeviceConfig) -> Vendor:
         to_allocate="hami.io/enflame-gcu-devices-to-allocate",
         allocated="hami.io/enflame-gcu-devices-allocated",
         lock="",
-        rules=(Rule.HEALTH, Rule.UNUSED),
         inventory=inventory.counted("GCU", slots=1, memory_mib=100, cores=100),
+        rules=(Rule.HEALTH, Rule.UNUSED),
     )
 
 
@@ -308,13 +307,13 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
         lock="",
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
         inventory=inventory.divided("mthreads", slots=100, cores=16),
         admit=admission.admission(
             steps.at_least_one, admission.check_amounts, steps.whole_devices(memory=96, cores=16),
             steps.single_size((2, 4, 8, 16, 32, 64, 96), "sGPU memory request value is invalid, valid values are "
                                                          "[2, 4, 8, 16, 32, 64, 96]"),
             steps.count_in_annotation("mthreads.com/request-gpu-num")),
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
         annotate=emit.texts({
             "mthreads.com/gpu-index": emit.last_indexes,
             "mthreads.com/predicate-node": emit.node,
@@ -330,11 +329,11 @@ def _metax_gpu(names: Names, config: DeviceConfig) -> Vendor:
         default_cores=100,
         to_allocate="hami.io/metax-gpu-devices-to-allocate",
         allocated="hami.io/metax-gpu-devices-allocated",
-        lock="",
         node_keys=(metax.LOSSES, metax.SCORES),
+        lock="",
+        inventory=metax.cards,
         # one slot a card and one card for all containers: only one container of a pod can have any
         rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
-        inventory=metax.cards,
         node_score=metax.card_score,
     )
 
@@ -354,20 +353,16 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         allocated="hami.io/metax-sgpu-devices-allocated",
         pod_keys=(metax.APP_CLASS, metax.QOS, metax.TOPOLOGY_AWARE),
         selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
-        rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
-               metax.too_few_cores),
         inventory=metax.shared_cards,
         admit=admission.admission(metax.class_and_quality),
+        rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
+               metax.too_few_cores),
         choose=metax.choose,
         share=metax.share(config.sgpu_topology_aware),
         annotate=metax.annotate,
         read=metax.read(config.sgpu_topology_aware),
         node_score=metax.score,
     )
-
-
-def _uuids(use: str, nouse: str) -> SelectorKeys:
-    return SelectorKeys(use_uuids=(use,), nouse_uuids=(nouse,))
 
 
 def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
@@ -379,14 +374,14 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         words=Words(memory="GB or MiB", default="no minimum"),
         register="enflame.com/gcu-drs-capacity",
         allocated="hami.io/enflame-vgpu-devices-allocated",
-        selectors=SelectorKeys(use_uuids=("enflame.com/use-gpuuuid",), nouse_uuids=("enflame.com/nouse-gpuuuid",)),
+        selectors=_uuids("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
         lock="",
-        rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
-               enflame.too_few_slices),
         inventory=enflame.inventory,
         admit=enflame.admit,
         request=enflame.request,
         gate=enflame.gate,
+        rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
+               enflame.too_few_slices),
         share=enflame.share,
         annotate=enflame.annotate,
     )
