@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from hami.codec.keys import CORDON
@@ -13,7 +13,7 @@ from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Rule, Vendor
 
-__all__ = ["PAIR_SCORES", "capacity_of", "counted", "divided", "registered"]
+__all__ = ["PAIR_SCORES", "capacity_of", "counted", "divided", "each_once", "registered"]
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
 MOST_DEVICES = 1024  # of one vendor on one node; a capacity beyond that is a mistake
@@ -31,8 +31,7 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     devices = parse_devices(vendor.register, text, vendor.key)
     if not devices:
         raise MalformedInput(vendor.register, text, "no gpu found on node")
-    known = {device.uuid: device for device in reversed(devices) if device.uuid}
-    found = tuple(known[uuid] for uuid in dict.fromkeys(device.uuid for device in devices if device.uuid))
+    found = each_once(devices)
     if vendor.device_cores:
         found = tuple(replace(device, cores=vendor.device_cores) for device in found)
     if Rule.CORDON in vendor.rules:
@@ -42,6 +41,15 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         scores = parse_pair_scores(PAIR_SCORES, node.annotations.get(PAIR_SCORES) or "[]")
         found = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in found)
     return found
+
+
+def each_once(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Those of *devices* that have a uuid, in their order; of several with the same one, the first."""
+    found: dict[str, Device] = {}
+    for device in devices:
+        if device.uuid:
+            found.setdefault(device.uuid, device)
+    return tuple(found.values())
 
 
 def counted(word: str, *, slots: int, memory_mib: int, cores: int,

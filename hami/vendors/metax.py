@@ -17,7 +17,7 @@ from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
 from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, View
 from hami.vendors.admission import Draft
-from hami.vendors.inventory import counted
+from hami.vendors.inventory import counted, each_once
 from hami.vendors.shares import WHOLE
 from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
 
@@ -77,10 +77,7 @@ def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     devices = parse_cards(vendor.register, text, vendor.key)
     if not devices:
         raise MalformedInput(vendor.register, text, "no sdevice found on node")
-    named: dict[str, Device] = {}
-    for device in devices:
-        named.setdefault(device.uuid, device)
-    return tuple(named.values())
+    return each_once(devices)
 
 
 def class_and_quality(draft: Draft) -> None:
