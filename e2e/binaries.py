@@ -2,8 +2,12 @@
 
 Order: the folder that ``HAMI_E2E_BIN`` names → PATH → ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``,
 built from the pinned Go modules of ``e2e/controlplane`` when it is not there. Progress goes to standard error. This
-module starts nothing but ``go``. ``python -m e2e.binaries`` builds and prints the folder; ``--kubelet`` builds the
+module starts nothing but ``go``. ``python -m e2e.binaries`` builds and prints the folders; ``--kubelet`` builds the
 kubelet too.
+
+``HAMI_E2E_KUBERNETES=1.34`` asks for a minor version of Kubernetes: programs of another one are passed by on PATH and
+refused in ``HAMI_E2E_BIN``. Kubernetes' programs are then built from ``e2e/controlplane/v1.34``, which pins its newest
+patch; etcd and kwok are those of ``e2e/controlplane`` itself, with which the default minor is built.
 """
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "BinariesMissing", "Binaries", "find"]
+__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "minors"]
 
-MODULE = Path(__file__).parent / "controlplane"
+CONTROL_PLANE = Path(__file__).parent / "controlplane"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl")
+MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 NAMES = {"go.etcd.io/etcd/server/v3": "etcd"}
 """Go packages whose program is not called as their last path element."""
@@ -47,24 +52,82 @@ class Binaries:
         return self.paths[program]
 
 
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """A Go module that pins programs: *folder* has its go.mod and go.sum."""
+
+    folder: Path
+
+    @property
+    def kube_version(self) -> str:
+        """Version of Kubernetes that go.mod requires: ``v1.36.3``. Raises: BinariesMissing."""
+        return self._found(r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", "does not require k8s.io/kubernetes")
+
+    @property
+    def go_version(self) -> str:
+        return self._found(r"^go (\S+)", "does not say which Go it needs")
+
+    def packages(self) -> dict[str, str]:
+        """Program name to Go package: the ``tool`` block of go.mod."""
+        listed = self._found(r"^tool \((.*?)^\)", "has no tool block").split()
+        return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
+
+    def cache_folder(self) -> Path:
+        """Folder for exactly the modules that go.mod and go.sum pin."""
+        digest = hashlib.sha256()
+        for name in ("go.mod", "go.sum"):
+            digest.update((self.folder / name).read_bytes())
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(base) / "hami" / "controlplane" / digest.hexdigest()[:16] / "bin"
+
+    def _found(self, pattern: str, otherwise: str) -> str:
+        file = self.folder / "go.mod"
+        if (found := re.search(pattern, file.read_text(), re.MULTILINE | re.DOTALL)) is None:
+            raise BinariesMissing(f"{file} {otherwise}")
+        return found[1]
+
+
+DEFAULT = Pins(CONTROL_PLANE)
+"""The newest minor's programs, and those that are not Kubernetes' own."""
+
+
+def minor_of(version: str) -> str:
+    """``1.36`` of ``v1.36.3``."""
+    return ".".join(version.removeprefix("v").split(".")[:2])
+
+
+def minors() -> dict[str, Pins]:
+    """The minor versions that can be built here, newest first, and what pins each."""
+    found = {minor_of(pins.kube_version): pins
+             for pins in (DEFAULT, *(Pins(file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")))}
+    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True))
+
+
 def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None) -> Binaries:
-    """The control plane's programs, built first where that is needed.
+    """The control plane's programs, of the minor that the environment asks for, built first where that is needed.
 
     *kubelet*: that one is wanted as well. *say* receives progress lines (default: standard error).
     Raises: BinariesMissing.
     """
     wanted = (*PROGRAMS, "kubelet") if kubelet else PROGRAMS
+    minor = os.environ.get(MINOR_VARIABLE, "")
     if folder := os.environ.get("HAMI_E2E_BIN"):
         paths = {name: Path(folder) / name for name in wanted}
         if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:
             raise BinariesMissing(f"HAMI_E2E_BIN={folder} lacks {', '.join(missing)}")
-        return Binaries(paths, spoken_version(paths))
+        version = spoken_version(paths)
+        if minor and minor_of(version) != minor:
+            raise BinariesMissing(
+                f"HAMI_E2E_BIN={folder} has Kubernetes {version}, and {MINOR_VARIABLE} asks for {minor}")
+        return Binaries(paths, version)
     found = {name: shutil.which(name) for name in wanted}
     if all(found.values()):
         paths = {name: Path(path) for name, path in found.items() if path}
-        return Binaries(paths, spoken_version(paths))
-    version = pinned_version("k8s.io/kubernetes")
-    return Binaries(build(wanted, version, say or to_stderr), version)
+        version = spoken_version(paths)
+        if not minor or minor_of(version) == minor:
+            return Binaries(paths, version)
+    pins = pinned(minor)
+    return Binaries(build(wanted, pins, say or to_stderr), pins.kube_version)
 
 
 def to_stderr(line: str) -> None:
@@ -77,66 +140,55 @@ def spoken_version(paths: Mapping[str, Path]) -> str:
     return done.stdout.split()[-1]
 
 
-def pinned_version(module: str) -> str:
-    """Version of *module* that go.mod requires."""
-    found = re.search(rf"^\s*{re.escape(module)} (v\S+)", (MODULE / "go.mod").read_text(), re.MULTILINE)
-    if found is None:
-        raise BinariesMissing(f"{MODULE / 'go.mod'} does not require {module}")
-    return found[1]
+def pinned(minor: str) -> Pins:
+    """What pins Kubernetes' programs of *minor*; of the default one if that is empty. Raises: BinariesMissing."""
+    if not minor:
+        return DEFAULT
+    if (pins := minors().get(minor)) is None:
+        raise BinariesMissing(f"{MINOR_VARIABLE}={minor}: there is no such minor version in {CONTROL_PLANE.name}/, "
+                              f"only {', '.join(minors())}")
+    return pins
 
 
-def packages() -> dict[str, str]:
-    """Program name to Go package: the ``tool`` block of go.mod."""
-    block = re.search(r"^tool \((.*?)^\)", (MODULE / "go.mod").read_text(), re.MULTILINE | re.DOTALL)
-    listed = block[1].split() if block else []
-    return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
-
-
-def cache_folder() -> Path:
-    """Folder for exactly the modules that go.mod and go.sum pin."""
-    digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum"):
-        digest.update((MODULE / name).read_bytes())
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hami" / "controlplane" / digest.hexdigest()[:16] / "bin"
-
-
-def build(wanted: tuple[str, ...], version: str, say: Callable[[str], None]) -> dict[str, Path]:
-    """Build what the cache lacks. Each program appears under its name only when it is whole."""
-    folder = cache_folder()
-    paths = {name: folder / name for name in wanted}
+def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> dict[str, Path]:
+    """Build what the cache lacks: Kubernetes' programs by *pins*, what these do not have by the default ones."""
+    sources = {name: pins if name in pins.packages() else DEFAULT for name in wanted}
+    paths = {name: source.cache_folder() / name for name, source in sources.items()}
     if all(path.exists() for path in paths.values()):
         return paths
     if (go := shutil.which("go")) is None:
         raise BinariesMissing(
             "the local control plane (etcd, kube-apiserver, kube-scheduler, kwok) is built from Go modules, and there "
-            f"is no 'go' on PATH. Install Go {go_version()} or newer, or set HAMI_E2E_BIN to a folder with "
+            f"is no 'go' on PATH. Install Go {DEFAULT.go_version} or newer, or set HAMI_E2E_BIN to a folder with "
             f"{', '.join(wanted)}.")
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / "lock", lambda: say("another process builds the control plane; waiting for it")):
-        missing = [name for name in wanted if not paths[name].exists()]
-        if missing:
-            say(f"building the control plane once into {folder} (some minutes on two cores)")
-        for position, name in enumerate(missing, 1):
-            started = time.monotonic()
-            build_one(go, packages()[name], paths[name], version)
-            say(f"  {position}/{len(missing)} {name}: {time.monotonic() - started:.0f} s")
+    for source in dict.fromkeys((DEFAULT, pins)):
+        if targets := [path for name, path in paths.items() if sources[name] == source and not path.exists()]:
+            build_missing(go, source, targets, say)
     return paths
 
 
-def go_version() -> str:
-    found = re.search(r"^go (\S+)", (MODULE / "go.mod").read_text(), re.MULTILINE)
-    return found[1] if found else "(see go.mod)"
+def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
+    """Build those of *targets* that are not there. Each program appears under its name only when it is whole."""
+    folder = pins.cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.parent / "lock", lambda: say("another process builds the control plane; waiting for it")):
+        if missing := [path for path in targets if not path.exists()]:  # that other process may have built them
+            say(f"building programs of Kubernetes {pins.kube_version} once into {folder} (some minutes on two cores)")
+        for position, target in enumerate(missing, 1):
+            started = time.monotonic()
+            build_one(go, pins, target)
+            say(f"  {position}/{len(missing)} {target.name}: {time.monotonic() - started:.0f} s")
 
 
-def build_one(go: str, package: str, target: Path, version: str) -> None:
-    """Compile *package* statically, its version stamped, and move it into place."""
-    stamp = " ".join(f"-X {name}.gitVersion={version}" for name in VERSION_PACKAGES)
+def build_one(go: str, pins: Pins, target: Path) -> None:
+    """Compile the program statically, its version stamped, and move it into place."""
+    package = pins.packages()[target.name]
+    stamp = " ".join(f"-X {stamped}.gitVersion={pins.kube_version}" for stamped in VERSION_PACKAGES)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as scratch:
         fresh = Path(scratch) / target.name
         command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-ldflags=-s -w {stamp}", "-o", str(fresh),
                    package]
-        done = subprocess.run(command, cwd=MODULE, env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
+        done = subprocess.run(command, cwd=pins.folder, env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(f"cannot build {package}:\n{done.stdout[-4000:]}")
@@ -163,7 +215,7 @@ def main() -> int:
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
-    print(binaries["kwokctl"].parent)
+    print("\n".join(sorted({str(path.parent) for path in binaries.paths.values()})))
     return 0
 
 
