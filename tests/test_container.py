@@ -4,11 +4,15 @@ import configparser
 import json
 import re
 import shlex
+import tomllib
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hami import __version__
 from hami.cli import main
@@ -16,6 +20,18 @@ from hami.cli import main
 ROOT = Path(__file__).parent.parent
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
+
+
+def lines(text):
+    """The lines of a multi-line value of setup.cfg, without comments."""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+NEEDED = [*lines(SETUP["options"]["install_requires"]), *lines(SETUP["options.extras_require"]["node"]), *BUILD]
+PINS = re.findall(r"^(?! )(\S[^\\\n]*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
+                  (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+PINNED = [Requirement(text) for text, _ in PINS]
 
 
 def instructions():
@@ -134,3 +150,36 @@ def test_the_ports_and_the_user_are_those_of_the_manifest():
     assert of("scheduler", "EXPOSE") == [" ".join(map(str, ports))]
     user, group = spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]
     assert of("scheduler", "USER") == [f"{user}:{group}"]
+
+
+def test_every_package_is_pinned_by_version_and_hash():
+    entries = re.findall(r"^[^#\s].*$", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+    assert len(PINS) == len(entries)
+    assert [str(pin) for pin in PINNED if [one.operator for one in pin.specifier] != ["=="]] == []
+
+
+@pytest.mark.parametrize("needed", list(map(Requirement, NEEDED)), ids=lambda needed: needed.name)
+def test_what_setup_cfg_wants_is_pinned_to_a_version_that_will_do(needed):
+    pins = [pin for pin in PINNED if canonicalize_name(pin.name) == canonicalize_name(needed.name)]
+    assert pins, "renew requirements.txt: its first lines are the command"
+    assert all(needed.specifier.contains(one.version) for pin in pins for one in pin.specifier)
+
+
+@pytest.mark.parametrize("name", [pin.name for pin in PINNED])
+def test_what_a_pinned_package_wants_is_pinned(name):
+    try:
+        wanted = list(map(Requirement, distribution(name).requires or ()))
+    except PackageNotFoundError:
+        pytest.skip("not installed here")
+    pinned = {canonicalize_name(pin.name) for pin in PINNED}
+    assert [str(needed) for needed in wanted if (needed.marker is None or needed.marker.evaluate({"extra": ""}))
+            and canonicalize_name(needed.name) not in pinned] == []
+
+
+@pytest.mark.parametrize("word", ["--require-hashes", "--only-binary :all:"])
+def test_an_image_is_made_of_pinned_wheels_alone(word):
+    """One download, of what is pinned; after it there is no index."""
+    runs = [rest for stage in STAGES for rest in of(stage, "RUN") if "/bin/pip" in rest]
+    assert [word in run for run in runs] == [True, *(False for _ in runs[1:])]
+    (offline,) = of("build", "ENV")
+    assert offline == "PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels"
