@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from hami.cluster.trust import SecretRecord, WebhookConfiguration
 from hami.controller.certificates import CA_CERTIFICATES, CERTIFICATE, KEY, Published, Terms, end_of, is_usable, revise
 from hami.controller.loop import Role
+from hami.controller.rounds import Rounds
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 
 __all__ = ["Certifier", "Place"]
@@ -54,32 +54,26 @@ class Place:
     names: frozenset[str]
 
 
-class Certifier:
+class Certifier(Rounds):
     """Looks every few seconds. *role* says whether this replica may write."""
 
     def __init__(self, cluster: Calls, role: Role, place: Place, terms: Terms, *, clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
+        super().__init__(min(LOOK_EVERY, terms.overlap.total_seconds() / 4))
         self._cluster = cluster
         self._role = role
         self._place = place
         self._terms = terms
         self._clock = clock
         self._now = now
-        self._stop = threading.Event()
         self._published: Published | None = None
         self._complaint = ""
         self._ends: float | None = None
 
     def run(self) -> None:
-        """Look until stopped."""
-        pause = min(LOOK_EVERY, self._terms.overlap.total_seconds() / 4)
+        """Look at once, and then until stopped."""
         self.tick()
-        while not self._stop.wait(pause):
-            self.tick()
-
-    def stop(self) -> None:
-        """End :meth:`run` after the present look."""
-        self._stop.set()
+        super().run()
 
     def tick(self) -> None:
         """One look. What fails is logged, once for as long as it fails the same way, and tried again in the next."""

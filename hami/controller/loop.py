@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -17,6 +16,7 @@ from hami.cluster.node_lock import NodeLocks
 from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
 from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
+from hami.controller.rounds import Rounds
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.model import Node, Pod, PodRef
 from hami.vendors.spec import Vendor
@@ -52,11 +52,12 @@ class Role(Protocol):
     def leads_until(self) -> float: ...
 
 
-class Controller:
+class Controller(Rounds):
     """One loop for all duties. *pod* is the scheduler pod that this process runs in, if that is known."""
 
     def __init__(self, cluster: Writes, ledger: Ledger, locks: NodeLocks, events: Recorder, role: Role, rules: Rules, *,
                  pod: tuple[str, str] | None, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+        super().__init__(TICK)
         self._cluster = cluster
         self._ledger = ledger
         self._locks = locks
@@ -66,19 +67,9 @@ class Controller:
         self._pod = pod
         self._clock = clock
         self._now = now
-        self._stop = threading.Event()
         self._told: OrderedDict[tuple[object, str], None] = OrderedDict()
         self._round = 0
         self.requests_written = 0
-
-    def run(self) -> None:
-        """Go round until stopped."""
-        while not self._stop.wait(TICK):
-            self.tick()
-
-    def stop(self) -> None:
-        """End :meth:`run` after the present round."""
-        self._stop.set()
 
     def tick(self) -> None:
         """One round. What fails is logged and tried again in the next one; no duty holds up another."""
