@@ -103,14 +103,15 @@ def minors() -> dict[str, Pins]:
     return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True))
 
 
-def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None) -> Binaries:
-    """The control plane's programs, of the minor that the environment asks for, built first where that is needed.
+def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, minor: str | None = None) -> Binaries:
+    """The control plane's programs, built first where that is needed.
 
-    *kubelet*: that one is wanted as well. *say* receives progress lines (default: standard error).
+    *kubelet*: that one is wanted as well. *say* receives progress lines (default: standard error). *minor*: of
+    Kubernetes, ``1.34`` (default: what the environment asks for; empty: any).
     Raises: BinariesMissing.
     """
     wanted = (*PROGRAMS, "kubelet") if kubelet else PROGRAMS
-    minor = os.environ.get(MINOR_VARIABLE, "")
+    minor = os.environ.get(MINOR_VARIABLE, "") if minor is None else minor
     if folder := os.environ.get("HAMI_E2E_BIN"):
         paths = {name: Path(folder) / name for name in wanted}
         if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:

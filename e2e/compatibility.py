@@ -1,0 +1,224 @@
+"""``python -m e2e.compatibility [--minors 1.33,1.34] [-- pytest arguments]``: which Kubernetes the suite passes on.
+
+Runs the end-to-end suite once for each minor version of ``e2e/controlplane`` and writes the table of
+``docs/compatibility.md`` from pytest's own reports. The table is written whole, with a digest, and rows of minors that
+were not run stay as they were: one that was changed by hand is refused. Tests that fail are run once more by themselves,
+and the table tells which needed that. The exit status is 0 when nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, spoken_version
+
+__all__ = ["DOCUMENT", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "table_rows"]
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+TESTED = ("hami", "e2e", "manifests", "setup.cfg", "pyproject.toml")
+"""What a run's outcome hangs on; changes there that are not committed are told with the commit."""
+REAL_NODE = "*/test_realnode*"
+ANOTHER_CLUSTER = ("HAMI_E2E_KUBECONFIG", "HAMI_E2E_KIND")
+AGAIN_AT_MOST = 10
+"""Failed tests that are run once more; if more than these failed, it is no noise."""
+HEAD = ("| Kubernetes | passed | passed when run again | failed | skipped | left out | date (UTC) | commit |",
+        "|---|---|---|---|---|---|---|---|")
+BEGIN = re.compile(r"^<!-- table: written by `python -m e2e\.compatibility`, not by hand; sha256 (\w+) -->\n",
+                   re.MULTILINE)
+END = "<!-- end of table -->\n"
+
+
+class RunBroken(RuntimeError):
+    """pytest did not run the suite to its end; there is nothing to tell about this version."""
+
+
+class TableChanged(RuntimeError):
+    """The document's table is not what was written last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one run has shown. *again*, *failed*: names of tests; *left_out*: in words; *version*: ``v1.36.3``."""
+
+    version: str
+    passed: int
+    again: tuple[str, ...]
+    failed: tuple[str, ...]
+    skipped: int
+    left_out: str
+    date: str
+    commit: str
+
+    def __str__(self) -> str:
+        cells = (self.version, str(self.passed), listed(self.again), listed(self.failed), str(self.skipped),
+                 self.left_out, self.date, self.commit)
+        return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def listed(names: Sequence[str]) -> str:
+    """How many, and which: the first ten."""
+    shown = [f"`{name}`" for name in names[:10]] + (["…"] if len(names) > 10 else [])
+    return f"{len(names)}: {', '.join(shown)}" if names else "0"
+
+
+def outcomes(report: str) -> dict[str, str]:
+    """Node id to ``passed``, ``failed`` or ``skipped``, from the text of a junit file.
+
+    A test whose call or teardown failed may stand there twice: what is worst counts. An error is a failure.
+    """
+    worst: dict[str, str] = {}
+    for case in ET.fromstring(report).iter("testcase"):
+        name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+        tags = {child.tag for child in case}
+        found = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+        worst[name] = min(worst.get(name, found), found)  # the alphabet has the worst first
+    return worst
+
+
+def left_out(counts: Mapping[str, int], ran: Iterable[str]) -> str:
+    """In words, which tests of the suite were not run. *counts*: file to its tests; *ran*: node ids."""
+    done = Counter(name.partition("::")[0] for name in ran)
+    words = [f"`{Path(file).name}`" if not done[file] else f"{count - done[file]} of `{Path(file).name}`"
+             for file, count in sorted(counts.items()) if done[file] < count]
+    return ", ".join(words) or "nothing"
+
+
+def row(version: str, first: Mapping[str, str], second: Mapping[str, str], counts: Mapping[str, int], *, date: str,
+        commit: str) -> Row:
+    """*first*, *second*: outcomes of the run and of that of its failed tests, which may be none."""
+    failed = {name for name, outcome in first.items() if outcome == "failed"}
+    again = {name for name in failed if second.get(name) == "passed"}
+    return Row(version=version, passed=sum(outcome == "passed" for outcome in first.values()), again=short(again),
+               failed=short(failed - again), skipped=sum(outcome == "skipped" for outcome in first.values()),
+               left_out=left_out(counts, first), date=date, commit=commit)
+
+
+def short(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name.partition("::")[2] for name in names))
+
+
+def digest(block: str) -> str:
+    return hashlib.sha256(block.encode()).hexdigest()
+
+
+def table_rows(document: str) -> dict[str, str]:
+    """Minor version to its line of the table. Raises: TableChanged when that is not as it was written."""
+    begin, block = block_of(document)
+    if digest(block) != begin[1]:
+        raise TableChanged(f"the table of {DOCUMENT.name} was changed by hand: take that back")
+    return {minor_of(line.split()[1]): line for line in block.splitlines() if line.startswith("| v")}
+
+
+def block_of(document: str) -> tuple[re.Match[str], str]:
+    if (begin := BEGIN.search(document)) is None or END not in document[begin.end():]:
+        raise TableChanged(f"there is no table between its marks ({BEGIN.pattern.splitlines()[0]} and {END.strip()})")
+    return begin, document[begin.end():document.index(END, begin.end())]
+
+
+def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
+    """The document with *rows* in its table: newest first, others as they were, those not of *known* minors gone."""
+    old = table_rows(document)
+    lines = old | {minor_of(fresh.version): str(fresh) for fresh in rows}
+    block = "\n".join((*HEAD, *(lines[minor] for minor in known if minor in lines))) + "\n"
+    begin, before = block_of(document)
+    mark = begin[0].replace(begin[1], digest(block))
+    return document[:begin.start()] + mark + block + document[begin.end() + len(before):]
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether what is tested has changes beside it."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *TESTED)
+        return f"`{git('rev-parse', '--short=12', 'HEAD')}`" + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def pytest(words: Sequence[str], env: Mapping[str, str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=env, check=False).returncode
+
+
+def count_tests(env: Mapping[str, str]) -> dict[str, int]:
+    """File to the tests that it has, of the whole suite."""
+    command = [sys.executable, "-m", "pytest", "e2e", "--collect-only", "-qq"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunBroken(f"pytest cannot collect e2e/:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return {file: int(count) for file, count in re.findall(r"^(e2e/\S+\.py): (\d+)$", done.stdout, re.MULTILINE)}
+
+
+def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Run pytest with *words*; its outcomes. Raises: RunBroken if it did not come to its end."""
+    status = pytest([*words, "-q", f"--junit-xml={report}"], env)
+    if status not in (0, 1) or not report.exists():
+        raise RunBroken(f"pytest {' '.join(words)} ended with {status} and is not counted")
+    return outcomes(report.read_text())
+
+
+def run_minor(minor: str, words: Sequence[str], reports: Path) -> Row:
+    """Run the suite against *minor*. Raises: RunBroken, BinariesMissing."""
+    env = {key: value for key, value in os.environ.items() if key not in ANOTHER_CLUSTER} | {MINOR_VARIABLE: minor}
+    version = spoken_version(find(minor=minor).paths)
+    begun, date = commit(), f"{datetime.now(UTC):%F}"
+    first = run(["e2e", *words], reports / f"{minor}.xml", env)
+    failed = [name for name, outcome in first.items() if outcome == "failed"]
+    second = run(failed, reports / f"{minor}-again.xml", env) if 0 < len(failed) <= AGAIN_AT_MOST else {}
+    ended = commit()
+    return row(version, first, second, count_tests(env), date=date,
+               commit=begun if begun == ended else f"{begun} to {ended}")
+
+
+def options(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m e2e.compatibility",
+                                     description="Runs the suite on each minor of Kubernetes and writes the table.")
+    known = tuple(minors())
+    parser.add_argument("--minors", default=",".join(known), metavar="MINOR,...", help="default: %(default)s")
+    parser.add_argument("--real-node", action="store_true", help="with the tests that need a kubelet of that minor")
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="where pytest's reports stay; default: nowhere")
+    parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="handed to pytest, after --")
+    chosen = parser.parse_args(words)
+    chosen.minors = chosen.minors.split(",")
+    if unknown := [minor for minor in chosen.minors if minor not in known]:
+        parser.error(f"--minors: there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    return chosen
+
+
+def main() -> int:
+    chosen = options()
+    words = [*([] if chosen.real_node else [f"--ignore-glob={REAL_NODE}"]), *chosen.pytest]
+    status = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        reports = (chosen.reports or Path(scratch)).absolute()
+        reports.mkdir(parents=True, exist_ok=True)
+        for minor in chosen.minors:
+            try:
+                table_rows(DOCUMENT.read_text())  # before minutes are spent on what cannot be written
+                fresh = run_minor(minor, words, reports)
+                DOCUMENT.write_text(merged(DOCUMENT.read_text(), [fresh], minors()))
+            except (BinariesMissing, RunBroken, TableChanged) as error:
+                print(f"Kubernetes {minor}: {error}", file=sys.stderr)
+                status = 1
+                continue
+            print(fresh, flush=True)
+            status = 1 if fresh.failed else status
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

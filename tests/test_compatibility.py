@@ -1,0 +1,143 @@
+"""The table of Kubernetes versions is what pytest reported, and nobody's pen."""
+
+import subprocess
+import sys
+
+import pytest
+
+from e2e import compatibility
+from e2e.binaries import minors
+from e2e.compatibility import DOCUMENT, Row, TableChanged, left_out, merged, outcomes, row, table_rows
+
+SUITE = """
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert False
+@pytest.mark.parametrize("name", ["a.b", "c"])
+def test_named(name): assert name == "c"
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.fixture
+def broken(): raise OSError
+def test_set_up(broken): pass
+@pytest.fixture
+def audited():
+    yield
+    raise OSError
+def test_torn_down(audited): pass
+def test_twice(audited): assert False
+"""
+EMPTY = f"""text
+<!-- table: written by `python -m e2e.compatibility`, not by hand; sha256 {compatibility.digest("")} -->
+<!-- end of table -->
+more
+"""
+KNOWN = ("1.36", "1.35", "1.34")
+
+
+def ran(version, **but):
+    values = dict(passed=7, again=(), failed=(), skipped=0, left_out="nothing", date="2026-01-02", commit="`abc`")
+    return Row(version=version, **values | but)
+
+
+def test_outcomes_are_what_pytest_reports(tmp_path):
+    (tmp_path / "e2e").mkdir()
+    (tmp_path / "e2e" / "test_a.py").write_text(SUITE)
+    subprocess.run([sys.executable, "-m", "pytest", "e2e", "-q", "-p", "no:cacheprovider", "--rootdir=.",
+                    "--import-mode=importlib", "--junit-xml=report.xml"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    found = outcomes((tmp_path / "report.xml").read_text())
+    assert {name.removeprefix("e2e/test_a.py::"): outcome for name, outcome in found.items()} == {
+        "test_passes": "passed", "test_fails": "failed", "test_named[a.b]": "failed", "test_named[c]": "passed",
+        "test_skipped": "skipped", "test_set_up": "failed", "test_torn_down": "failed", "test_twice": "failed"}
+    assert all(name.startswith("e2e/test_a.py::") for name in found)
+
+
+def case(name, inner=""):
+    return f'<testcase classname="e2e.test_a" name="{name}">{inner}</testcase>'
+
+
+@pytest.mark.parametrize(("cases", "outcome"), [
+    (case("t"), "passed"),
+    (case("t", "<failure/>"), "failed"),
+    (case("t", "<error/>"), "failed"),
+    (case("t", "<skipped/>"), "skipped"),
+    (case("t", "<system-out>failure</system-out>"), "passed"),
+    (case("t") + case("t", "<error/>"), "failed"),
+    (case("t", "<error/>") + case("t"), "failed"),
+], ids=["passed", "failure", "error", "skipped", "output", "teardown", "teardown first"])
+def test_the_worst_that_a_test_was_counts(cases, outcome):
+    report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    assert outcomes(report) == {"e2e/test_a.py::t": outcome}
+
+
+@pytest.mark.parametrize(("names", "text"), [
+    (["a::1", "a::2", "b::1"], "nothing"),
+    (["a::1", "a::2"], "`b`"),
+    (["a::1", "b::1"], "1 of `a`"),
+    ([], "`a`, `b`"),
+])
+def test_what_was_not_run_is_told(names, text):
+    assert left_out({"e2e/a": 2, "e2e/b": 1}, [f"e2e/{name}" for name in names]) == text
+
+
+def test_a_test_that_passes_when_run_again_is_told_apart():
+    first = {"e2e/a.py::x": "failed", "e2e/a.py::y": "failed", "e2e/a.py::z": "passed", "e2e/a.py::s": "skipped"}
+    second = {"e2e/a.py::x": "passed", "e2e/a.py::y": "failed"}
+    made = row("v1.36.3", first, second, {"e2e/a.py": 4}, date="2026-01-02", commit="`abc`")
+    assert made == ran("v1.36.3", passed=1, again=("x",), failed=("y",), skipped=1)
+    assert row("v1.36.3", first, {}, {"e2e/a.py": 4}, date="", commit="").failed == ("x", "y")
+
+
+def test_a_row_has_a_cell_for_each_column():
+    text = str(ran("v1.36.3", failed=("a[x|y]", "b"), again=("c",)))
+    assert text == "| v1.36.3 | 7 | 1: `c` | 2: `a[x&#124;y]`, `b` | 0 | nothing | 2026-01-02 | `abc` |"
+    assert {line.count("|") for line in (*compatibility.HEAD, text)} == {text.count("|")}
+
+
+def test_many_failures_are_counted_and_some_named():
+    text = str(ran("v1.36.3", failed=tuple(f"t{number:02}" for number in range(30))))
+    assert "30: `t00`" in text and "`t09`, …" in text and "t10" not in text
+
+
+def test_rows_are_written_newest_first_and_others_stay():
+    first = merged(EMPTY, [ran("v1.34.4"), ran("v1.36.2")], KNOWN)
+    second = merged(first, [ran("v1.35.4", passed=1), ran("v1.36.3", failed=("x",))], KNOWN)
+    assert list(table_rows(second)) == ["1.36", "1.35", "1.34"]
+    assert table_rows(second)["1.34"] == table_rows(first)["1.34"]
+    assert "v1.36.2" not in second and "1: `x`" in table_rows(second)["1.36"]
+    assert second.startswith("text\n") and second.endswith("<!-- end of table -->\nmore\n")
+
+
+def test_a_minor_that_is_no_longer_built_leaves_the_table():
+    first = merged(EMPTY, [ran("v1.34.4"), ran("v1.33.1")], (*KNOWN, "1.33"))
+    assert list(table_rows(merged(first, [], KNOWN))) == ["1.34"]
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("1: `x`", "0"), ("| 7 |", "| 8 |"), ("2026-01-02", "2026-01-03"), ("<!-- end of table -->", "<!-- end -->"),
+    ("<!-- table", "<!-- tables"), ("| v1.35.4", "| v1.34.4"),
+])
+def test_a_table_that_was_changed_by_hand_is_refused(old, new):
+    document = merged(EMPTY, [ran("v1.35.4", failed=("x",))], KNOWN)
+    assert old in document
+    with pytest.raises(TableChanged):
+        table_rows(document.replace(old, new, 1))
+    with pytest.raises(TableChanged):
+        merged(document.replace(old, new, 1), [ran("v1.36.3")], KNOWN)
+
+
+def test_the_shipped_table_is_as_it_was_written():
+    table_rows(DOCUMENT.read_text())
+
+
+@pytest.mark.parametrize("words", [["--minors", "1.12"], ["--minors", ""], ["--minors", "1.36,1.12"]])
+def test_a_minor_that_cannot_be_built_is_named(capsys, words):
+    with pytest.raises(SystemExit):
+        compatibility.options(words)
+    assert f"there are {', '.join(minors())}" in capsys.readouterr().err
+
+
+def test_all_minors_are_run_by_default_and_words_for_pytest_are_handed_on():
+    chosen = compatibility.options(["--", "-x", "-k", "a"])
+    assert (chosen.minors, chosen.pytest) == (list(minors()), ["-x", "-k", "a"])
