@@ -30,6 +30,7 @@ LABEL_EVERY = 15  # rounds between looks at the scheduler's own pods
 REQUESTS_A_ROUND = 100  # handshakes written in one round, so that a fresh cluster does not stall placing
 REMEMBERED = 10_000  # things that have been told
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
+RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance")  # what installations in one namespace differ in
 ROLE = "hami.io/scheduler-role"
 
 T = TypeVar("T")
@@ -173,11 +174,13 @@ class Controller(Rounds):
             self._tell(node, "InventoryUnreadable", f"the devices of {vendor} on this node cannot be read: {problem}")
 
     def _label_replicas(self) -> None:
-        """Mark this replica's pod as the leader, for Services that select by it."""
+        """Mark this replica's pod as the leader, for Services that select by it, and no pod of another release."""
         if self._pod is None or self._round % LABEL_EVERY:
             return
-        namespace, _ = self._pod
-        self._each(self._cluster.pods_labelled(namespace, SCHEDULER_PODS), self._label_replica)
+        namespace, name = self._pod
+        pods = self._cluster.pods_labelled(namespace, SCHEDULER_PODS)
+        ours = [_release(pod) for pod in pods if pod.ref.name == name]
+        self._each([pod for pod in pods if _release(pod) in ours], self._label_replica)
 
     def _label_replica(self, pod: Pod) -> None:
         role = "leader" if (pod.ref.namespace, pod.ref.name) == self._pod else "follower"
@@ -194,3 +197,8 @@ class Controller(Rounds):
             self._told.popitem(last=False)
         log.warning(reason, extra={"about": about, "detail": message})
         self._events.record(about, "Warning", reason, message)
+
+
+def _release(pod: Pod) -> tuple[str | None, ...]:
+    """What *pod* belongs to, by its labels."""
+    return tuple(pod.labels.get(label) for label in RELEASE)

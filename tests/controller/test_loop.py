@@ -245,6 +245,29 @@ def test_the_leader_is_labelled_for_services():
     assert writes(made) == ["annotate_pod"] * 2
 
 
+CHART = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
+
+
+@pytest.mark.parametrize("ours, theirs", [
+    ({"app.kubernetes.io/name": "hami"}, CHART), ({}, CHART), (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
+    (CHART, {})], ids=["as shipped", "bare", "two charts", "the other one bare"])
+def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, theirs):
+    component = {"app.kubernetes.io/component": "hami-scheduler"}
+    pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
+    made = world(*(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
+                 pod=("hami", "x"))
+    made.controller.tick()
+    assert [made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"] == [
+        "leader", "follower", None]
+
+
+def test_who_does_not_find_its_own_pod_labels_none():
+    component = {"app.kubernetes.io/component": "hami-scheduler"}
+    made = world(pod(name="y", namespace="hami", labels=component), pod=("hami", "x"))
+    made.controller.tick()
+    assert writes(made) == []
+
+
 def test_the_loop_ends_when_it_is_told():
     made = world()
     made.controller.stop()
