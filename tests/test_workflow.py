@@ -1,4 +1,7 @@
-"""The contributors' workflow runs what tox and .ci/run run, on the Pythons that we name, and is told no secrets."""
+"""The contributors' workflow runs what tox and .ci/run run, on the Pythons and Kubernetes versions that we name.
+
+It is told no secrets.
+"""
 
 import configparser
 import re
@@ -7,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
 JOBS = yaml.safe_load(TEXT)["jobs"]
@@ -14,22 +19,23 @@ STEPS = [step for job in JOBS.values() for step in job["steps"]]
 RUNS = [step["run"] for step in STEPS if "run" in step]
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
+UNIT, E2E = (JOBS[name]["strategy"]["matrix"]["include"] for name in ("unit", "e2e"))
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+PYTHONS = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
 LISTED = {name.strip() for name in TOX["tox"]["env_list"].split(",")}
 
 
 def tox_environments():
     """The environments that steps name, the matrix's in place of its expression."""
-    matrix = [row["environment"] for row in JOBS["unit"]["strategy"]["matrix"]["include"]]
+    matrix = [row["environment"] for row in UNIT]
     for run in RUNS:
         for words in re.findall(r"tox (?:-\S+ )*run -e (\$\{\{ matrix\.environment \}\}|\S+)", run):
             yield from matrix if words.startswith("$") else words.split(",")
 
 
 def test_every_environment_that_is_run_exists():
-    """kind's own step looks whether it does."""
-    assert set(tox_environments()) - {"kind"} <= LISTED | {name.removeprefix("testenv:") for name in TOX.sections()}
-    (kind,) = [step for step in STEPS if step.get("run", "").endswith("-e kind")]
-    assert "steps.suite.outputs.exists == 'yes'" in kind["if"]
+    assert set(tox_environments()) <= LISTED | {name.removeprefix("testenv:") for name in TOX.sections()}
 
 
 def test_what_tox_runs_by_itself_is_run():
@@ -37,15 +43,25 @@ def test_what_tox_runs_by_itself_is_run():
 
 
 def test_each_python_runs_its_own_environment():
-    rows = JOBS["unit"]["strategy"]["matrix"]["include"]
-    assert [row["environment"] for row in rows] == [f"py{row['python'].replace('.', '')}" for row in rows]
+    assert [row["environment"] for row in UNIT] == [f"py{row['python'].replace('.', '')}" for row in UNIT]
 
 
 def test_the_pythons_are_those_that_the_package_names():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    named = re.findall(r"Python :: (3\.\d+)", setup["metadata"]["classifiers"])
-    assert [row["python"] for row in JOBS["unit"]["strategy"]["matrix"]["include"]] == named
+    assert [row["python"] for row in UNIT] == PYTHONS
+
+
+def test_end_to_end_runs_each_python_on_the_newest_kubernetes_and_the_oldest_python_on_each():
+    newest, *older = minors()
+    assert [(row["kubernetes"], row["python"]) for row in E2E] == [
+        *((newest, python) for python in PYTHONS), *((minor, PYTHONS[0]) for minor in older)]
+    assert JOBS["e2e"]["env"] == {MINOR_VARIABLE: "${{ matrix.kubernetes }}"}
+    (python,) = [step for step in JOBS["e2e"]["steps"] if "setup-python" in step.get("uses", "")]
+    assert python["with"]["python-version"] == "${{ matrix.python }}"
+
+
+def test_kubernetes_as_it_is_shipped_is_the_newest_that_is_tested():
+    (image,) = re.findall(r"image: kube-scheduler:(v\S+)", (ROOT / "manifests/base/deployment.yaml").read_text())
+    assert image == DEFAULT.kube_version and next(iter(minors())) == minor_of(image)
 
 
 def test_end_to_end_is_what_ci_run_does():
