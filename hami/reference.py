@@ -29,7 +29,7 @@ _HEAD = """\
 
 What each program can be told, and how. `-` and `_` in a flag's name are the same; a *bool* may stand alone, which is
 `true`; a *duration* is written as `28s` or `5m0s`. A value that cannot be used ends the start with one line that names
-it. What devices are called in pods and nodes is in the README; `hami vendors` prints it for your own configuration.
+it. What devices are called in pods and nodes is [in a table](vendors.md); `hami vendors` prints it for your own.
 """
 _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
                    re.DOTALL)

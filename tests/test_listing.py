@@ -12,7 +12,7 @@ from hami.listing import FORMATS, entries, entry_of, render
 from hami.settings import Settings
 from hami.vendors.spec import CoresIn, SelectorKeys, Vendor, Words
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "vendors.md"
 
 
 def vendor(key="Acme", **fields):
@@ -140,8 +140,8 @@ def test_what_is_switched_off_is_shown_and_marked(given, off):
     assert {entry.backend for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
 
 
-def test_the_readme_shows_the_catalogue():
-    _, begin, rest = README.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
+def test_the_page_of_devices_shows_the_catalogue():
+    _, begin, rest = PAGE.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
     table, end, _ = rest.partition("<!-- end -->\n")
     assert begin and end
     assert table == render(entries(Settings()), "markdown") + "\n", "hami vendors --output=markdown says otherwise"
