@@ -314,10 +314,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix."""
+    """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix.
+
+    *binary*: those of the resources whose limit is written with a binary unit (``4Gi``).
+    """
 
     namespace: str
     name: str
     uid: str
     resource_version: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
+    binary: frozenset[str] = frozenset()

@@ -80,10 +80,11 @@ def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(N
     return found
 
 
-def quota(name="quota", namespace="default", **limits):
-    """A ResourceQuota with limits of NVIDIA's resources: ``gpumem=4000``."""
+def quota(name="quota", namespace="default", binary=(), **limits):
+    """A ResourceQuota with limits of NVIDIA's resources: ``gpumem=4000``; *binary*: those with a binary unit."""
     return QuotaLimits(namespace=namespace, name=name, uid=f"uid-{name}",
-                       limits={f"nvidia.com/{resource}": value for resource, value in limits.items()})
+                       limits={f"nvidia.com/{resource}": value for resource, value in limits.items()},
+                       binary=frozenset(f"nvidia.com/{resource}" for resource in binary))
 
 
 def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):

@@ -26,7 +26,7 @@ class QuotaBook:
             known = self._quotas.get(quota.namespace, {}).get(quota.uid)
             if known is None or version_of(quota.resource_version) >= version_of(known.resource_version):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
-                self.changes += known is None or known.limits != quota.limits
+                self.changes += known is None or (known.limits, known.binary) != (quota.limits, quota.binary)
 
     def remove(self, quota: QuotaLimits) -> None:
         """*quota* is gone; its limits hold no more, those of others do."""

@@ -175,12 +175,12 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     """
     wire = _decoded("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
-    limits = {}
-    for name, text in _quantities(spec.hard).items():
-        if name.startswith("limits.") and (value := _integer(text)) is not None:
-            limits[name.removeprefix("limits.")] = value
+    texts = {name.removeprefix("limits."): text for name, text in _quantities(spec.hard).items()
+             if name.startswith("limits.")}
+    limits = {name: value for name, text in texts.items() if (value := _integer(text)) is not None}
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
-                       resource_version=meta.resource_version or "", limits=limits)
+                       resource_version=meta.resource_version or "", limits=limits,
+                       binary=frozenset(name for name in limits if texts[name].endswith("i")))
 
 
 def _decoded(what: str, decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hami.model import Budget, QuotaLimits
+from hami.vendors.request import in_mib
 from hami.vendors.spec import Vendor
 
 __all__ = ["budget", "limit_of"]
@@ -25,9 +26,10 @@ def budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, i
     A memory limit is written in the vendor's unit, as its requests are. Cores count where allocations are written in
     the unit of requests.
     """
-    memory = limit_of(quotas.values(), vendor.memory)
+    memory = min((in_mib(vendor, quota.limits[vendor.memory], is_binary=vendor.memory in quota.binary)
+                  for quota in quotas.values() if vendor.memory and vendor.memory in quota.limits), default=None)
     cores = limit_of(quotas.values(), vendor.cores) if vendor.cores_in.is_asked else None
     return Budget(
-        memory_mib=None if memory is None else memory * max(vendor.memory_factor, 1) - used[0],
+        memory_mib=None if memory is None else memory - used[0],
         cores=None if cores is None else cores - used[1],
     )

@@ -10,7 +10,7 @@ from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["WHOLE", "amounts", "asks", "common_request", "objection", "request_of", "requests_of"]
+__all__ = ["WHOLE", "amounts", "asks", "common_request", "in_mib", "objection", "request_of", "requests_of"]
 
 WHOLE = 100
 MEBIBYTE = 1 << 20
@@ -72,6 +72,11 @@ def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, st
     return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
 
 
+def in_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
+    """What *memory* is in MiB, where it is written for *vendor*, with a binary unit or without."""
+    return memory // MEBIBYTE if is_binary and vendor.memory_units else memory * max(vendor.memory_factor, 1)
+
+
 def objection(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:
     """Why the amounts *given* for *container* cannot be used, in words for its author; ``None`` if they can."""
     for name, text in given.items():
@@ -99,10 +104,8 @@ def _value(vendor: Vendor, name: str, text: str) -> int | None:
         return None
     if value is None or (value < 0 and name != vendor.memory_percent):
         return None
-    if name == vendor.memory and vendor.memory_units and text.endswith("i"):
-        if 0 < value < MEBIBYTE:
+    if name == vendor.memory and value:
+        value = in_mib(vendor, value, is_binary=text.endswith("i"))
+        if value == 0:
             return None  # it would be rounded to nothing, which means the whole device
-        value //= MEBIBYTE
-    elif name == vendor.memory:
-        value *= max(vendor.memory_factor, 1)
     return value if value <= INT32_MAX else None

@@ -107,6 +107,12 @@ def test_quota_keeps_integer_limits():
         QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0}))
 
 
+def test_quota_tells_limits_with_a_binary_unit():
+    hard = {"limits.a/bare": "4", "limits.a/thousand": "4k", "limits.a/gib": "4Gi", "limits.a/part": "1500m"}
+    quota = parse_quota(json.dumps({"spec": {"hard": hard}}).encode())
+    assert (quota.limits, quota.binary) == ({"a/bare": 4, "a/thousand": 4000, "a/gib": 4 << 30}, {"a/gib"})
+
+
 def test_a_limit_that_is_no_quantity_hides_no_other():
     hard = {"limits.a": "many", "limits.nvidia.com/gpumem": "4"}
     assert parse_quota(json.dumps({"spec": {"hard": hard}}).encode()).limits == {"nvidia.com/gpumem": 4}

@@ -1,11 +1,15 @@
 """Namespace quotas."""
 
+from dataclasses import replace
+
 import pytest
 from pytest import param
 
 from hami.model import Budget
 from hami.scheduling.quota import budget, limit_of
 from tests.builders import NVIDIA, nvidia, quota
+
+IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
 
 
 @pytest.mark.parametrize("memory_mib, cores, covered", [
@@ -38,6 +42,11 @@ def test_a_resource_without_name_has_no_limit():
     param(NVIDIA, [quota("a", gpumem=4000), quota("b", gpucores=10)], (0, 0), Budget(4000, 10), id="two quotas"),
     param(NVIDIA, [], (1000, 50), Budget(), id="none"),
     param(nvidia(memory_factor=1024), [quota(gpumem=4)], (2048, 0), Budget(2048, None), id="G13 factor"),
+    param(IN_GIB, [quota(gpumem=4)], (0, 0), Budget(4096, None), id="bare"),
+    param(IN_GIB, [quota(binary=["gpumem"], gpumem=3 << 30)], (1024, 0), Budget(2048, None), id="3Gi as a unit"),
+    param(IN_GIB, [quota("a", binary=["gpumem"], gpumem=3 << 30), quota("b", gpumem=4)], (0, 0), Budget(3072, None),
+          id="the lowest in MiB, not as written"),
+    param(NVIDIA, [quota(binary=["gpumem"], gpumem=3 << 30)], (0, 0), Budget(3 << 30, None), id="3Gi as a number"),
     param(nvidia(memory_factor=0), [quota(gpumem=4)], (0, 0), Budget(4, None), id="factor of nothing"),
 ])
 def test_budget(vendor, quotas, used, left):
