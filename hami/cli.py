@@ -364,9 +364,10 @@ HANDING_OVER = (
     _node_flag("--imex-channel-ids", CHANNELS, "imex_channels", "IMEX channels for containers: none or 0."),
     _node_flag("--imex-required", BOOLEAN, "imex_required", "Without those channels on the host the start fails."),
     _node_flag("--cdi-annotation-prefix", STRING, "cdi_prefix", "Begins the annotation of cdi-annotations."),
-    _node_flag("--nvidia-cdi-hook-path", FILE, "cdi_hook", "Taken for upstream's sake: with a cdi strategy, let "
-               "nvidia-ctk cdi generate write the specification (--vendor k8s.device-plugin.nvidia.com).",
-               also=("--nvidia-ctk-path",)),
+    _node_flag("--cdi-root", FILE, "cdi_root", "With a cdi strategy, the directory of the host in which the "
+               "specifications are written that say what the names stand for; empty: somebody else writes them."),
+    _node_flag("--nvidia-cdi-hook-path", FILE, "cdi_hook", "The host's nvidia-ctk or nvidia-cdi-hook, which they have "
+               "container runtimes call.", also=("--nvidia-ctk-path",)),
 )
 PATHS = (
     _node_flag("--hook-path", FILE, "hook_path", "Directory of the host above vgpu, where the limiter lies."),
@@ -375,8 +376,8 @@ PATHS = (
     _node_flag("--nvidia-driver-root", FILE, "driver_root", "Where the host has its driver."),
     _node_flag("--dev-root", FILE, "dev_root", "Where the host has the driver's /dev; without, where the driver is.",
                also=("--nvidia-dev-root",)),
-    _node_flag("--driver-root-ctr-path", FILE, "driver_root_in_container", "Where that driver is seen from here.",
-               also=("--container-driver-root",)),
+    _node_flag("--driver-root-ctr-path", FILE, "driver_root_in_container", "Where that driver is seen from here: / "
+               "for a plugin that runs on the host itself.", also=("--container-driver-root",)),
     _node_flag("--kubelet-socket", FILE, "kubelet_socket", "The kubelet's socket, and beside it ours; empty: the cards "
                "are registered with the node only."),
     _node_flag("--socket-name", STRING, "socket_name", "Our socket's name; without, nvidia-<resource>.sock, which is "

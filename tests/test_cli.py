@@ -427,6 +427,9 @@ def device_plugin(*args, **environ):
     (["--kubelet-socket="], "kubelet_socket", ""),
     (["--socket-name=h.sock"], "socket_name", "h.sock"),
     (["--cdi-annotation-prefix=x/"], "cdi_prefix", "x/"),
+    (["--cdi-root="], "cdi_root", ""),
+    (["--nvidia-cdi-hook-path=/h"], "cdi_hook", "/h"),
+    (["--nvidia-ctk-path=/h"], "cdi_hook", "/h"),
     (["--nvidia-driver-root=/d"], "driver_root", "/d"),
     (["--dev-root=/d"], "dev_root", "/d"),
     (["--nvidia-dev-root=/d"], "dev_root", "/d"),
@@ -439,7 +442,7 @@ def device_plugin(*args, **environ):
 def test_each_flag_of_the_device_plugin_sets_its_field(args, field, value):
     result, settings = device_plugin(*args, NODE_NAME="a")
     assert result.exit_code == 0, result.output
-    assert getattr(settings.config, field) == value
+    assert getattr(settings if hasattr(settings, field) else settings.config, field) == value
 
 
 def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):

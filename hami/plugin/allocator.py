@@ -73,7 +73,7 @@ class Watch(Protocol):
 class Files(Protocol):
     """What is asked of :class:`hami.plugin.host.Host`."""
 
-    def facts(self, *, limited: bool) -> HostFacts: ...
+    def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts: ...
     def prepare(self, uid: str, container: str) -> None: ...
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None: ...
     def directories(self) -> frozenset[str]: ...
@@ -318,8 +318,10 @@ class Allocator:
             made = self._mig.make(pod, claim.position, claim.shares)
             recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token())
             cards = [card for card, _ in parts]
-            return instances_grant(config, [one.uuid for one in made.instances], cards,
-                                   self._host.facts(limited=False), recipient), made.writes
+            facts = self._host.facts(limited=False, instances=[
+                (card.minor, one.gpu_instance, one.compute_instance)
+                for card, one in zip(cards, made.instances, strict=True)])
+            return instances_grant(config, [one.uuid for one in made.instances], cards, facts, recipient), made.writes
         env = view.environment(pod.ref.uid, claim.name) if view else self._cluster.environment(pod.ref, claim.name)
         recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token(), env=env)
         facts = self._host.facts(limited=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
-from hami.plugin.cards import CardSource
+from hami.plugin.cards import Card, CardSource
 from hami.plugin.config import PluginConfig
 from hami.plugin.registration import SCORES, Keys, edits, node_annotations
 from hami.plugin.roster import Roll, Roster
@@ -39,13 +39,15 @@ class Announcer:
     written that was not, and what somebody has removed comes back."""
 
     def __init__(self, cluster: NodeCalls, source: CardSource, roster: Roster, config: PluginConfig, keys: Keys, *,
-                 now: Callable[[], datetime]) -> None:
+                 now: Callable[[], datetime], before: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
+        """*before* is told what cards there are before anybody is offered them. It may raise HamiError."""
         self._cluster = cluster
         self._source = source
         self._roster = roster
         self._config = config
         self._keys = keys
         self._now = now
+        self._before = before
         self._stopped = threading.Event()
         self._told: Mapping[str, str] = {}
 
@@ -69,8 +71,10 @@ class Announcer:
             self._roster.wait(version, pause) if pause == ROUND_S else self._stopped.wait(pause)
 
     def read(self) -> None:
-        """Read the cards once. Raises: HamiError when the source cannot be read at all."""
-        self._roster.read(self._source.cards())
+        """Read the cards once. Raises: HamiError when the source cannot be read at all, or they cannot be offered."""
+        cards = self._source.cards()
+        self._before(cards)
+        self._roster.read(cards)
         self._tell(self._roster.roll())
 
     def announce(self) -> Roll:

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 
 from hami.model import Share
 from hami.plugin.cards import Card
+from hami.plugin.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
 from hami.plugin.config import PluginConfig
 
-__all__ = ["DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "instances_grant", "shares_grant"]
+__all__ = [
+    "CDI", "DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "instances_grant", "shares_grant", "wanted_extras",
+]
 
-CDI_KIND = "k8s.device-plugin.nvidia.com"
+CDI = frozenset({"cdi-annotations", "cdi-cri"})
+"""The strategies by which the container runtime is given names."""
 LISTED = "/var/run/nvidia-container-devices"  # a directory of this name tells the container runtime what is visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"
@@ -54,11 +58,14 @@ class Grant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What lies on the host. *library*: the limiter as it is to be mounted. *license*: there is one to be mounted.
-    *nodes*: control nodes of the driver that exist, without the prefix of the configuration."""
+    *nodes*: control nodes of the driver that exist, without the prefix of the configuration. *instance_nodes*: those
+    of the MIG instances that are handed out. *classes*: those of CDI, besides the cards', that can be named."""
 
     library: str
     license: bool = False
     nodes: tuple[str, ...] = CONTROL_NODES
+    instance_nodes: tuple[str, ...] = ()
+    classes: frozenset[str] = frozenset(CLASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,11 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
                  cdi_devices=base.cdi_devices)
 
 
+def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
+    """Those of `EXTRAS` that containers are to get."""
+    return tuple(name for name in EXTRAS if getattr(config, name))
+
+
 def instances_grant(config: PluginConfig, instances: Sequence[str], cards: Sequence[Card], host: HostFacts,
                     recipient: Recipient) -> Grant:
     """The grant of a container that has MIG instances (by UUID) on *cards*: the hardware holds the limits."""
@@ -129,11 +141,11 @@ def _listed(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Seque
     """What makes devices visible, by the strategies of the configuration. *names*: UUID and index of each."""
     strategies = set(config.list_strategies)
     ids = list(dict.fromkeys(index if config.id_strategy == "index" else uuid for uuid, index in names))
-    cdi = _cdi_names(config, ids) if strategies & {"cdi-annotations", "cdi-cri"} else ()
+    cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
     annotations = {f"{config.cdi_prefix}nvidia-device-plugin_{recipient.token}": ",".join(cdi)} \
         if cdi and "cdi-annotations" in strategies else {}
     named = cdi if "cdi-cri" in strategies else ()
-    if strategies <= {"cdi-annotations", "cdi-cri"}:
+    if strategies <= CDI:
         return Grant(annotations=annotations, cdi_devices=named)
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
@@ -145,22 +157,22 @@ def _listed(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Seque
         env["NVIDIA_VISIBLE_DEVICES"] = LISTED
         listed = [*ids, *(f"imex/{channel}" for channel in config.imex_channels)]
         mounts = tuple(Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null") for name in listed)
-    env |= {name: "enabled" for name, wanted in (
-        ("NVIDIA_GDRCOPY", config.gdrcopy), ("NVIDIA_GDS", config.gds), ("NVIDIA_MOFED", config.mofed)) if wanted}
+    env |= {f"NVIDIA_{name.upper()}": "enabled" for name in wanted_extras(config)}
     devices = _nodes(config, cards, host) if config.pass_device_specs else ()
     return Grant(env=env, mounts=mounts, devices=devices, annotations=annotations, cdi_devices=named)
 
 
-def _cdi_names(config: PluginConfig, ids: Sequence[str]) -> tuple[str, ...]:
-    modes = [name for name, wanted in (("gdrcopy", config.gdrcopy), ("gds", config.gds), ("mofed", config.mofed))
-             if wanted]
-    return (*(f"{CDI_KIND}/gpu={one}" for one in ids),
-            *(f"{CDI_KIND}/imex-channel={channel}" for channel in config.imex_channels),
-            *(f"{CDI_KIND}/{mode}=all" for mode in modes))
+def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tuple[str, ...]:
+    """Names of the devices, and of what all containers get besides, as far as the host has that: one that nobody has
+    specified would keep the container from starting."""
+    besides = [*((IMEX, str(channel)) for channel in config.imex_channels),
+               *((name, ALL) for name in wanted_extras(config))]
+    return (*(f"{VENDOR}/{GPU}={one}" for one in ids),
+            *(f"{VENDOR}/{kind}={name}" for kind, name in besides if kind in host.classes))
 
 
 def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:
     minors = sorted({card.minor for card in cards})
-    paths = (*host.nodes, *(f"/dev/nvidia{minor}" for minor in minors),
+    paths = (*host.nodes, *(f"/dev/nvidia{minor}" for minor in minors), *host.instance_nodes,
              *(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in config.imex_channels))
     return tuple(DeviceNode(container_path=path, host_path=config.dev_root.rstrip("/") + path) for path in paths)

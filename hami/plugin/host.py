@@ -14,17 +14,19 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 import hami
 from hami.errors import HostError
+from hami.plugin.cdi import CLASSES
 from hami.plugin.config import PluginConfig
+from hami.plugin.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.plugin.grant import CONTROL_NODES, LOCK_DIRECTORY, HostFacts
 
-__all__ = ["CHECKPOINT", "Host", "install_library"]
+__all__ = ["CHECKPOINT", "Host", "install_library", "write_whole"]
 
 log = logging.getLogger(__name__)
 
@@ -53,28 +55,37 @@ class Host:
     """The node's files, as one configuration has them."""
 
     def __init__(self, config: PluginConfig, *, version: str = hami.__version__, lock_directory: str = LOCK_DIRECTORY,
-                 now: Callable[[], float] = time.time) -> None:
-        """*now*: Unix seconds, by the clock of the file system."""
+                 classes: Callable[[], frozenset[str]] = lambda: frozenset(CLASSES),
+                 minors: Path = MIG_MINORS, now: Callable[[], float] = time.time) -> None:
+        """*classes*: those of CDI that are specified, besides the cards'. *minors*: the kernel's table of MIG
+        instances. *now*: Unix seconds, by the clock of the file system."""
         self._root = Path(config.hook_path) / "vgpu"
         self._containers = self._root / "containers"
         self._library = self._root / f"{LIBRARY}.{version}"
         self._checkpoint = Path(config.kubelet_socket).parent / CHECKPOINT
         self._dev_root = config.dev_root.rstrip("/")
+        self._hands_over_nodes = config.pass_device_specs
+        self._classes = classes
+        self._minors = minors
         self._lock_directory = Path(lock_directory)
         self._now = now
 
-    def facts(self, *, limited: bool) -> HostFacts:
-        """What there is to be mounted. *limited*: the limiter has to be.
+    def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts:
+        """What there is to be mounted. *limited*: the limiter has to be. *instances*: minor number of the card, GPU
+        instance and compute instance of each MIG instance that is handed out.
 
         Raises: HostError when its files are not there: a container that mounts a missing file does not start, or worse,
-        starts without limits.
+        starts without limits; or when an instance has no device nodes, where those are handed over.
         """
         library = self._library if self._library.exists() else self._root / LIBRARY
         for path in (library, self._root / PRELOAD) if limited else ():
             if not path.is_file():
                 raise HostError(f"{path} is not there: the limiter has not been installed on this node yet")
-        return HostFacts(library=str(library), license=(self._root / "license").exists(),
-                         nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)))
+        handed = instances if self._hands_over_nodes else ()
+        minors = read_mig_minors(self._minors) if handed else {}
+        return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
+                         nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
+                         instance_nodes=tuple(node for one in handed for node in instance_nodes(minors, *one)))
 
     def prepare(self, uid: str, container: str) -> None:
         """A directory for what a container's processes share, empty and open to all users. Raises: HostError."""
@@ -152,13 +163,20 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
         if not files:
             raise HostError(f"cannot install the limiter: there is no file under {source}")
         written = [str(name) for name in files if str(name) != PRELOAD and _place(source / name, target / name)]
-        text = f"{target / LIBRARY}\n".encode()
-        with _temporary(target / PRELOAD) as temporary:
-            temporary.write_bytes(text)
-            temporary.chmod(0o644)
-            if _replace(temporary, target / PRELOAD):
-                written.append(PRELOAD)
+        if write_whole(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
+            written.append(PRELOAD)
     return written
+
+
+def write_whole(path: Path, data: bytes) -> bool:
+    """Make the file at *path* hold *data*, for all to read: at no time a part of it. Whether it held something else.
+
+    Raises: HostError.
+    """
+    with _named("cannot write a file"), _temporary(path) as temporary:
+        temporary.write_bytes(data)
+        temporary.chmod(0o644)
+        return _replace(temporary, path)
 
 
 def _place(source: Path, target: Path) -> bool:

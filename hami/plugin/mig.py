@@ -53,11 +53,14 @@ class _Place:
 class Mig:
     """The instances of one node's cards. One thread at a time makes or destroys."""
 
-    def __init__(self, node: str, cluster: Pods, instances: Instances, cards: Callable[[], Sequence[Card]]) -> None:
+    def __init__(self, node: str, cluster: Pods, instances: Instances, cards: Callable[[], Sequence[Card]], *,
+                 tell: Callable[[Sequence[Instance]], None] = lambda instances: None) -> None:
+        """*tell* is told all instances there are, before anybody gets a new one. It may raise HamiError."""
         self._node = node
         self._cluster = cluster
         self._instances = instances
         self._cards = cards
+        self._tell = tell
         self._guard = threading.Lock()
 
     def start(self) -> None:
@@ -126,6 +129,7 @@ class Mig:
                     raise AllocationRefused(f"MIG instance {instance.uuid} of card {place.gpu} is in use by processes "
                                             "of which no pod is known")
                 found.append(instance)
+            self._tell(list(there.values()))
         except HamiError:
             self._undo(made)
             raise
@@ -147,9 +151,14 @@ class Mig:
             self._destroy(instance)
 
     def _reconcile(self, pods: Sequence[Pod]) -> list[Instance]:
-        needed = _needed(pods)
-        stray = [one for one in self._instances.existing() if _place_of(one) not in needed and not one.busy]
-        return [one for one in stray if self._destroy(one)]
+        needed, existing = _needed(pods), self._instances.existing()
+        stray = [one for one in existing if _place_of(one) not in needed and not one.busy]
+        gone = [one for one in stray if self._destroy(one)]
+        try:
+            self._tell([one for one in existing if one not in gone])
+        except HamiError as error:
+            log.warning("MIG instances are not told of", extra={"node": self._node, "error": error})
+        return gone
 
     def _destroy(self, instance: Instance) -> bool:
         try:

@@ -20,6 +20,7 @@ from typing import Any
 from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
 from hami.plugin.cards import Card
+from hami.plugin.driver import LIBRARY_FOLDERS
 from hami.plugin.health import XidRules
 from hami.plugin.nvml_mig import NvmlInstances, offered_profiles
 from hami.plugin.profiles import allowed_profiles
@@ -29,8 +30,6 @@ __all__ = ["NvmlCards", "library_path", "open_nvml"]
 log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
-_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
-            "lib/aarch64-linux-gnu")
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})  # cards that compute nothing
 _MIB = 1 << 20
 
@@ -47,7 +46,7 @@ _MOST_LINKS_COUNTED = 18
 def library_path(root: str) -> str:
     """NVML in the driver that is seen at *root*; the plain name, for the linker to find, where it is not there."""
     if root not in ("", "/"):
-        for folder in _FOLDERS:
+        for folder in LIBRARY_FOLDERS:
             if (path := Path(root, folder, LIBRARY)).exists():
                 return str(path.resolve())
     return LIBRARY

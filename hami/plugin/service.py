@@ -18,7 +18,9 @@ from hami.cluster.events import EventRecorder, Recorder
 from hami.errors import HamiError
 from hami.plugin.allocator import Allocator
 from hami.plugin.announce import Announcer
-from hami.plugin.cards import Card, CardSource
+from hami.plugin.cards import Card, CardSource, Instance
+from hami.plugin.cdi import CLASSES, IMEX, Roots
+from hami.plugin.grant import CDI, wanted_extras
 from hami.plugin.host import Host, install_library
 from hami.plugin.link import KubeletLink
 from hami.plugin.mig import Mig
@@ -29,6 +31,7 @@ from hami.plugin.residents import Residents
 from hami.plugin.roster import Roster
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
+from hami.plugin.specifications import Specifications
 from hami.vendors.catalog import vendors
 
 __all__ = ["Life", "Service", "serve"]
@@ -75,14 +78,17 @@ class Service:
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _source(settings, self._events)
         self._roster = Roster(judge(config, leaves_mig=settings.mig_strategy != "none"))
+        self._cdi = _OthersCdi() if isinstance(self._source, _NoCards) else _cdi(settings)
+        host = Host(config, classes=self._cdi.classes)
         self._mig = None
         if config.operating_mode == MIG:
-            self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards)
+            self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards,
+                            tell=self._cdi.instances_are)
         self._owing = threading.Event()
-        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, Host(config), self._mig, self._events,
+        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, host, self._mig, self._events,
                                     watch=self._residents, wake=self._owing.set)
         self._announcer = Announcer(cluster, self._source, self._roster, config,
-                                    Keys(vendor.register, vendor.handshake), now=_now)
+                                    Keys(vendor.register, vendor.handshake), now=_now, before=self._cdi.cards_are)
         self._link = None
         if config.kubelet_socket:
             self._link = KubeletLink(config, self._make_server, clock=clock)
@@ -98,6 +104,7 @@ class Service:
         if settings.library_source:
             written = install_library(settings.library_source, settings.config.hook_path)
             log.info("limiter installed", extra={"files": written})
+        self._cdi.start()
         self._announcer.read()
         if self._mig is not None:
             self._mig.start()
@@ -259,6 +266,32 @@ def _source(settings: PluginSettings, events: Recorder) -> CardSource:
         log.warning("no cards on this node", extra={"reason": error})
         return _NoCards()
     return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, warn=warn)
+
+
+class _OthersCdi:
+    """Specifications that nobody needs, or somebody else writes."""
+
+    def start(self) -> None:
+        """Nothing to look at."""
+
+    def cards_are(self, cards: Sequence[Card]) -> None:
+        """Nobody to tell."""
+
+    def instances_are(self, instances: Sequence[Instance]) -> None:
+        """Nobody to tell."""
+
+    def classes(self) -> frozenset[str]:
+        """All: whoever writes them knows."""
+        return frozenset(CLASSES)
+
+
+def _cdi(settings: PluginSettings) -> Specifications | _OthersCdi:
+    config = settings.config
+    if not settings.cdi_root or not CDI.intersection(config.list_strategies):
+        return _OthersCdi()
+    roots = Roots(driver=config.driver_root, dev=config.dev_root, hook=settings.cdi_hook)
+    wanted = (*wanted_extras(config), *([IMEX] if config.imex_channels else ()))
+    return Specifications(Path(settings.cdi_root), Path(settings.driver_root_in_container), roots, wanted)
 
 
 def _check_channels(settings: PluginSettings) -> None:

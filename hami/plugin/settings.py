@@ -46,8 +46,9 @@ class PluginSettings:
     *mock_devices*: a file that stands in for the driver, empty for the driver. *driver_root_in_container*: where the
     host's driver is seen from here. *fail_on_init_error*: without a driver the start is tried again, else the node
     simply has no cards. *mig_strategy*: other than ``none``, cards in MIG mode are left to others. *library_source*:
-    files to be laid on the host, empty for none. *cdi_hook*: taken for upstream's sake, as nothing here writes CDI
-    specifications. *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
+    files to be laid on the host, empty for none. *cdi_root*: directory of the specifications that are written with a
+    ``cdi`` strategy, empty when somebody else writes them. *cdi_hook*: the host's program that they have run.
+    *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
     """
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
@@ -58,6 +59,7 @@ class PluginSettings:
     mig_strategy: str = "none"
     imex_required: bool = False
     library_source: str = ""
+    cdi_root: str = "/var/run/cdi"
     cdi_hook: str = "/usr/bin/nvidia-ctk"
     xids: XidRules = XidRules()
     kube_timeout: int = 0
@@ -155,6 +157,7 @@ ENVIRONMENT = (
     Variable("mofed", ("MOFED_ENABLED",), parse_boolean),
     Variable("kubelet_socket", ("KUBELET_SOCKET",)),
     Variable("cdi_prefix", ("CDI_ANNOTATION_PREFIX",)),
+    Variable("cdi_root", ("CDI_ROOT",)),
     Variable("cdi_hook", ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH")),
     Variable("imex_channels", ("IMEX_CHANNEL_IDS",), parse_channels),
     Variable("imex_required", ("IMEX_REQUIRED",), parse_boolean),
@@ -231,9 +234,10 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
                         "configuration has no nvidia.migProfileAllowlist: nothing may be cut")
     if config.operating_mode == "mig" and config.register_format == "csv":
         raise HamiError("--register-format csv: that text cannot say where MIG instances may lie, expected json")
-    for name in ("hook_path", "driver_root", "dev_root"):
-        if not (path := getattr(config, name)).startswith("/"):
-            raise MalformedInput(f"--{name.replace('_', '-')}", path, "expected an absolute path")
+    for flag, path in (("--hook-path", config.hook_path), ("--nvidia-driver-root", config.driver_root),
+                       ("--dev-root", config.dev_root), ("--nvidia-cdi-hook-path", settings.cdi_hook)):
+        if not path.startswith("/"):
+            raise MalformedInput(flag, path, "expected an absolute path")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:

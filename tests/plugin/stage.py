@@ -96,10 +96,11 @@ class FakeHost:
         self.prepared = []
         self.error = None
 
-    def facts(self, *, limited):
+    def facts(self, *, limited, instances=()):
         if self.error:
             raise self.error
-        return HostFacts(library="/usr/local/vgpu/libvgpu.so")
+        return HostFacts(library="/usr/local/vgpu/libvgpu.so", instance_nodes=tuple(
+            f"/dev/cap-{minor}-{outer}-{inner}" for minor, outer, inner in instances))
 
     def prepare(self, uid, container):
         self.prepared.append((uid, container))

@@ -117,6 +117,19 @@ def test_cdi_names_the_extras():
                                  f"{kind}/mofed=all")
 
 
+def test_cdi_names_no_extras_that_the_host_does_not_have():
+    config = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
+    grant = one(config, host=replace(HOST, classes=frozenset({"gds"})))
+    assert grant.cdi_devices == (CDI, "k8s.device-plugin.nvidia.com/gds=all")
+
+
+def test_device_nodes_of_instances():
+    grant = instances_grant(replace(CONFIG, pass_device_specs=True, dev_root="/run/driver"), ["MIG-1"], [CARDS[0]],
+                            replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",)), recipient())
+    assert [one.host_path for one in grant.devices] == [
+        "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
+
+
 def test_instances_are_made_visible_and_nothing_else():
     assert instances_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, recipient()) == Grant(
         env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})

@@ -28,7 +28,7 @@ def host(root):
 
 def host_of(root, **options):
     config = PluginConfig(node="n1", hook_path=str(root.parent), kubelet_socket=str(root.parent / "kubelet.sock"),
-                          dev_root=str(root.parent))
+                          dev_root=str(root.parent), pass_device_specs=True)
     return Host(config, **{"version": "2", "lock_directory": str(root.parent / "vgpulock")} | options)
 
 
@@ -56,6 +56,15 @@ def test_what_there_is_besides(root, host):
     (root.parent / "dev").mkdir()
     (root.parent / "dev" / "nvidiactl").touch()
     assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (True, ("/dev/nvidiactl",))
+
+
+def test_device_nodes_of_instances_are_as_the_kernel_says(root, host):
+    (root / "minors").write_text("gpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n")
+    host = host_of(root, minors=root / "minors")
+    assert host.facts(limited=False, instances=[(3, 1, 0)]).instance_nodes == (
+        "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+    with pytest.raises(HostError, match="no gpu3/gi1/ci7"):
+        host.facts(limited=False, instances=[(3, 1, 7)])
 
 
 def test_a_container_has_an_empty_directory_open_to_all(root, host):

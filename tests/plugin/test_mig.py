@@ -7,7 +7,7 @@ import pytest
 from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.errors import AllocationRefused, Conflict, HamiError, MalformedInput
+from hami.errors import AllocationRefused, Conflict, HamiError, HostError, MalformedInput
 from hami.model import MigProfile, Spot
 from hami.plugin.cards import Instance
 from hami.plugin.mig import Mig
@@ -96,6 +96,27 @@ def test_an_instance_is_made_recorded_and_made_visible():
         "migUUID": "MIG-new-1", "gpuInstanceID": 8, "computeInstanceID": 0}]
     assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
     assert stage.host.prepared == []
+
+
+def test_all_instances_are_told_of_before_a_new_one_is_handed_out():
+    driver, told = Driver(instance(B, 1)), []
+    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=lambda all: told.append([one.uuid for one in all]))
+    pod = cut(spot(1))
+    mig.make(pod, 0, [share(A)])
+    assert told == [driver.uuids] == [["MIG-00000001-1", "MIG-new-1"]]
+    mig.reconcile([pod])
+    assert told[1:] == [["MIG-new-1"]]
+
+
+def test_an_instance_that_cannot_be_told_of_is_not_handed_out():
+    def refuse(instances):
+        if instances:
+            raise HostError("/var/run/cdi: No space left on device")
+    driver = Driver()
+    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=refuse)
+    with pytest.raises(HostError, match="No space left"):
+        mig.make(cut(spot(1)), 0, [share(A)])
+    assert driver.uuids == []
 
 
 def test_several_containers_have_instances_of_their_own():

@@ -1,5 +1,6 @@
 """The process: its parts together, and what signals do to it."""
 
+import json
 import queue
 import signal
 import threading
@@ -97,6 +98,25 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
     assert LOCK not in cluster.nodes["n1"].annotations
 
 
+def test_what_the_names_stand_for_is_written_before_the_kubelet_is_told(run, kubelet, directory):
+    libraries = directory / "driver/usr/lib64"
+    libraries.mkdir(parents=True)
+    (libraries / "libcuda.so.570.1").touch()
+    run(list_strategies=("cdi-cri",), cdi_root=str(directory / "cdi"),
+        driver_root_in_container=str(directory / "driver"))
+    kubelet.registered.get(timeout=20)
+    found = json.loads((directory / "cdi/k8s.device-plugin.nvidia.com-gpu.json").read_text())
+    assert [device["name"] for device in found["devices"]] == ["GPU-a", "0", "GPU-b", "1", "all"]
+    assert found["containerEdits"]["mounts"][0]["hostPath"] == "/usr/lib64/libcuda.so.570.1"
+
+
+@pytest.mark.parametrize("given", [{"cdi_root": "", "list_strategies": ("cdi-cri",)}, {"list_strategies": ("envvar",)}])
+def test_specifications_that_are_somebody_else_s_are_left_alone(run, kubelet, directory, given):
+    run(**{"cdi_root": str(directory / "cdi")} | given)
+    kubelet.registered.get(timeout=20)
+    assert not (directory / "cdi").exists()
+
+
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     run()
     kubelet.registered.get(timeout=20)
@@ -129,6 +149,7 @@ def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, di
 @pytest.mark.parametrize("given, says", [
     ({"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"}, "--imex-required: .*channel0 is missing"),
     ({"library_source": "/nowhere"}, "cannot install the limiter"),
+    ({"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"}, "/nowhere: no libcuda.so"),
     ({"cards": "cards: 1"}, "line 1: cards"),
 ])
 def test_a_start_that_cannot_be_is_refused_with_the_reason(settings, cluster, given, says):
