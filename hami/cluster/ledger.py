@@ -489,9 +489,8 @@ def _only(vendor: Vendor, placement: Placement) -> tuple[tuple[Share, ...], ...]
 
 def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> tuple[int, int]:
     """The least memory and cores that *pod* can come to: all its shares as if of one device, percentages as nothing."""
-    containers = []
-    for container in pod.containers:
-        request = request_of(vendor, container)
-        containers.append((Share("", vendor.key, request.memory_mib * request.count,
-                                 min(request.cores, WHOLE) * request.count),) if request is not None else ())
-    return total(collapse(kinds, containers))
+    most = WHOLE if vendor.gives_cores(pod.annotations.get) else 0
+    requests = [request_of(vendor, container) for container in pod.containers]
+    return total(collapse(kinds, [
+        (Share("", vendor.key, request.memory_mib * request.count, min(request.cores, most) * request.count),)
+        if request is not None else () for request in requests]))

@@ -348,6 +348,7 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         memory_factor=1024,
         memory_units=True,
         default_cores=100,
+        coreless=(metax.APP_CLASS, metax.ONLINE),
         register=metax.CARDS,
         to_allocate="hami.io/metax-sgpu-devices-to-allocate",
         allocated="hami.io/metax-sgpu-devices-allocated",

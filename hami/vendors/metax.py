@@ -22,9 +22,9 @@ from hami.vendors.shares import WHOLE
 from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
 
 __all__ = [
-    "APP_CLASS", "CARDS", "LOSSES", "QOS", "SCORES", "TOPOLOGY_AWARE", "annotate", "card_score", "cards", "choose",
-    "class_and_quality", "other_class", "other_quality", "read", "score", "share", "shared_cards", "too_few_cores",
-    "unhealthy",
+    "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "QOS", "SCORES", "TOPOLOGY_AWARE", "annotate", "card_score", "cards",
+    "choose", "class_and_quality", "other_class", "other_quality", "read", "score", "share", "shared_cards",
+    "too_few_cores", "unhealthy",
 ]
 
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
@@ -124,7 +124,7 @@ def other_quality(view: View, request: Request, case: Case, picks: Sequence[Shar
 def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
     """The rules on cores of all vendors, but not for online pods; and more than a card has are not cut to that."""
     device, free = view.device, view.device.cores - view.cores_used
-    if case.says(APP_CLASS) == ONLINE:
+    if not case.vendor.gives_cores(case.says):
         return None
     if free < request.cores:
         return Reason.NO_CORES
@@ -148,7 +148,7 @@ def share(topology_aware: bool) -> MakeShare:
     otherwise."""
 
     def make(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
-        cores = 0 if case.says(APP_CLASS) == ONLINE else request.cores
+        cores = request.cores if case.vendor.gives_cores(case.says) else 0
         return Share(view.device.uuid, request.vendor, request.memory_on(view.device), cores,
                      tags=(_tag(case.says, topology_aware),))
     return make

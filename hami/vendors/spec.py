@@ -209,6 +209,7 @@ class Vendor:
     *cores_in*: what cores are counted in. *default_memory* in MiB (0: the whole device).
     *divided*: memory and cores are written for all of a container's devices together.
     *fills_cores*: admission gives all cores to who asks for devices, but neither for memory nor for cores.
+    *coreless*: an annotation and its value; pods that bear it take no cores, whatever they ask.
     *words*: what is shown of all this, and read by nobody but people.
 
     *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
@@ -246,6 +247,7 @@ class Vendor:
     default_cores: int = 0
     divided: bool = False
     fills_cores: bool = False
+    coreless: tuple[str, str] | None = None
     words: Words = Words()
 
     register: str = ""
@@ -278,6 +280,10 @@ class Vendor:
         """All resource names of this vendor that are in use."""
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
         return tuple(name for name in names if name)
+
+    def gives_cores(self, says: Callable[[str], str | None]) -> bool:
+        """A pod takes the cores that it asks for; *says*: its annotations by key."""
+        return self.coreless is None or says(self.coreless[0]) != self.coreless[1]
 
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"

@@ -10,7 +10,7 @@ from pytest import param
 from hami.cluster.ledger import Ledger, Policies
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
-from hami.model import Container, Node, NodePolicy, Pod, PodRef, Share
+from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, Verdicts, decide
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
@@ -166,6 +166,15 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     booking, problems = read_booking(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
     assert (key, charge.tags, problems) == ("Metax-SGPU", (tag,), ())
+
+
+@pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
+def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
+    ledger = Ledger(Catalog([SGPU]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    ledger.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
+    asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
+                annotations=annotations)
+    assert ledger.covers("default", asked) is fits
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
