@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hami.metrics.instruments import Instruments, Readings
 from hami.metrics.samples import build_info, families, render
-from tests.builders import ONLY_NVIDIA
+from hami.model import Spot, View
+from hami.settings import Settings
+from hami.vendors.catalog import vendors
+from tests.builders import ONLY_NVIDIA, gpu
 from tests.metrics.test_samples import small_ledger
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +43,10 @@ def scraped():
         reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
         events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_ends=lambda: 1.0))
-    ours = "".join(render([build_info(), *families(small_ledger().snapshot(), ONLY_NVIDIA)]))
+    snapshot = small_ledger().snapshot()
+    cut = View(gpu("GPU-m", mode="mig"), 1, spots=(Spot(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
+    snapshot = replace(snapshot, nodes={**snapshot.nodes, "gpu-1": {"NVIDIA": (cut,)}})
+    ours = "".join(render([build_info(), *families(snapshot, ONLY_NVIDIA)]))
     page = ours + generate_latest(registry).decode()
     return {sample.name: set(sample.labels) for family in text_string_to_metric_families(page)
             for sample in family.samples}
@@ -109,3 +116,12 @@ def test_alerts_have_names_of_their_own():
 def test_the_dashboard_names_no_data_source_of_ours():
     assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_quotas_are_held_against_limits_in_the_same_unit():
+    """What is used is in MiB, a limit as the ResourceQuota has it: of another unit where the vendor's memory is."""
+    quotas = [value.values[0] for value in EXPRESSIONS if "hami_resource_quota_used" in value.values[0]]
+    for vendor in vendors(Settings().devices, ascend=True, iluvatar=True):
+        left_out = [bool(re.fullmatch(re.search(r'quota_name!~"([^"]+)"', expression)[1], vendor.memory))
+                    for expression in quotas]
+        assert left_out == [vendor.memory_factor != 1] * 2 or not vendor.memory, vendor
