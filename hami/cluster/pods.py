@@ -28,7 +28,8 @@ class PodRecord:
 
     *allocating*: a node agent still has to hand out its devices, and will say so: those do that know HAMi's node lock.
     *wall_assigned*, *wall_bound*: Unix seconds of the annotations, 0 without. *seen*: when, on the steady clock.
-    *problems*: annotations that cannot be read.
+    *promised*: whose devices the annotations of a pod that is not bound name. *problems*: annotations that cannot be
+    read.
     """
 
     ref: PodRef
@@ -45,6 +46,7 @@ class PodRecord:
     asks: bool
     terminated: bool
     seen: float
+    promised: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -165,7 +167,7 @@ class PodBook:
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=self._is_allocating(annotations),
             wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
             wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,
-            seen=self._clock(), problems=problems)
+            seen=self._clock(), promised=() if pod.node_name else self._promised(annotations), problems=problems)
         namesake = self._records.get(self._names.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
             self._names[pod.ref.namespace, pod.ref.name] = uid
@@ -200,6 +202,9 @@ class PodBook:
     def _is_allocating(self, annotations: Mapping[str, str]) -> bool:
         return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
             vendor.lock == NODE_LOCK and vendor.allocated in annotations for vendor in self._vendors)
+
+    def _promised(self, annotations: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
 
     def _is_foreign_reservation(self, pod: Pod) -> bool:
         """Another scheduler has lately promised devices to *pod*, which is not bound and which we have not decided on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hami.cluster.pods import FOREIGN_FRESH, PodRecord
-from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, is_label_value
+from hami.codec.keys import BIND_PHASE, SCHEDULER_OWNED, is_label_value
 from hami.model import BindPhase, PodRef
 from hami.vendors.spec import Catalog
 
@@ -90,8 +90,9 @@ def _fail(record: PodRecord, rules: Rules) -> Annotate:
 
 
 def _clear(record: PodRecord, rules: Rules) -> Annotate:
-    keys = {ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS,
-            *(key for vendor in rules.vendors for key in (vendor.to_allocate, vendor.allocated) if key)}
+    keys = {*SCHEDULER_OWNED,
+            *(key for vendor in rules.vendors for key in (vendor.to_allocate, vendor.allocated) if key),
+            *(key for vendor in rules.vendors if vendor.key in record.promised for key in vendor.extra_keys)}
     return Annotate(record.ref, str(record.version), tuple((key, None) for key in sorted(keys)), "AssignmentCleared",
                     f"an earlier assignment to node {record.assigned} was never bound and has been removed")
 

@@ -120,10 +120,15 @@ def annotate(chip: AscendChip) -> Annotate:
         soft = emission.pod.annotations.get(MODE) == SOFT
         entries = [_entry(one, None if soft else _size(chip, one.memory_mib))
                    for shares in emission.shares for one in shares]
-        return {"predicate-time": emission.seconds,
-                f"huawei.com/{vendor.key}": json.dumps(entries, separators=(",", ":"))}
+        time, chips = written_keys(vendor.key)
+        return {time: emission.seconds, chips: json.dumps(entries, separators=(",", ":"))}
 
     return texts
+
+
+def written_keys(word: str) -> tuple[str, str]:
+    """The annotations with the time and the chips, of the vendor *word*."""
+    return "predicate-time", f"huawei.com/{word}"
 
 
 def node_score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:

@@ -22,10 +22,13 @@ from hami.vendors.select import aligned_run
 from hami.vendors.spec import Admission, Case, Emission, Short, Vendor
 
 __all__ = [
-    "INSTANCE_TYPE", "admit", "annotate", "choose", "inventory", "read", "request", "share", "too_few_cores",
+    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "choose", "inventory", "read", "request", "share", "too_few_cores",
 ]
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
+IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
+PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURCE_TYPE"
+WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
 MOST_CORES = 31  # of a device: their mask is a signed integer of 32 bits on the wire
 PAIR = 2  # cores beyond so many come in multiples of it, as upstream has it before it has seen a node
 RUNS = (1, 4, 8, 16)  # devices that Trainium links to each other, starting at a multiple of as many
@@ -114,9 +117,9 @@ def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
                 ids += [device.index * _total(device) + core for core in _cores(mine.cores)]
     if not ids:
         return {}
-    texts = {"AWS_NEURON_IDS": ",".join(map(str, ids)), "NEURON_ALLOC_TIME": emission.nanoseconds,
-             "NEURON_ALLOCATED": "false", "aws.amazon.com/predicate-node": emission.node}
-    return texts | ({"NEURON_RESOURCE_TYPE": vendor.cores} if of_cores else {})
+    texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: emission.nanoseconds, ALLOCATED: "false",
+             PREDICATE_NODE: emission.node}
+    return texts | ({RESOURCE_TYPE: vendor.cores} if of_cores else {})
 
 
 def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hami.codec.device_config import AscendChip, DeviceConfig, IluvatarChip, Names, NvidiaConfig
-from hami.codec.keys import CORDON
+from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
     admission, ascend, aws, emit, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
@@ -32,6 +32,16 @@ _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
+_KUNLUN_TEXTS = {"BAIDU_COM_DEVICE_IDX": emit.last_indexes}
+_CAMBRICON_TEXTS = {
+    "CAMBRICON_DSMLU_ASSIGNED": emit.always("false"),
+    "CAMBRICON_DSMLU_PROFILE": emit.first_profile,
+}
+_MOORE_THREADS_TEXTS = {
+    "mthreads.com/gpu-index": emit.last_indexes,
+    "mthreads.com/predicate-node": emit.node,
+    "mthreads.com/predicate-time": emit.nanoseconds,
+}
 
 
 def _uuids(use: str, nouse: str) -> SelectorKeys:
@@ -55,6 +65,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         to_allocate="hami.io/vgpu-devices-to-allocate",
         allocated="hami.io/vgpu-devices-allocated",
         node_keys=(CORDON, inventory.PAIR_SCORES),
+        extra_keys=(MIG_ALLOCATIONS,),
         selectors=SelectorKeys(
             use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",
             use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
@@ -82,6 +93,7 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         words=Words(cores="NeuronCores"),
         allocated="hami.io/aws-neuron-devices-allocated",
         node_keys=(aws.INSTANCE_TYPE,),
+        extra_keys=aws.WRITTEN,
         selectors=_uuids("aws.amazon.com/use-neuron-uuid", "aws.amazon.com/nouse-neuron-uuid"),
         lock="",
         inventory=aws.inventory,
@@ -111,6 +123,7 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         allocated=f"hami.io/{word}-devices-allocated",
         node_keys=(ascend.NODE_MODE,),
         pod_keys=(ascend.MODE,),
+        extra_keys=ascend.written_keys(word),
         selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
         device_cores=100,
         inventory=ascend.registered(config.hami_vnpu_core),
@@ -130,6 +143,7 @@ def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
         key="kunlun",
         count=names.count,
         allocated="hami.io/kunlun-allocated",
+        extra_keys=tuple(_KUNLUN_TEXTS),
         selectors=_KUNLUN_SELECTORS,
         lock="",
         inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
@@ -137,7 +151,7 @@ def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
         rules=(Rule.HEALTH, Rule.UUID),
         choose=kunlun.choose_cards,
         share=kunlun.whole_card,
-        annotate=emit.texts({"BAIDU_COM_DEVICE_IDX": emit.last_indexes}),
+        annotate=emit.texts(_KUNLUN_TEXTS),
         node_score=kunlun.node_score,
     )
 
@@ -190,14 +204,12 @@ def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
         default_cores=100,
         to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
         allocated="hami.io/cambricon-mlu-devices-allocated",
+        extra_keys=tuple(_CAMBRICON_TEXTS),
         selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
         lock="cambricon.com/dsmlu.lock",
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
-        annotate=emit.texts({
-            "CAMBRICON_DSMLU_ASSIGNED": emit.always("false"),
-            "CAMBRICON_DSMLU_PROFILE": emit.first_profile,
-        }),
+        annotate=emit.texts(_CAMBRICON_TEXTS),
     )
 
 
@@ -305,6 +317,7 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
         divided=True,
         fills_cores=True,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
+        extra_keys=tuple(_MOORE_THREADS_TEXTS),
         selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
         lock="",
         inventory=inventory.divided("mthreads", slots=100, cores=16),
@@ -314,11 +327,7 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
                                                          "[2, 4, 8, 16, 32, 64, 96]"),
             steps.count_in_annotation("mthreads.com/request-gpu-num")),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
-        annotate=emit.texts({
-            "mthreads.com/gpu-index": emit.last_indexes,
-            "mthreads.com/predicate-node": emit.node,
-            "mthreads.com/predicate-time": emit.nanoseconds,
-        }),
+        annotate=emit.texts(_MOORE_THREADS_TEXTS),
     )
 
 
@@ -353,6 +362,7 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         to_allocate="hami.io/metax-sgpu-devices-to-allocate",
         allocated="hami.io/metax-sgpu-devices-allocated",
         pod_keys=(metax.APP_CLASS, metax.QOS, metax.TOPOLOGY_AWARE),
+        extra_keys=(metax.ALLOCATED, metax.PREDICATE_TIME),
         selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
         inventory=metax.shared_cards,
         admit=admission.admission(metax.class_and_quality),
@@ -375,6 +385,7 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         words=Words(memory="GB or MiB", default="no minimum"),
         register="enflame.com/gcu-drs-capacity",
         allocated="hami.io/enflame-vgpu-devices-allocated",
+        extra_keys=enflame.WRITTEN,
         selectors=_uuids("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
         lock="",
         inventory=enflame.inventory,

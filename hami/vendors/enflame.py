@@ -20,10 +20,14 @@ from hami.vendors.shares import common_share
 from hami.vendors.spec import Admission, Case, Emission, Vendor
 
 __all__ = [
-    "admit", "annotate", "gate", "inventory", "no_memory", "no_profile", "no_slice", "request", "share",
+    "WRITTEN", "admit", "annotate", "gate", "inventory", "no_memory", "no_profile", "no_slice", "request", "share",
     "too_few_slices",
 ]
 
+ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
+INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
+SIZE, CONTAINERS = "enflame.com/gcu-request-size", "assigned-containers"
+WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
 MODE = "drs"
 GIB = 1024  # MiB
 
@@ -121,15 +125,15 @@ def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
     taken = [(container.name, emission.devices[mine.uuid], profile)
              for container, shares in zip(emission.pod.containers, emission.shares, strict=True)
              for mine in shares[:1] if (profile := _given(mine, emission.devices[mine.uuid])) is not None]
-    texts = {"enflame.com/gcu-assigned": "false", "enflame.com/gcu-assigned-time": emission.nanoseconds}
+    texts = {ASSIGNED: "false", ASSIGNED_TIME: emission.nanoseconds}
     if taken:
         _, device, profile = taken[0]
         texts |= {
-            "enflame.com/gcu-assigned-index": str(device.index),
-            "enflame.com/gcu-assigned-id": str(device.index),
-            "enflame.com/gcu-assigned-minor": device.info["minor"],
-            "enflame.com/gcu-request-size": str(profile.slices),
-            "assigned-containers": render_drs_assignments({name: profile for name, _, profile in taken}),
+            INDEX: str(device.index),
+            ID: str(device.index),
+            MINOR: device.info["minor"],
+            SIZE: str(profile.slices),
+            CONTAINERS: render_drs_assignments({name: profile for name, _, profile in taken}),
         }
     return texts
 

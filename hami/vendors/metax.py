@@ -22,9 +22,9 @@ from hami.vendors.shares import WHOLE
 from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
 
 __all__ = [
-    "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "QOS", "SCORES", "TOPOLOGY_AWARE", "annotate", "card_score", "cards",
-    "choose", "class_and_quality", "other_class", "other_quality", "read", "score", "share", "shared_cards",
-    "too_few_cores", "unhealthy",
+    "ALLOCATED", "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "PREDICATE_TIME", "QOS", "SCORES", "TOPOLOGY_AWARE",
+    "annotate", "card_score", "cards", "choose", "class_and_quality", "other_class", "other_quality", "read", "score",
+    "share", "shared_cards", "too_few_cores", "unhealthy",
 ]
 
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"

@@ -214,6 +214,7 @@ class Vendor:
 
     *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
     annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
+    *extra_keys*: those that *annotate* may write.
     *lock*: the node annotation under which allocations on a node happen one after the other, empty for none.
     *device_cores*: cores that every device counts as having, whatever its node writes; 0 for what that writes.
     *needs_capacity*: devices are offered only while the node's capacity names some of *count*.
@@ -256,6 +257,7 @@ class Vendor:
     allocated: str = ""
     node_keys: tuple[str, ...] = ()
     pod_keys: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()
     selectors: SelectorKeys = SelectorKeys()
     lock: str = NODE_LOCK
     device_cores: int = 0

@@ -62,6 +62,14 @@ def test_what_anybody_writes_into_a_time_stops_nothing(text):
     assert books.free() and books.pods.get("uid-pod1").wall_assigned == 0
 
 
+def test_whose_devices_were_promised_is_known_until_the_pod_is_bound():
+    books = Books()
+    books.pods.upsert(promised(books))
+    assert books.pods.get("uid-pod1").promised == ("NVIDIA",)
+    books.pods.upsert(promised(books, node_name="n1", resource_version="9"))
+    assert books.pods.get("uid-pod1").promised == ()
+
+
 # lists
 
 def test_what_a_list_does_not_show_is_gone():

@@ -7,6 +7,7 @@ import pytest
 from hami.cluster.pods import PodRecord
 from hami.controller.reconcile import Annotate, Label, Rules, Warn, pod_moves
 from tests.builders import NVIDIA, ONLY_NVIDIA, pod
+from tests.vendors.chart import CHART
 
 NOW = 10_000.0
 RULES = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300.0)
@@ -69,6 +70,13 @@ def test_a_stale_promise_is_removed_whole():
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
         "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", NVIDIA.to_allocate,
         NVIDIA.allocated, "hami.io/vgpu-mig-allocations"))
+
+
+def test_what_was_written_for_the_vendors_agent_goes_too_and_nothing_of_other_vendors():
+    (move,) = pod_moves(record(**UNBOUND, promised=("MLU",)), replace(RULES, vendors=CHART), NOW)
+    cleared = dict(move.annotations)
+    assert cleared["CAMBRICON_DSMLU_PROFILE"] is None and cleared["CAMBRICON_DSMLU_ASSIGNED"] is None
+    assert not {"assigned-containers", "predicate-time", "AWS_NEURON_IDS"} & cleared.keys()
 
 
 def test_a_pod_that_slipped_past_the_webhook_learns_why_it_waits():

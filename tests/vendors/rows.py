@@ -96,6 +96,7 @@ class Fits:
             if self.vendor.to_allocate:
                 assert texts.pop(self.vendor.to_allocate) == self.outcome
             assert texts == self.written
+            assert texts.keys() <= set(self.vendor.extra_keys), "not in the record"
 
     def pod(self):
         """The pod after admission."""
