@@ -350,8 +350,8 @@ SHARING = (
     _node_flag("--disable-core-limit", BOOLEAN, "disable_core_limit", "Containers' use of cores is not limited."),
     _node_flag("--operating-mode", MODE, "operating_mode", f"{' or '.join(OPERATING_MODES)}: cards are shared by the "
                "limiter, or cut in MIG instances as pods need them."),
-    _node_flag("--mig-strategy", MIG_STRATEGY, "mig_strategy", "none, single or mixed: other than none, cards in MIG "
-               "mode are left to another device plugin."),
+    _node_flag("--mig-strategy", MIG_STRATEGY, "mig_strategy", "none, single or mixed: MIG instances that somebody has "
+               "cut are offered to all pods, as more of the resource or as nvidia.com/mig-<profile>."),
 )
 HANDING_OVER = (
     _node_flag("--device-list-strategy", STRATEGIES, "list_strategies", "How the container runtime is told of devices: "

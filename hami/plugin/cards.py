@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hami.model import MigProfile
 
-__all__ = ["Card", "CardSource", "Instance", "Instances"]
+__all__ = ["Card", "CardSource", "Instance", "Instances", "MigDevice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,25 @@ class Instance:
     busy: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """A MIG instance as programs can use it. *gpu*: the uuid of its card. *profile*: the driver's word for its size,
+    such as ``1g.10gb``, ``1g.10gb+me``, or ``1c.3g.40gb`` for a part of a GPU instance."""
+
+    gpu: str
+    uuid: str
+    profile: str
+    memory_mib: int
+    gpu_instance: int
+    compute_instance: int
+
+
 class Instances(Protocol):
-    """Makes and destroys MIG instances. Each method may raise HamiError, which names the card and what NVML said."""
+    """Finds, makes and destroys MIG instances. Each method may raise HamiError, which names the card and what NVML
+    said."""
 
     def existing(self) -> Sequence[Instance]: ...
+    def devices(self, gpu: str) -> Sequence[MigDevice]: ...
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance: ...
     def destroy(self, instance: Instance) -> None: ...
     def enable_mig(self, gpu: str) -> None: ...

@@ -14,6 +14,8 @@ Shape (YAML)::
       mig:
         enabled: false            # until it is switched on
         busy: [MIG-…]             # instances in which something runs
+        instances:                # cut by somebody else: --mig-strategy hands them out
+        - {uuid: MIG-…, profile: 1g.10gb, memory: 9728, gpu_instance: 1, compute_instance: 0}
         profiles:
         - {name: 1g.10gb, memory: 9728, cores: 15, slices: 1, placements: [{start: 0, size: 1}, …]}
 
@@ -38,7 +40,7 @@ import yaml
 from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError, MalformedInput
 from hami.model import MigProfile, Spot
-from hami.plugin.cards import Card, Instance
+from hami.plugin.cards import Card, Instance, MigDevice
 from hami.plugin.profiles import allowed_profiles
 from hami.quantity import INT32_MAX
 
@@ -55,11 +57,12 @@ _ID_LIMIT = 50  # characters of a uuid: the kubelet takes 63, with the number of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockCard:
     """One entry of the file: the card with all profiles it can be cut into. *unwell*: why, empty if it is well.
-    *busy*: instances in which something runs."""
+    *busy*: instances in which something runs. *devices*: what somebody else has cut."""
 
     card: Card
     unwell: str = ""
     busy: frozenset[str] = frozenset()
+    devices: tuple[MigDevice, ...] = ()
 
 
 def parse_mock_cards(text: str, source: str) -> tuple[MockCard, ...]:
@@ -183,6 +186,10 @@ class MockInstances:
             found = self._load().instances
         return sorted((replace(one, busy=one.uuid in busy) for one in found), key=lambda one: (one.gpu, one.start))
 
+    def devices(self, gpu: str) -> Sequence[MigDevice]:
+        """What the file says was cut on the card. Raises: HamiError when there is no such card."""
+        return self._entry(gpu).devices
+
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """A new instance. Raises: HamiError when the card is not in MIG mode, or has no room there."""
         card = self._card(gpu)
@@ -238,7 +245,10 @@ class MockInstances:
             return frozenset(self._load().enabled)
 
     def _card(self, gpu: str) -> Card:
-        found = next((one.card for one in self._source.known() if one.card.uuid == gpu), None)
+        return self._entry(gpu).card
+
+    def _entry(self, gpu: str) -> MockCard:
+        found = next((one for one in self._source.known() if one.card.uuid == gpu), None)
         if found is None:
             raise HamiError(f"{gpu}: no such card")
         return found
@@ -351,20 +361,31 @@ class _Entry:
 def _card(entry: _Entry, place: int) -> MockCard:
     index = entry.integer("index", place)
     numa = entry.integer("numa", -1, least=-1)
-    mig = entry.entry("mig")
+    uuid, mig = entry.text("uuid", most=_ID_LIMIT), entry.entry("mig")
     enabled, busy = False, frozenset[str]()
+    devices: tuple[MigDevice, ...] = ()
     profiles: tuple[MigProfile, ...] = ()
     if mig is not None:
         profiles = tuple(_profile(one) for one in mig.entries("profiles"))
         enabled, busy = mig.flag("enabled"), frozenset(mig.words("busy"))
+        devices = tuple(_device(one, uuid, place) for place, one in enumerate(mig.entries("instances")))
         mig.check_all_known()
     card = Card(
-        uuid=entry.text("uuid", most=_ID_LIMIT), index=index, minor=entry.integer("minor", index),
+        uuid=uuid, index=index, minor=entry.integer("minor", index),
         model=entry.text("model", "NVIDIA Mock"), memory_mib=entry.integer("memory"),
         numa=None if numa < 0 else numa, mig=enabled, profiles=profiles, links=entry.scores("links"))
     unwell = entry.health()
     entry.check_all_known()
-    return MockCard(card=card, unwell=unwell, busy=busy)
+    return MockCard(card=card, unwell=unwell, busy=busy, devices=devices)
+
+
+def _device(entry: _Entry, gpu: str, place: int) -> MigDevice:
+    device = MigDevice(
+        gpu=gpu, uuid=entry.text("uuid", most=_ID_LIMIT), profile=entry.text("profile"),
+        memory_mib=entry.integer("memory"), gpu_instance=entry.integer("gpu_instance", place + 1),
+        compute_instance=entry.integer("compute_instance", 0))
+    entry.check_all_known()
+    return device
 
 
 def _profile(entry: _Entry) -> MigProfile:

@@ -11,7 +11,7 @@ import ctypes
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
 from hami.model import MigProfile, Spot
-from hami.plugin.cards import Instance
+from hami.plugin.cards import Instance, MigDevice
 from hami.plugin.profiles import allowed_profiles
 
 __all__ = ["NvmlInstances", "Offer", "offered_profiles"]
 
-_PLAIN = re.compile(r"(?:MIG )?(\d+g\.\d+gb)")  # without +me, +gfx, …: engines besides, or none
+_PLAIN = re.compile(r"\d+g\.\d+gb")  # without +me, +gfx, …: engines besides, or none
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
@@ -77,6 +77,14 @@ class NvmlInstances:
                 if self._is_on(gpu, handle):
                     found += self._on(gpu, handle)
         return sorted(found, key=lambda one: (one.gpu, one.start))
+
+    def devices(self, gpu: str) -> Sequence[MigDevice]:
+        """What programs can use on a card in MIG mode, by instance. Raises: HamiError."""
+        handle = self._card(gpu)
+        names = {info.id: _full_name(self._nvml, handle, info) for info in self._infos(handle)}
+        with self._lock:
+            found = [self._device(gpu, handle, mig, names) for mig in self._migs(gpu, handle)]
+        return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """A new instance at that place. What was done is undone when a part of it fails. Raises: HamiError."""
@@ -145,11 +153,7 @@ class NvmlInstances:
         names = {offer.profile_id: name for name, offer in self._names(gpu, handle).items()}
         offers = {offer.profile_id: offer for offer in offered_profiles(nvml, handle)}
         uuids = {self._numbers(gpu, mig): mig for mig in self._migs(gpu, handle)}
-        for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-            try:
-                info = _profile_info(nvml, handle, number)
-            except nvml.NVMLError:
-                continue  # a profile that this card does not have
+        for info in self._infos(handle):
             for outer in self._gpu_instances(gpu, handle, info):
                 facts = self._ask(gpu, nvml.nvmlGpuInstanceGetInfo, outer)
                 mig = next(((inner, mig) for (outer_id, inner), mig in uuids.items() if outer_id == facts.id), None)
@@ -160,6 +164,24 @@ class NvmlInstances:
                     uuid=_text(self._ask(gpu, nvml.nvmlDeviceGetUUID, mig[1])) if mig else "",
                     gpu_instance=facts.id, compute_instance=mig[0] if mig else 0,
                     busy=mig is not None and self._is_busy(mig[1]))
+
+    def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
+        nvml = self._nvml
+        outer, inner = self._numbers(gpu, mig)
+        profile = self._ask(gpu, nvml.nvmlGpuInstanceGetInfo, self._ask(
+            gpu, nvml.nvmlDeviceGetGpuInstanceById, handle, outer)).profileId
+        has = self._ask(gpu, nvml.nvmlDeviceGetAttributes, mig)
+        name = names.get(profile) or f"profile {profile}"
+        if has.computeInstanceSliceCount != has.gpuInstanceSliceCount:
+            name = f"{has.computeInstanceSliceCount}c.{name}"
+        return MigDevice(gpu=gpu, uuid=_text(self._ask(gpu, nvml.nvmlDeviceGetUUID, mig)), profile=name,
+                         memory_mib=has.memorySizeMB, gpu_instance=outer, compute_instance=inner)
+
+    def _infos(self, handle: Any) -> Iterator[Any]:
+        """The profiles that a card has."""
+        for number in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            with suppress(self._nvml.NVMLError):
+                yield _profile_info(self._nvml, handle, number)
 
     def _names(self, gpu: str, handle: Any) -> dict[str, Offer]:
         """The profiles that may be cut, by the names of the device configuration."""
@@ -241,13 +263,18 @@ def _profile_info(nvml: Any, handle: Any, number: int) -> Any:
 
 
 def _name(nvml: Any, handle: Any, info: Any) -> str:
-    """The profile's name, such as ``1g.10gb``; empty for one with engines besides, or without.
+    """The profile's name, such as ``1g.10gb``; empty for one with engines besides, or without."""
+    name = _full_name(nvml, handle, info)
+    return name if _PLAIN.fullmatch(name) else ""
+
+
+def _full_name(nvml: Any, handle: Any, info: Any) -> str:
+    """The profile's name, such as ``1g.10gb+me``.
 
     Where the driver does not say it is made as go-nvlib makes it: memory in eighths of the card's, rounded up.
     """
     if said := _text(getattr(info, "name", b"")):
-        plain = _PLAIN.fullmatch(said)
-        return plain[1] if plain else ""
+        return said.removeprefix("MIG ")
     total = nvml.nvmlDeviceGetMemoryInfo(handle).total
     eighths = math.ceil(info.memorySizeMB * _MIB / total * 8) / 8
     return f"{info.sliceCount}g.{round(eighths * math.ceil(total / _GIB))}gb"

@@ -20,7 +20,7 @@ from hami.plugin.profiles import most_instances
 from hami.plugin.roster import Roll
 from hami.quantity import INT32_MAX
 
-__all__ = ["MIG", "SCORES", "Keys", "devices", "edits", "judge", "kubelet_ids", "node_annotations"]
+__all__ = ["MIG", "SCORES", "Keys", "devices", "edits", "is_filtered", "judge", "kubelet_ids", "node_annotations"]
 
 MIG = "mig"
 SCORES = "hami.io/node-nvidia-score"
@@ -45,7 +45,7 @@ def judge(config: PluginConfig, *, leaves_mig: bool = False) -> Callable[[Card],
     such are left to others (*leaves_mig*).
     """
     def judged(card: Card) -> Card | None:
-        if card.uuid in config.filtered_uuids or card.index in config.filtered_indexes:
+        if is_filtered(card, config):
             return None
         if card.problem:
             return card
@@ -55,6 +55,11 @@ def judge(config: PluginConfig, *, leaves_mig: bool = False) -> Callable[[Card],
             return None
         return replace(card, problem="in MIG mode, while this node shares whole cards") if card.mig else card
     return judged
+
+
+def is_filtered(card: Card, config: PluginConfig) -> bool:
+    """The node's owner does not want *card* to be offered."""
+    return card.uuid in config.filtered_uuids or card.index in config.filtered_indexes
 
 
 def kubelet_ids(card: Card, config: PluginConfig) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import grpc
 
 from hami.errors import HamiError
 from hami.plugin import api_pb2 as api
+from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 from hami.plugin.grant import Grant
 from hami.plugin.registration import kubelet_ids
@@ -85,13 +86,16 @@ def register(kubelet_socket: str, endpoint: str, resource: str, timeout: float =
 class PluginServer:
     """One life of the plugin's socket: `start` once, `stop` once. Threads of gRPC call the rest."""
 
-    def __init__(self, path: Path, config: PluginConfig, roster: Roster, allocator: Allocator) -> None:
+    def __init__(self, path: Path, config: PluginConfig, roster: Roster, allocator: Allocator, *,
+                 ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids) -> None:
+        """*ids*: under which the kubelet knows a card."""
         self.on_silence: Callable[[], None] = lambda: None
         """Called, by any thread, when the last kubelet that listened has gone."""
         self._path = path
         self._config = config
         self._roster = roster
         self._allocator = allocator
+        self._ids = ids
         self._ending = threading.Event()
         self._count = threading.Lock()
         self._streams = 0
@@ -164,7 +168,7 @@ class PluginServer:
                 if is_over():
                     return
                 version = roll.version
-                if (answer := _listed(roll, self._config)) != sent:
+                if (answer := self._listed(roll)) != sent:
                     sent = answer
                     yield answer
 
@@ -194,6 +198,17 @@ class PluginServer:
         context.abort(status, says)
         raise AssertionError("abort raises")
 
+    def _listed(self, roll: Roll) -> api.ListAndWatchResponse:
+        answer = api.ListAndWatchResponse()
+        for card in roll.cards:
+            health = UNHEALTHY if card.uuid in roll.unwell else HEALTHY
+            topology = None
+            if self._config.numa_topology and card.numa is not None:
+                topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
+            answer.devices.extend(api.Device(ID=one, health=health, topology=topology)
+                                  for one in self._ids(card, self._config))
+        return answer
+
     @contextmanager
     def _counted(self) -> Iterator[None]:
         with self._count:
@@ -211,17 +226,6 @@ class PluginServer:
 def _options() -> api.DevicePluginOptions:
     """The kubelet is always told what the scheduler has chosen: its own records then name the cards that are used."""
     return api.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
-
-
-def _listed(roll: Roll, config: PluginConfig) -> api.ListAndWatchResponse:
-    answer = api.ListAndWatchResponse()
-    for card in roll.cards:
-        health = UNHEALTHY if card.uuid in roll.unwell else HEALTHY
-        topology = None
-        if config.numa_topology and card.numa is not None:
-            topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
-        answer.devices.extend(api.Device(ID=one, health=health, topology=topology) for one in kubelet_ids(card, config))
-    return answer
 
 
 def _granted(grant: Grant) -> api.ContainerAllocateResponse:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from hami.cluster.events import EventRecorder, Recorder
 from hami.errors import HamiError
 from hami.plugin.allocator import Allocator
 from hami.plugin.announce import Announcer
-from hami.plugin.cards import Card, CardSource, Instance
+from hami.plugin.cards import Card, CardSource
 from hami.plugin.cdi import CLASSES, IMEX, Roots
 from hami.plugin.grant import CDI, wanted_extras
 from hami.plugin.host import Host, install_library
@@ -31,7 +32,8 @@ from hami.plugin.residents import Residents
 from hami.plugin.roster import Roster
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
-from hami.plugin.specifications import Specifications
+from hami.plugin.specifications import Placed, Specifications
+from hami.plugin.static_mig import Offer, StaticMig
 from hami.vendors.catalog import vendors
 
 __all__ = ["Life", "Service", "serve"]
@@ -68,7 +70,6 @@ class Service:
         """*cluster*: the one of the environment if ``None``. Raises: HamiError, for a driver that is not there, too."""
         self._settings = settings
         config = settings.config
-        clock = time.monotonic
         catalog = vendors(settings.devices)
         vendor = catalog.named(VENDOR)
         self._residents = None
@@ -88,10 +89,17 @@ class Service:
         self._allocator = Allocator(config, cluster, catalog, self._roster.cards, host, self._mig, self._events,
                                     watch=self._residents, wake=self._owing.set)
         self._announcer = Announcer(cluster, self._source, self._roster, config,
-                                    Keys(vendor.register, vendor.handshake), now=_now, before=self._cdi.cards_are)
+                                    Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
+        self._static = None
+        if settings.mig_strategy != "none" and self._mig is None:
+            self._static = StaticMig(config, settings.mig_strategy, self._source.instances, host,
+                                     serve=self._serve_instances, tell=self._cdi.instances_are)
         self._link = None
         if config.kubelet_socket:
-            self._link = KubeletLink(config, self._make_server, clock=clock)
+            self._link = KubeletLink(config, lambda path: PluginServer(path, config, self._roster, self._allocator),
+                                     clock=time.monotonic)
+        self._links: list[KubeletLink] = []
+        self._linking = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -115,9 +123,7 @@ class Service:
         watching = [("pods", self._residents.run)] if self._residents is not None else []
         for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
                           ("node", self._announcer.run), ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._begin(name, run)
 
     def stop(self, *, last: bool) -> None:
         """Stop serving, then all else; the *last* time, take the cards off the node if that is wished."""
@@ -125,10 +131,13 @@ class Service:
         self._owing.set()
         if self._residents is not None:
             self._residents.stop()
-        if self._link is not None:
-            self._link.stop()
+        with self._linking:
+            for link in self._links:
+                link.stop()
         self._announcer.stop()
         self._roster.close()
+        if self._static is not None:
+            self._static.close()
         for thread in self._threads:
             if thread.name != "events":
                 thread.join(JOIN_S)
@@ -140,20 +149,51 @@ class Service:
         for thread in self._threads:
             thread.join(JOIN_S)
 
-    def _make_server(self, path: Path) -> PluginServer:
-        return PluginServer(path, self._settings.config, self._roster, self._allocator)
+    def _cards_are(self, cards: Sequence[Card]) -> None:
+        self._cdi.cards_are(cards)
+        if self._static is not None:
+            self._static.cards_are(cards)
 
     def _serve_kubelet(self) -> None:
         """Serve as soon as there is a card: a kubelet that is told of none would list the resource as 0."""
         if self._link is None:
             log.info("no kubelet socket: the cards are registered with the node only")
         elif self._roster.wait_until(lambda roll: bool(roll.cards)) is not None:
-            self._link.run()
+            self._keep(self._link)
+
+    def _serve_instances(self, offer: Offer) -> None:
+        """Serve a resource of MIG instances, by a thread of its own. Raises: HamiError for a name that is too long."""
+        config = replace(self._settings.config, resource=offer.resource)
+        if offer.resource != self._settings.config.resource:
+            config = replace(config, socket_name="")
+        if config.kubelet_socket:
+            link = KubeletLink(config, lambda path: PluginServer(
+                path, config, offer.roster, offer.allocator, ids=lambda card, config: (card.uuid,)),
+                clock=time.monotonic)
+            self._begin(offer.resource, lambda: self._keep(link))
+
+    def _keep(self, link: KubeletLink) -> None:
+        """Keep the plugin known to the kubelet, until the end."""
+        with self._linking:
+            if self._stopped.is_set():
+                return
+            self._links.append(link)
+        link.run()
+
+    def _begin(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _report(self, card: str, reason: str) -> None:
+        self._roster.report(card, reason)
+        if self._static is not None:
+            self._static.report(card, reason)
 
     def _watch_health(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._source.watch_health(self._roster.report, self._stopped.is_set)
+                self._source.watch_health(self._report, self._stopped.is_set)
                 return
             except Exception:
                 log.exception("health is not watched for a moment")
@@ -277,7 +317,7 @@ class _OthersCdi:
     def cards_are(self, cards: Sequence[Card]) -> None:
         """Nobody to tell."""
 
-    def instances_are(self, instances: Sequence[Instance]) -> None:
+    def instances_are(self, instances: Sequence[Placed]) -> None:
         """Nobody to tell."""
 
     def classes(self) -> frozenset[str]:

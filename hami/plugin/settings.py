@@ -45,10 +45,10 @@ class PluginSettings:
 
     *mock_devices*: a file that stands in for the driver, empty for the driver. *driver_root_in_container*: where the
     host's driver is seen from here. *fail_on_init_error*: without a driver the start is tried again, else the node
-    simply has no cards. *mig_strategy*: other than ``none``, cards in MIG mode are left to others. *library_source*:
-    files to be laid on the host, empty for none. *cdi_root*: directory of the specifications that are written with a
-    ``cdi`` strategy, empty when somebody else writes them. *cdi_hook*: the host's program that they have run.
-    *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
+    simply has no cards. *mig_strategy*: other than ``none``, what is on cards in MIG mode is handed out as it is.
+    *library_source*: files to be laid on the host, empty for none. *cdi_root*: directory of the specifications that are
+    written with a ``cdi`` strategy, empty when somebody else writes them. *cdi_hook*: the host's program that they have
+    run. *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
     """
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
@@ -218,9 +218,9 @@ def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Map
     nvidia = replace(devices.nvidia or NvidiaConfig(), resource_count_name=config["resource"])
     settings = PluginSettings(config=PluginConfig(**config), devices=replace(devices, nvidia=nvidia),
                               xids=parse_xid_rules(environ), notes=devices.notes, **rest)
-    if settings.mig_strategy != "none" and settings.config.operating_mode != "mig":
-        note = (f"--mig-strategy {settings.mig_strategy}: MIG instances that exist are not handed out here, so cards "
-                "in MIG mode are left to others; operatingmode mig cuts instances as pods need them")
+    if settings.mig_strategy != "none" and settings.config.operating_mode == "mig":
+        note = (f"--mig-strategy {settings.mig_strategy}: skipped, as operatingmode mig cuts instances as pods need "
+                "them, and destroys those of which no pod is known")
         settings = replace(settings, notes=(*settings.notes, note))
     return settings
 

@@ -43,6 +43,7 @@ class _Made:
     size: int
     inner: dict = field(default_factory=dict)
     busy: bool = False
+    part: int = 0  # slices of a compute instance that is not all of it
 
 
 A100 = {  # the driver's numbers; what is not here it calls not supported
@@ -288,6 +289,13 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeInstanceId(self, mig):
         return mig[1]
+
+    def nvmlDeviceGetAttributes(self, mig):
+        made, _ = mig
+        self._enter("nvmlDeviceGetAttributes", made.gpu)
+        slices, memory = next((row[2], row[4]) for row in made.gpu.profiles.values() if row[0] == made.profile)
+        return SimpleNamespace(gpuInstanceSliceCount=slices, computeInstanceSliceCount=made.part or slices,
+                               memorySizeMB=memory)
 
     def nvmlDeviceGetComputeRunningProcesses(self, mig):
         self._enter("nvmlDeviceGetComputeRunningProcesses", mig[0].gpu)

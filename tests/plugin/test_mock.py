@@ -5,6 +5,7 @@ import os
 import pytest
 
 from hami.errors import HamiError, MalformedInput
+from hami.plugin.cards import MigDevice
 from hami.plugin.mock import MockCards, parse_mock_cards
 from tests.plugin.cards import ALLOWLIST
 
@@ -188,3 +189,14 @@ def test_a_state_that_cannot_be_read_is_no_empty_one(file, instances):
     file.with_name("cards.yaml.state").write_text("{")
     with pytest.raises(HamiError, match="cards.yaml.state"):
         instances.existing()
+
+
+def test_what_somebody_has_cut_stands_in_the_file(tmp_path):
+    path = tmp_path / "cards.yaml"
+    path.write_text("cards: [{uuid: GPU-a, memory: 1, mig: {enabled: true, instances: [{uuid: MIG-1, profile: 1g.10gb, "
+                    "memory: 9728}, {uuid: MIG-2, profile: 2g.20gb, memory: 19968, compute_instance: 3}]}}]")
+    assert list(MockCards(path).instances.devices("GPU-a")) == [
+        MigDevice(gpu="GPU-a", uuid="MIG-1", profile="1g.10gb", memory_mib=9728, gpu_instance=1, compute_instance=0),
+        MigDevice(gpu="GPU-a", uuid="MIG-2", profile="2g.20gb", memory_mib=19968, gpu_instance=2, compute_instance=3)]
+    with pytest.raises(HamiError, match="GPU-b: no such card"):
+        MockCards(path).instances.devices("GPU-b")

@@ -4,6 +4,7 @@ import pynvml
 import pytest
 
 from hami.errors import HamiError
+from hami.plugin.cards import MigDevice
 from hami.plugin.nvml_mig import NvmlInstances, offered_profiles
 from tests.plugin.cards import ALLOWLIST
 from tests.plugin.fake_nvml import A100, GIB, FakeNvml, Gpu
@@ -148,3 +149,22 @@ def test_a_card_in_use_cannot_be_switched(nvml, instances):
     nvml.fail("nvmlDeviceSetMigMode", pynvml.NVML_ERROR_IN_USE)
     with pytest.raises(HamiError, match="GPU-1: .*code 19"):
         instances.enable_mig("GPU-1")
+
+
+def test_what_somebody_has_cut_is_named_as_the_driver_names_it(nvml, instances):
+    for profile, start in (("1g.10gb", 0), ("3g.40gb", 4)):
+        instances.create("GPU-0", profile, start, {"1g.10gb": 1, "3g.40gb": 4}[profile])
+    engines = nvml.gpus[0].made[1]
+    engines.profile = 20
+    nvml.gpus[0].made[2].part = 1
+    assert list(instances.devices("GPU-0")) == [
+        MigDevice(gpu="GPU-0", uuid="MIG-1", profile="1g.10gb+me", memory_mib=9728, gpu_instance=1, compute_instance=0),
+        MigDevice(gpu="GPU-0", uuid="MIG-2", profile="1c.3g.40gb", memory_mib=40192, gpu_instance=2,
+                  compute_instance=0)]
+
+
+def test_a_card_that_does_not_say_what_is_on_it_is_named(nvml, instances):
+    instances.create("GPU-0", "1g.10gb", 0, 1)
+    nvml.fail("nvmlDeviceGetAttributes", UNKNOWN)
+    with pytest.raises(HamiError, match="GPU-0: Unknown"):
+        instances.devices("GPU-0")

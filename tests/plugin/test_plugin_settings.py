@@ -208,8 +208,11 @@ def test_paths_are_absolute():
         read((), {}, hook_path="usr/local")
 
 
-def test_a_static_mig_strategy_is_taken_with_a_note():
-    assert any("--mig-strategy single" in note for note in read((), {}, mig_strategy="single").notes)
+@pytest.mark.parametrize("mode, noted", [("hami-core", False), ("mig", True)])
+def test_instances_are_either_cut_here_or_by_others(files, mode, noted):
+    allowlist = "nvidia: {resourceCountName: a/b, migProfileAllowlist: [{models: [A100], profiles: [1g.10gb]}]}"
+    notes = read(files(allowlist), mig_strategy="single", operating_mode=mode).notes
+    assert any("--mig-strategy single: skipped" in note for note in notes) is noted
 
 
 def test_the_record_s_own_defaults_are_what_help_shows():

@@ -6,6 +6,7 @@ import signal
 import threading
 from dataclasses import replace
 
+import grpc
 import pytest
 from pytest import param
 
@@ -117,6 +118,39 @@ def test_specifications_that_are_somebody_else_s_are_left_alone(run, kubelet, di
     assert not (directory / "cdi").exists()
 
 
+CUT = """cards:
+- uuid: GPU-a
+  memory: 81920
+  mig: {enabled: true, instances: [{uuid: MIG-1, profile: 1g.10gb, memory: 9728},
+                                   {uuid: MIG-2, profile: 1g.10gb, memory: 9728},
+                                   {uuid: MIG-3, profile: 3g.40gb+me, memory: 40192}]}
+- {uuid: GPU-b, memory: 81920}
+"""
+
+
+def test_instances_that_somebody_has_cut_are_offered_beside_the_cards(run, kubelet, directory):
+    run(cards=CUT, mig_strategy="mixed")
+    assert {kubelet.registered.get(timeout=20).resource_name for _ in range(3)} == {
+        "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb.me"}
+    kubelet.listen("nvidia-mig-1g.10gb.sock")
+    assert kubelet.heard() == {"MIG-1": "Healthy", "MIG-2": "Healthy"}
+    with calling(directory / "nvidia-mig-1g.10gb.sock") as plugin:
+        (answer,) = plugin.allocate(["MIG-2"]).container_responses
+        assert (dict(answer.envs), list(answer.mounts)) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-2"}, [])
+        with pytest.raises(grpc.RpcError, match="not on this node: MIG-3"):
+            plugin.allocate(["MIG-3"])
+    (directory / "cards.yaml").write_text(CUT.replace("81920\n", "81920\n  health: XID 79\n"))
+    assert kubelet.heard() == {"MIG-1": "Unhealthy", "MIG-2": "Unhealthy"}
+
+
+def test_cards_that_are_all_cut_alike_are_offered_as_one_resource(run, kubelet, cluster):
+    run(cards=CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb"), mig_strategy="single")
+    assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    kubelet.listen()
+    assert set(kubelet.heard()) == {"MIG-1", "MIG-2", "MIG-3"}
+    assert REGISTER not in cluster.nodes["n1"].annotations, "HAMi's scheduler has no part in them"
+
+
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     run()
     kubelet.registered.get(timeout=20)
@@ -151,6 +185,7 @@ def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, di
     ({"library_source": "/nowhere"}, "cannot install the limiter"),
     ({"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"}, "/nowhere: no libcuda.so"),
     ({"cards": "cards: 1"}, "line 1: cards"),
+    ({"cards": CUT, "mig_strategy": "single"}, "card GPU-b is not in MIG mode, while others are"),
 ])
 def test_a_start_that_cannot_be_is_refused_with_the_reason(settings, cluster, given, says):
     with pytest.raises(HamiError, match=says):

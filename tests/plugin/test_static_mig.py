@@ -1,0 +1,131 @@
+"""MIG instances that somebody else has cut."""
+
+import pytest
+
+from hami.errors import AllocationRefused, HamiError
+from hami.plugin.cards import Card, MigDevice
+from hami.plugin.config import PluginConfig
+from hami.plugin.grant import DeviceNode, Grant
+from hami.plugin.static_mig import StaticMig, offers
+from tests.plugin.stage import FakeHost
+
+GPU, SMALL, ENGINES, LARGE = "nvidia.com/gpu", "1g.10gb", "1g.10gb+me", "3g.40gb"
+
+
+def card(uuid="GPU-a", mig=True, index=0, **fields):
+    return Card(uuid=uuid, index=index, minor=index + 4, model="A100", memory_mib=81920, mig=mig, **fields)
+
+
+def device(uuid="MIG-1", gpu="GPU-a", profile=SMALL, outer=1, inner=0):
+    return MigDevice(gpu=gpu, uuid=uuid, profile=profile, memory_mib=9728, gpu_instance=outer, compute_instance=inner)
+
+
+class Driver:
+    """What is on which card; an error is raised."""
+
+    def __init__(self, **on):
+        self.on = on
+
+    def devices(self, gpu):
+        if isinstance(found := self.on[gpu.replace("-", "_")], Exception):
+            raise found
+        return found
+
+
+@pytest.fixture
+def static():
+    """What is there of each resource (``offers``), what was told (``told``), for cards with these devices."""
+    def make(driver, *cards, strategy="mixed", **config):
+        made, told = {}, []
+        found = StaticMig(PluginConfig(node="n1", **config), strategy, driver, FakeHost(),
+                          serve=lambda offer: made.__setitem__(offer.resource, offer), tell=told.append)
+        found.cards_are(cards)
+        return found, made, told
+    return make
+
+
+@pytest.mark.parametrize("strategy, cards, devices, found", [
+    ("mixed", [card()], [device()], {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
+    ("mixed", [card()], [device(), device("MIG-2", profile=ENGINES), device("MIG-3", profile=LARGE)],
+     {"nvidia.com/mig-1g.10gb": ["MIG-1"], "nvidia.com/mig-1g.10gb.me": ["MIG-2"],
+      "nvidia.com/mig-3g.40gb": ["MIG-3"]}),
+    ("mixed", [card()], [device(profile="1c.3g.40gb")], {}),
+    ("mixed", [card(), card("GPU-b", mig=False)], [device()], {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
+    ("mixed", [card()], [], {}),
+    ("single", [card()], [device(), device("MIG-2")], {GPU: ["MIG-1", "MIG-2"]}),
+    ("single", [card()], [device(profile="1c.3g.40gb")], {GPU: ["MIG-1"]}),
+    ("single", [card(mig=False)], [], {}),
+    ("single", [card(), card("GPU-b", mig=False, problem="lost")], [device()], {GPU: ["MIG-1"]}),
+])
+def test_instances_by_resource(strategy, cards, devices, found):
+    assert {name: [one.uuid for one in ones] for name, ones in offers(strategy, GPU, cards, devices).items()} == found
+
+
+@pytest.mark.parametrize("cards, devices, says", [
+    ([card(), card("GPU-b", mig=False)], [device()], "card GPU-b is not in MIG mode, while others are"),
+    ([card(), card("GPU-b")], [device()], "card GPU-b has no MIG instances"),
+    ([card()], [device(), device("MIG-2", profile=LARGE)], "of several sizes, 1g.10gb, 3g.40gb: --mig-strategy mixed"),
+])
+def test_what_is_not_all_alike_is_not_one_resource(cards, devices, says):
+    with pytest.raises(HamiError, match=says):
+        offers("single", GPU, cards, devices)
+
+
+def test_just_what_the_kubelet_asks_for_is_handed_out(static):
+    driver = Driver(GPU_a=[device(), device("MIG-2", outer=2)], GPU_b=[device("MIG-3", gpu="GPU-b")])
+    _, found, told = static(driver, card(), card("GPU-b", index=1), pass_device_specs=True)
+    grant = found["nvidia.com/mig-1g.10gb"].allocator.allocate(["MIG-3", "MIG-2"])
+    nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia4",
+             "/dev/nvidia5", "/dev/cap-4-2-0", "/dev/cap-5-1-0"]
+    assert grant == Grant(env={"NVIDIA_VISIBLE_DEVICES": "MIG-2,MIG-3"}, devices=tuple(
+        DeviceNode(container_path=path, host_path=path) for path in nodes))
+    assert [[one.uuid for one in all] for all in told] == [["MIG-1", "MIG-2", "MIG-3"]]
+
+
+@pytest.mark.parametrize("ids, says", [
+    ([], "none at all"), (["MIG-1", "MIG-1"], "MIG-1, MIG-1"), (["GPU-a-0"], "not on this node: GPU-a-0"),
+])
+def test_what_there_is_not_is_refused(static, ids, says):
+    _, found, _ = static(Driver(GPU_a=[device()]), card())
+    with pytest.raises(AllocationRefused, match=says):
+        found["nvidia.com/mig-1g.10gb"].allocator.allocate(ids)
+
+
+def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
+    driver = Driver(GPU_a=[device()], GPU_b=[device("MIG-2", gpu="GPU-b")])
+    made, found, _ = static(driver, card(), card("GPU-b", index=1))
+    offer = found["nvidia.com/mig-1g.10gb"]
+    made.report("GPU-b", "XID 79")
+    assert offer.roster.roll().unwell == {"MIG-2": "XID 79"}
+    with pytest.raises(AllocationRefused, match="MIG-2 cannot be used: XID 79"):
+        offer.allocator.allocate(["MIG-2"])
+    driver.on["GPU_b"].append(device("MIG-3", gpu="GPU-b"))
+    made.cards_are([card(), card("GPU-b", index=1)])
+    assert offer.roster.roll().unwell == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
+    made.report("GPU-b", "")
+    assert offer.roster.roll().unwell == {}
+    made.report("", "health cannot be watched")
+    assert set(offer.roster.roll().unwell) == {"MIG-1", "MIG-2", "MIG-3"}
+
+
+def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
+    driver = Driver(GPU_a=[device()])
+    made, found, _ = static(driver, card())
+    driver.on["GPU_a"] = HamiError("GPU-a: lost")
+    made.cards_are([card()])
+    assert found["nvidia.com/mig-1g.10gb"].roster.roll().unwell == {"MIG-1": "GPU-a: lost"}
+
+
+def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(static):
+    driver = Driver(GPU_a=[device()])
+    made, found, _ = static(driver, card())
+    driver.on["GPU_a"] = [device("MIG-9", profile=LARGE)]
+    made.cards_are([card()])
+    made.cards_are([card()])
+    assert list(found) == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"]
+    assert list(found["nvidia.com/mig-1g.10gb"].roster.roll().unwell) == ["MIG-1"]
+
+
+def test_cards_that_are_filtered_out_are_nobody_s(static):
+    _, found, told = static(Driver(GPU_a=[device()]), card(), filtered_uuids=("GPU-a",))
+    assert (found, told) == ({}, [[]])
