@@ -5,17 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.cluster.ledger import Ledger, Policies
 from hami.codec.allocation import parse_shares
-from hami.codec.device_config import DeviceConfig, Names, chart_config
+from hami.codec.device_config import DeviceConfig, Names
 from hami.errors import MalformedInput
 from hami.model import Device, Node, Reason, Spot
-from hami.scheduling.decide import Choice
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from tests.builders import container, pod
+from tests.vendors.ledgers import books, run
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
-from tests.world import Clock
 
 ALL = Spot(0, 31)
 LABEL = "node.kubernetes.io/instance-type"
@@ -89,25 +87,6 @@ CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
 ])
 def test_cores_are_read_back_from_the_mask(text, containers, expected):
     assert read(text, *containers) == expected
-
-
-def books(*nodes):
-    clock = Clock()
-    ledger = Ledger(vendors(chart_config()), Policies(), clock=clock, now=clock.now)
-    for node in nodes:
-        ledger.nodes.upsert(node)
-    return ledger
-
-
-def run(ledger, name, *containers):
-    """Place a pod and have it bound; what was written on it, ``None`` when it does not fit."""
-    asked = pod(*containers, name=name)
-    if not isinstance(ledger.choose(asked, ["n"]), Choice):
-        return None
-    annotations = ledger.reservation(asked.ref.uid).annotations
-    bound = pod(*containers, name=name, node_name="n", annotations=annotations)
-    ledger.pods.upsert(bound)
-    return bound
 
 
 ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {CORES: 2}, {CORES: 4}]), min_size=1,

@@ -6,15 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.cluster.ledger import Ledger, Policies
-from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Node
-from hami.scheduling.decide import Choice
-from hami.vendors.catalog import vendors
-from tests.builders import container, pod
+from tests.builders import container
+from tests.vendors.ledgers import books, run
 from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
-from tests.world import Clock
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
 
@@ -27,25 +23,9 @@ def sliced(*capacities, profiles=None, name="n"):
     return Node(name=name, annotations={"enflame.com/gcu-drs-capacity": json.dumps(document)})
 
 
-def books(*nodes):
-    clock = Clock()
-    ledger = Ledger(vendors(chart_config()), Policies(), clock=clock, now=clock.now)
-    for node in nodes:
-        ledger.nodes.upsert(node)
-    return ledger
-
-
-def run(ledger, name, *limits):
-    """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
-    containers = [container(amounts, name=f"c{place}") for place, amounts in enumerate(limits)]
-    asked = pod(*containers, name=name)
-    if not isinstance(ledger.choose(asked, ["n"]), Choice):
-        return None
-    reservation = ledger.begin_bind(asked.ref, "n")
-    ledger.confirm(reservation)
-    bound = pod(*containers, name=name, node_name="n", annotations=reservation.annotations)
-    ledger.pods.upsert(bound)
-    return bound
+def asking(*limits):
+    """Containers with these limits; their profiles are told by their names."""
+    return [container(amounts, name=f"c{place}") for place, amounts in enumerate(limits)]
 
 
 def test_devices():
@@ -71,17 +51,17 @@ def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
 
 def test_six_sixths_go_on_a_device_and_a_seventh_waits():
     ledger = books(sliced(6))
-    assert [run(ledger, f"p{i}", {COUNT: "1"}) is not None for i in range(7)] == [True] * 6 + [False]
+    assert [run(ledger, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
 
 
 def test_a12_slices_are_known_after_a_restart():
     before = books(sliced(6))
-    bound = [run(before, "a", {COUNT: "3"}), run(before, "b", {COUNT: "3"})]
+    bound = [run(before, name, *asking({COUNT: "3"})) for name in "ab"]
     after = books(sliced(6))
     for one in bound:
         after.pods.upsert(one)
     assert after.views() == before.views()
-    assert run(after, "c", {COUNT: "1"}) is None
+    assert run(after, "c", *asking({COUNT: "1"})) is None
 
 
 ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {MEMORY: 7}, {CORES: 20}]), min_size=1,
@@ -94,7 +74,7 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
     slices, bound = {}, {}
     for number, limits in enumerate(asked):
         name = f"p{number}"
-        if (found := run(ledger, name, *limits)) is not None:
+        if (found := run(ledger, name, *asking(*limits))) is not None:
             given = json.loads(found.annotations["assigned-containers"])
             uuids = [text.split(",")[0] for text in found.annotations[DRS.allocated].split(";")[:-1]]
             slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))

@@ -2,12 +2,10 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 from pytest import param
 
-from hami.cluster.ledger import Ledger, Policies
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
@@ -18,6 +16,7 @@ from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import ask, container
 from tests.vendors.chart import CHART, given, on_node
+from tests.vendors.ledgers import books
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
 
 GPU, SGPU = CHART.named("Metax-GPU"), CHART.named("Metax-SGPU")
@@ -74,7 +73,7 @@ def test_a13_the_best_linked_node_wins_under_either_policy(policy, key, best):
 
 
 def test_scores_that_change_are_seen():
-    ledger = Ledger(Catalog([GPU]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    ledger = books()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         ledger.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
                                  capacity={GPU.count: "1"}))
@@ -170,7 +169,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
 
 @pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
-    ledger = Ledger(Catalog([SGPU]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    ledger = books()
     ledger.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
     asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
                 annotations=annotations)

@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.cluster.ledger import Ledger, Policies
 from hami.codec.allocation import parse_shares
 from hami.controller.reconcile import Rules, pod_moves
 from hami.errors import MalformedInput
 from hami.model import MigProfile, Spot, View
-from hami.scheduling.decide import Choice
 from hami.vendors import mig
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
-from tests.world import Clock
+from tests.vendors.ledgers import books, run
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB
@@ -34,25 +32,6 @@ def card(uuid="GPU-m", index=0, **fields):
 
 
 CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
-
-
-def books(listed=CARDS):
-    clock = Clock()
-    ledger = Ledger(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
-    ledger.nodes.upsert(listed)
-    return ledger
-
-
-def run(ledger, name, *containers, **annotations):
-    """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
-    asked = pod(*containers, name=name, annotations=annotations)
-    if not isinstance(ledger.choose(asked, ["n1"]), Choice):
-        return None
-    reservation = ledger.begin_bind(asked.ref, "n1")
-    ledger.confirm(reservation)
-    bound = pod(*containers, name=name, node_name="n1", annotations=annotations | dict(reservation.annotations))
-    ledger.pods.upsert(bound)
-    return bound
 
 
 def view_of(ledger, uuid="GPU-m"):
@@ -104,7 +83,7 @@ BROKEN = [  # allocated, places, cards that count as taken whole
 
 @pytest.mark.parametrize("allocated, places, taken", BROKEN)
 def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, taken):
-    ledger = books()
+    ledger = books(CARDS)
     broken = bound(allocated, places=places if isinstance(places, str) else json.dumps(places))
     ledger.pods.upsert(broken)
     assert ledger.pods.unreadable() == [broken.ref]

@@ -1,12 +1,9 @@
 """What the table of all vendors does not say of those that are data alone: inventories, quotas, requests of pods that
 came past admission, and what upstream does wrong."""
 
-from datetime import UTC, datetime
-
 import pytest
 from pytest import param
 
-from hami.cluster.ledger import Ledger, Policies
 from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
@@ -14,9 +11,9 @@ from hami.scheduling.decide import Choice
 from hami.scheduling.quota import budget
 from hami.vendors.admission import admit
 from hami.vendors.request import request_of
-from hami.vendors.spec import Catalog
 from tests.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
+from tests.vendors.ledgers import books
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
 
@@ -96,7 +93,7 @@ def test_quotas(vendor, limits, left):
 @pytest.mark.parametrize("limit, covered", [(200, True), (199, False)])
 def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     """Iluvatar's admission writes those of all cards together: 200 for two, which are 100 on each."""
-    ledger = ledger_with(V150, Node(name="n"))
+    ledger = books(Node(name="n"))
     ledger.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.cores: limit}))
     assert ledger.covers("default", pod(container(given(V150, 2, None, 200)))) is covered
 
@@ -112,12 +109,6 @@ def test_iluvatar_containers_know_their_name(wire, env):
     assert admit(V150, {}, asking).container.get("env") == env
 
 
-def ledger_with(vendor, node):
-    ledger = Ledger(Catalog([vendor]), Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    ledger.nodes.upsert(node)
-    return ledger
-
-
 CAPABLE = {MLU.count: "4", MLU.cores: "400", MLU.memory: "400", AMD.count: "1"}
 REGISTERED = {
     DCU.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:", DCU.handshake: "Reported",
@@ -128,7 +119,7 @@ REGISTERED = {
                          ids=["Hygon", "AMD", "MLU"])
 @pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
 def test_a18_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
-    ledger = ledger_with(vendor, Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
+    ledger = books(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
     asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
     assert isinstance(ledger.choose(asking, ["n"]), Choice)
     assert ledger.reservation(asking.ref.uid).locks == (lock,)
@@ -137,6 +128,6 @@ def test_a18_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vend
 @pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.count: "0"}, False), ({}, False)],
                          ids=["some", "none", "not said"])
 def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
-    ledger = ledger_with(AMD, Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
+    ledger = books(Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
     asking = pod(container(given(AMD, 1)))
     assert isinstance(ledger.choose(asking, ["n"]), Choice) is offered
