@@ -7,12 +7,13 @@ certificate and files are filled in.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import ipaddress
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
 from e2e.kube import Kube
 from e2e.processes import Program, free_port
 
-__all__ = ["Certificates", "Scheduler", "install"]
+__all__ = ["Certificates", "Scheduler", "install", "second_replica"]
 
 NAMESPACE = "kube-system"
 Object = dict[str, Any]
@@ -217,6 +218,27 @@ class Scheduler:
         if self.program.running():
             self.kill()
         self._pool.clear()
+
+
+@contextlib.contextmanager
+def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator[Scheduler]:
+    """A standby of *first*, with a kube-scheduler of its own; *first* and its one are brought back in the end.
+
+    *kubeconfig*: whose rights that kube-scheduler has, if not the administrator's.
+    """
+    cluster, certificates = first.cluster, first.certificates
+    second = Scheduler(cluster, certificates, account_kubeconfig(cluster), name="hami-scheduler-1", port=free_port())
+    second.start(wait=False)
+    program = cluster.start_kube_scheduler("kube-scheduler-1", second.extender_port, kubeconfig)
+    try:
+        yield second
+    finally:
+        cluster.components.pop("kube-scheduler-1")
+        program.kill()
+        second.close()
+        cluster.kube.apply(webhook_configuration(certificates, first.port))
+        cluster.revive()
+        first.run_with()
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:

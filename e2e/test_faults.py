@@ -7,8 +7,7 @@ import pytest
 
 from e2e.nodes import gpus
 from e2e.pods import pod
-from e2e.processes import free_port
-from e2e.scheduler import Scheduler, account_kubeconfig, lease_holder, webhook_configuration
+from e2e.scheduler import lease_holder, second_replica, webhook_configuration
 
 PODS = 200
 
@@ -107,18 +106,10 @@ def test_the_plugins_pause_and_go_on(sandbox, agent):
 
 
 @pytest.fixture
-def standby(sandbox, scheduler, local, certificates):
+def standby(sandbox, scheduler):
     """A second replica, kube-scheduler and extender; the first is brought back in the end."""
-    second = Scheduler(local, certificates, account_kubeconfig(local), name="hami-scheduler-1", port=free_port())
-    second.start(wait=False)
-    program = local.start_kube_scheduler("kube-scheduler-1", second.extender_port)
-    yield second
-    local.components.pop("kube-scheduler-1")
-    program.kill()
-    second.close()
-    sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
-    local.revive()
-    scheduler.run_with()
+    with second_replica(scheduler) as second:
+        yield second
 
 
 def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, scheduler, certificates, standby):

@@ -12,10 +12,9 @@ import pytest
 
 from e2e.cluster import LocalCluster
 from e2e.pods import pod
-from e2e.processes import free_port
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, webhook_configuration
+from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, second_replica, webhook_configuration
 
 LOCK = "hami.io/mutex.lock"
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
@@ -44,22 +43,12 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
 def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates,
           ) -> Iterator[Scheduler]:
     """The one replica that there is, its kube-scheduler with the shipped account's rights."""
-    second = Scheduler(local, certificates, account_kubeconfig(local), name="hami-scheduler-1", port=free_port())
-    second.start(wait=False)
-    local.components["kube-scheduler"].stop()
-    scheduler.stop()
-    program = local.start_kube_scheduler("kube-scheduler-1", second.extender_port, account_kubeconfig(local))
-    sandbox.kube.apply(webhook_configuration(certificates, second.port))
-    try:
+    with second_replica(scheduler, account_kubeconfig(local)) as second:
+        local.components["kube-scheduler"].stop()
+        scheduler.stop()
+        sandbox.kube.apply(webhook_configuration(certificates, second.port))
         second.wait_healthy()
         yield second
-    finally:
-        local.components.pop("kube-scheduler-1")
-        program.kill()
-        second.close()
-        sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
-        local.revive()
-        scheduler.run_with()
 
 
 @pytest.fixture
