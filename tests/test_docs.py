@@ -1,20 +1,239 @@
-"""What the documents name exists: tests, files, and each other."""
+"""What the documents name exists: files, tests, anchors, commands, flags, events, metrics, keys; and what there is of
+events, reasons, metrics and alerts is named. What exists is asked of the code, never listed here."""
 
+import ast
 import re
+import shlex
+import unicodedata
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+
+from hami.cli import main
+from hami.listing import entries
+from hami.model import Reason
+from hami.settings import Settings
+from tests.test_architecture import LEVEL
+from tests.test_monitoring import GROUPS, SCRAPED
 
 ROOT = Path(__file__).parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
 TESTS = "".join(path.read_text() for folder in ("tests", "e2e") for path in sorted((ROOT / folder).rglob("test_*.py")))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+KEY = re.compile(r"(?:[a-z0-9-]+\.)+(?:io|com|ai)/[\w.‹›…*-]+")
+FOREIGN = re.compile(r"(?:[\w.-]+\.)?kubernetes\.io/|acme\.|docker\.io/|registry\.")
+HISTOGRAM = re.compile(r"_(?:bucket|count|sum)$")
+PROGRAM = "hami"
+
+of_each = pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
-def test_what_is_named_exists(path):
-    text = path.read_text()
-    files = re.findall(r"`((?:tests|e2e|hami|monitoring|dashboards|manifests)/[\w./-]+)`", text)
+@cache
+def read(path):
+    return path.read_text()
+
+
+def spans(text):
+    """What stands between back-ticks, outside of fenced blocks; as it reads, so without the escapes of tables."""
+    return [span.replace("\\|", "|") for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
+
+
+# -- files, tests, links
+
+
+@of_each
+def test_files_and_tests_that_are_named_exist(path):
+    named = spans(read(path))
+    files = [name for name in named if re.fullmatch(
+        r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name)]
     assert [name for name in files if not (ROOT / name).exists()] == []
-    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in TESTS] == []
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert [name for name in named if re.fullmatch(r"test_\w+", name) and f"def {name}(" not in TESTS] == []
+
+
+def anchors(text):
+    """Those that a page has for its headings, as GitHub makes them."""
+    found = {}
+    for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE):
+        words = "".join(sign for sign in heading.lower() if sign in " -_" or unicodedata.category(sign)[0] in "LN")
+        slug = words.replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {slug if not number else f"{slug}-{number}" for slug, count in found.items() for number in range(count + 1)}
+
+
+@of_each
+def test_links_lead_somewhere(path):
+    links = [link.partition("#") for link in LINK.findall(FENCE.sub("", read(path))) if "://" not in link]
+    pages = [(path.parent / page if page else path, anchor) for page, _, anchor in links]
+    assert [page for page, _ in pages if not page.exists()] == []
+    assert [(page.name, anchor) for page, anchor in pages if anchor and anchor not in anchors(read(page))] == []
+
+
+@of_each
+def test_every_page_can_be_found(path):
+    """From the README, by one link."""
+    assert path.name == "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
+
+
+def test_the_picture_of_the_floors_is_that_of_the_code():
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", read(ROOT / "docs" / "architecture.md"), re.MULTILINE)
+    floors = [[LEVEL[room] for room in re.findall(r"`(\w+)`", row)] for row in rows]
+    assert sorted(sum(floors, [])) == sorted(level for room, level in LEVEL.items() if room != "__init__")
+    assert all(max(above) < min(below) for above, below in zip(floors, floors[1:]))
+
+
+# -- commands and flags
+
+
+def lines_of(path):
+    """The command lines of a page: those in blocks, without what follows a #, and those between back-ticks."""
+    blocks = "\n".join(body for kind, body in FENCE.findall(read(path)) if kind in ("console", "bash", "sh"))
+    return [*blocks.replace("\\\n", " ").splitlines(), *spans(read(path))]
+
+
+def flags_of(command):
+    return {option.replace("_", "-") for parameter in command.params for option in (*parameter.opts, "--help", "-h")}
+
+
+FLAGS = set().union(*map(flags_of, main.commands.values()), {"--version"})
+
+
+@of_each
+def test_our_commands_take_the_flags_that_are_shown(path):
+    calls = [shlex.split(line, comments=True)[1:] for line in lines_of(path) if line.startswith(f"{PROGRAM} ")]
+    for words in calls:
+        assert words and words[0] in main.commands, words
+        given = {word.partition("=")[0].replace("_", "-") for word in words[1:] if word.startswith("-")}
+        assert given <= flags_of(main.commands[words[0]]), words
+
+
+@of_each
+def test_flags_that_stand_alone_are_ours(path):
+    """Between back-ticks, a flag is one of ours; those of other programs come with their program."""
+    named = [re.split(r"[=\s]", span)[0].replace("_", "-") for span in spans(read(path)) if span.startswith("--")]
+    assert set(named) <= FLAGS
+
+
+@of_each
+def test_modules_and_environments_that_are_run_exist(path):
+    lines = lines_of(path)
+    modules = [found[1].replace(".", "/") for line in lines if (found := re.match(r"python -m ([\w.]+)", line))]
+    assert [name for name in modules if not (ROOT / f"{name}.py").exists()
+            and not (ROOT / name / "__main__.py").exists()] == []
+    tox = (ROOT / "tox.ini").read_text()
+    known = set(re.findall(r"^\[testenv:(\w+)\]", tox, re.MULTILINE)) | set(
+        re.search(r"^env_list = (.*)$", tox, re.MULTILINE)[1].split(", "))
+    used = [name for line in lines for found in re.findall(r"\btox run -e ([\w,]+)", line) for name in found.split(",")]
+    assert [name for name in used if name not in known] == []
+
+
+# -- events, reasons, alerts
+
+
+def event_reasons():
+    """Of all events: the word before a message, wherever something is recorded, told or warned of."""
+    for tree in CODE:
+        constants = {target.id: node.value.value for node in tree.body if isinstance(node, ast.Assign)
+                     and isinstance(node.value, ast.Constant)
+                     for target in node.targets if isinstance(target, ast.Name)}
+        for node in ast.walk(tree):
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if name in ("record", "_tell", "_warn", "Warn", "Annotate"):
+                words = [constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None)
+                         for one in node.args]
+                yield from (word for word in words if isinstance(word, str)
+                            and re.fullmatch(r"(?:[A-Z][a-z]+|GPUP2P){2,}(?:[A-Z][a-z]+)*", word))
+
+
+EVENTS = set(event_reasons())
+REASONS = {reason.value for reason in Reason}
+CLASSES = {node.name for tree in CODE for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"]}
+KUBERNETES = {"FailedScheduling", "UnexpectedAdmissionError", "ResourceQuota", "ServiceMonitor", "DaemonSet"}
+"""Words of Kubernetes and its operators that stand between back-ticks."""
+
+
+def test_the_events_are_found():
+    assert {"FilteringFailed", "AllocationExpired", "NotAdmitted", "AllocationFailed", "InventoryUnreadable",
+            "AsymmetricGPUP2PLink"} <= EVENTS
+
+
+@pytest.mark.parametrize("path", [path for path in DOCS if path.name != "configuration.md"], ids=lambda path: path.name)
+def test_words_of_ours_are_events_reasons_and_alerts(path):
+    words = {word for span in spans(read(path)) for word in re.findall(r"(?:^|\s)((?:[A-Z][a-z]+){2,})$", span)}
+    backends = {entry.backend for entry in entries(Settings())}
+    assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
+
+
+@pytest.mark.parametrize("words", [EVENTS, REASONS, ALERTS], ids=["events", "reasons", "alerts"])
+def test_operators_are_told_of_each(words):
+    assert words - set(spans(read(ROOT / "docs" / "operations.md"))) == set()
+
+
+# -- metrics
+
+
+def served():
+    """Names of metrics, as the page has them but for the parts of histograms, with the labels that are ours."""
+    found = {}
+    for name, labels in SCRAPED.items():
+        if name.endswith("_created"):
+            continue
+        if HISTOGRAM.search(name) and (base := HISTOGRAM.sub("", name)) + "_bucket" in SCRAPED:
+            name = base
+        found[name] = labels - {"zone", "le"}
+    return {name: labels for name, labels in found.items() if not name.startswith("process_")}
+
+
+@of_each
+def test_metrics_that_are_named_are_served(path):
+    named = [span for span in spans(read(path)) if re.fullmatch(r"hami_[\w*]+", span)]
+    assert [name for name in named if not any(
+        re.fullmatch(name.replace("*", ".*"), one) for one in served())] == []
+
+
+def test_the_table_of_metrics_is_complete():
+    rows = re.findall(r"^\| `(hami_\w+)` \|([^|]*)\|", read(ROOT / "docs" / "operations.md"), re.MULTILINE)
+    assert {name: set(labels.replace(",", " ").split()) for name, labels in rows} == served()
+
+
+# -- annotations, labels and resources
+
+
+def literals():
+    """All texts in the code."""
+    return {node.value for tree in CODE for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@cache
+def keys():
+    """Names with a domain: texts of the code and of the manifests, and the catalogue's."""
+    listed = {name for entry in entries(Settings()) for value in (
+        entry.count, entry.memory, entry.memory_percent, entry.cores, entry.priority, entry.register, entry.handshake,
+        entry.to_allocate, entry.allocated, entry.lock, *entry.selectors, *entry.node_keys, *entry.pod_keys)
+        for name in [value] if name}
+    manifests = "\n".join(path.read_text() for path in sorted((ROOT / "manifests").rglob("*.yaml")))
+    return frozenset({text for text in literals() if KEY.fullmatch(text)} | listed | set(KEY.findall(manifests)))
+
+
+@of_each
+def test_keys_that_are_named_exist(path):
+    """‹vendor› and the like stand for any part of a name. Kubernetes' own, images and the example's are not ours."""
+    named = {key for span in spans(read(path)) for key in KEY.findall(span.partition("=")[0])
+             if "://" not in span and FOREIGN.match(key) is None}
+    known = keys()
+    wrong = [key for key in sorted(named) if key.removeprefix("limits.").removeprefix("requests.") not in known
+             and not any(re.fullmatch(re.sub(r"‹[^›]*›|…", ".+", re.escape(key)), one) for one in known)]
+    assert wrong == []
+
+
+def test_quotas_that_are_shown_are_counted():
+    """By us what the catalogue calls memory and cores, by Kubernetes the rest."""
+    blocks = [body for _, body in FENCE.findall(read(ROOT / "README.md"))]
+    (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
+    counted = {f"limits.{name}" for entry in entries(Settings()) for name in (entry.memory, entry.cores)}
+    assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
