@@ -1,16 +1,14 @@
 """A Kubernetes control plane to test against.
 
 ``LocalCluster``: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, started by
-kwokctl, gone when the context ends, however it ends. ``ExternalCluster``: what the user's KUBECONFIG names.
-``KindCluster``: kind, where Docker answers. kube-scheduler's configuration is that of ``manifests/`` with the address
-filled in.
+kwokctl, gone when the context ends, however it ends; kube-scheduler's configuration is that of ``manifests/`` with the
+address filled in. ``ExternalCluster``: what the user's KUBECONFIG names. kind's is in ``e2e.kind``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -27,7 +25,7 @@ from e2e.kube import ApiError, Kube
 from e2e.processes import Program, free_port
 from e2e.rights import audit_policy
 
-__all__ = ["MANIFESTS", "SCHEDULER", "ClusterUnavailable", "ExternalCluster", "KindCluster", "LocalCluster"]
+__all__ = ["FAKE_NODE", "MANIFESTS", "SCHEDULER", "ClusterUnavailable", "ExternalCluster", "LocalCluster"]
 
 MANIFESTS = Path(__file__).parents[1] / "manifests" / "base"
 SCHEDULER = "hami-scheduler"
@@ -254,23 +252,3 @@ class ExternalCluster:
         if not kubeconfig.exists():
             raise ClusterUnavailable(f"HAMI_E2E_KUBECONFIG is set, but there is no {kubeconfig}")
         yield cls(kubeconfig)
-
-
-class KindCluster(ExternalCluster):
-    """A cluster made by kind. Real kubelets; slower, and it needs Docker."""
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(cls) -> Iterator[KindCluster]:
-        if (docker := shutil.which("docker")) is None:
-            raise ClusterUnavailable("kind needs Docker, and there is no 'docker' on PATH")
-        if subprocess.run([docker, "version"], capture_output=True, check=False).returncode != 0:
-            raise ClusterUnavailable("kind needs Docker, and the Docker daemon does not answer")
-        from pytest_kind.cluster import KindCluster as Kind  # GPL: the test extra only, and only where it is used
-
-        cluster = Kind("hami-e2e")
-        try:
-            cluster.create()
-            yield cls(Path(cluster.kubeconfig_path))
-        finally:
-            cluster.delete()

@@ -1,20 +1,23 @@
 """Fixtures: one control plane and one scheduler for all tests, a sandbox and an audit for each of them.
 
-``HAMI_E2E_KUBECONFIG=1`` runs against the cluster of KUBECONFIG instead (HAMi installed from manifests/, kwok
-running); ``HAMI_E2E_KIND=1`` against kind. What needs a process of ours to be stopped, or started with other flags,
-is then skipped.
+``HAMI_E2E_KIND=1`` (``tox run -e kind``) runs against kind instead, with pytest-kind's options (``--cluster-name`` of
+one that runs already, ``--kind-image`` or ``KIND_IMAGE``, ``--kind-bin``, ``--kind-kubectl-bin``, ``--keep-cluster``);
+``HAMI_E2E_KUBECONFIG=1`` against the cluster of KUBECONFIG, with HAMi installed from manifests/, and kwok. What needs a
+process of ours to be stopped, or started with other flags, is then skipped.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries
+from e2e import audit, binaries, kind
 from e2e.agent import NodeAgent
-from e2e.cluster import ClusterUnavailable, ExternalCluster, KindCluster, LocalCluster
+from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -43,19 +46,49 @@ def wants_external() -> bool:
     return bool(os.environ.get("HAMI_E2E_KUBECONFIG") or os.environ.get("HAMI_E2E_KIND"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("kind").addoption("--kind-config", type=Path, default=kind.NODES, metavar="FILE",
+                                      help="what kind makes the cluster of (default: %(default)s)")
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """A control plane: the user's own where it is asked for, else programs on this machine."""
-    kind = (ExternalCluster if os.environ.get("HAMI_E2E_KUBECONFIG") else
-            KindCluster if os.environ.get("HAMI_E2E_KIND") else LocalCluster)
-    try:
-        with LocalCluster.started(audited=True) if kind is LocalCluster else kind.started() as started:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A control plane: kind's or the user's own where it is asked for, else programs on this machine."""
+    if os.environ.get("HAMI_E2E_KIND"):
+        yield request.getfixturevalue("on_kind")
+    elif os.environ.get("HAMI_E2E_KUBECONFIG"):
+        with ExternalCluster.started() as external:
+            yield external
+            external.kube.close()
+    else:
+        with LocalCluster.started(audited=True) as started:
             yield started
             started.kube.close()
-    except ClusterUnavailable as error:
-        if kind is KindCluster:
-            pytest.skip(str(error))
-        raise
+
+
+@pytest.fixture(scope="session")
+def kind_cluster(pytestconfig: pytest.Config) -> Iterator[kind.Tool]:
+    """pytest-kind's, by its options: with nodes of our own choice, kind and kubectl from PATH if they are there."""
+    if reason := kind.missing():
+        pytest.skip(reason)
+    paths = {name: pytestconfig.getoption(option) or shutil.which(name)
+             for name, option in (("kind", "kind_bin"), ("kubectl", "kind_kubectl_bin"))}
+    config = pytestconfig.getoption("kubeconfig")
+    tool = kind.Tool(pytestconfig.getoption("cluster_name"), Path(config) if config else None,
+                     image=pytestconfig.getoption("kind_image") or os.environ.get("KIND_IMAGE"),
+                     **{f"{name}_path": Path(path) for name, path in paths.items() if path})
+    with kind.created(tool, pytestconfig.getoption("kind_config"), keep=pytestconfig.getoption("keep_cluster")):
+        yield tool
+
+
+@pytest.fixture(scope="session")
+def on_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kind.KindCluster]:
+    """kind with HAMi installed from manifests/."""
+    if not os.environ.get("HAMI_E2E_KIND"):
+        pytest.skip("needs kind: tox run -e kind")
+    tool = request.getfixturevalue("kind_cluster")
+    with kind.KindCluster.equipped(tool, tmp_path_factory.mktemp("kind")) as equipped:
+        yield equipped
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,9 @@ from e2e import audit, demo_realnode
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
 from e2e.cluster import LocalCluster
+from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
 from e2e.pods import container, init, pod, sidecar
-from e2e.realnode import NodeUnavailable
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
 

@@ -31,13 +31,13 @@ from typing import Any
 from e2e import binaries
 from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.images import pack_busybox
+from e2e.joined_node import JoinedNode, NodeUnavailable
 from e2e.node_files import TUNABLES, plugin_folder, write_node_files
 from e2e.kube import WaitTimeout
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
-from e2e.sandbox import LABEL, Sandbox, schedulable
 
-__all__ = ["IMAGE", "NodeUnavailable", "RealNode", "missing"]
+__all__ = ["IMAGE", "RealNode", "missing"]
 
 Object = dict[str, Any]
 IMAGE = "docker.io/library/busybox:1"
@@ -73,10 +73,6 @@ KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
 
 
-class NodeUnavailable(RuntimeError):
-    """There can be no real node here, or it did not come up; the text says why."""
-
-
 def missing() -> str:
     """Why this machine cannot have a real node; empty if it can."""
     if os.geteuid() != 0:
@@ -103,13 +99,12 @@ class NodeProgram(Program):
                     os.kill(pid, number)
 
 
-class RealNode:
+class RealNode(JoinedNode):
     """One node of real programs. Use ``RealNode.joined()``."""
 
     def __init__(self, cluster: LocalCluster, name: str, kubelet: Path) -> None:
+        super().__init__(cluster.kube, name)
         self.cluster = cluster
-        self.kube = cluster.kube
-        self.name = name
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cluster.folder))
         self._binary = kubelet
         self._holder: Program
@@ -153,31 +148,6 @@ class RealNode:
         """SIGKILL; containers stay."""
         self.kubelet.kill()
 
-    def wait_ready(self, timeout: float = 90) -> None:
-        """Wait until the API server has the node as Ready, and without taints."""
-        try:
-            self.wait_node(schedulable, timeout=timeout, what="Ready")
-        except WaitTimeout as error:
-            raise NodeUnavailable(f"{error}\n{self.logs()}") from None
-
-    def wait_node(self, holds: Callable[[Object], Any], *, timeout: float = 60, what: str = "") -> Any:
-        """Wait until *holds*, given the node's object, returns something true, and return that."""
-        return self.kube.wait("Node", lambda nodes: self.name in nodes and holds(nodes[self.name]), timeout=timeout,
-                              what=f"node {self.name}: {what}", fieldSelector=f"metadata.name={self.name}")
-
-    def node(self) -> Object:
-        """The node's object."""
-        return self.kube.get("Node", self.name)
-
-    def allocatable(self, resource: str) -> int:
-        """How much of *resource* the kubelet offers; 0 when it does not know it."""
-        return int(self.node()["status"].get("allocatable", {}).get(resource, 0))
-
-    def wait_allocatable(self, resource: str, amount: int, *, timeout: float = 60) -> None:
-        """Wait until the kubelet offers exactly *amount* of *resource*."""
-        self.wait_node(lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),
-                       timeout=timeout, what=f"offers {amount} {resource}")
-
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20) -> str:
         """What *container* of *pod* (as the API server has it) has printed, over all its runs, once *until* is in it.
 
@@ -213,17 +183,11 @@ class RealNode:
         """The end of the kubelet's and containerd's logs."""
         return f"--- kubelet\n{self.kubelet.tail(size)}\n--- containerd\n{self.containerd.tail(size)}"
 
-    @contextlib.contextmanager
-    def lent(self, sandbox: Sandbox) -> Iterator[None]:
-        """The node is *sandbox*'s alone; at the end it is without containers again."""
-        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}})
-        try:
-            yield
-        finally:
-            self.kubelet.start()
-            self.kube.delete_all("Pod", sandbox.namespace, grace_seconds=0)
-            self._wait(lambda: self.containers() == 0, "a node without containers", self.kubelet)
-            self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: None}}})
+    def revive(self) -> None:
+        self.kubelet.start()
+
+    def settle(self) -> None:
+        self._wait(lambda: self.containers() == 0, "a node without containers", self.kubelet)
 
     # -- life
 

@@ -1,0 +1,279 @@
+"""HAMi on a kind cluster, installed as the README tells a platform engineer to: images built from the Containerfile and
+loaded, the overlay ``kind`` applied. Webhook and extender are reached through Service and RBAC, device plugins run on
+real kubelets; kwok runs on this machine for the fake nodes that tests add beside kind's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pytest_kind.cluster import KindCluster as Tool  # GPL: the test extra only
+
+from e2e import binaries
+from e2e.cluster import FAKE_NODE, MANIFESTS, ClusterUnavailable, ExternalCluster
+from e2e.images import pack_busybox
+from e2e.joined_node import JoinedNode
+from e2e.kube import WaitTimeout
+from e2e.processes import Program
+
+__all__ = ["KindCluster", "Tool", "Worker", "created", "missing"]
+
+Object = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+NODES = Path(__file__).with_name("kind.yaml")
+NAMESPACE = "kube-system"
+IMAGES = {"hami": "scheduler", "hami-device-plugin": "device-plugin"}
+"""Repository → stage of the Containerfile."""
+RELEASE = "0.1.0"
+BUSYBOX = "busybox:1"
+RESOURCE = "nvidia.com/gpu"
+ROLLOUT_SECONDS = 240
+
+
+def missing() -> str:
+    """Why there can be no kind cluster here; empty if there can."""
+    if (docker := shutil.which("docker")) is None:
+        return "kind needs Docker, and there is no 'docker' on PATH"
+    done = subprocess.run([docker, "version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return f"kind needs Docker, and its daemon does not answer: {done.stderr.strip()[-200:]}"
+    if shutil.which("busybox") is None:
+        return "what pods run on kind's nodes is packed from busybox, which is not here (Debian: busybox-static)"
+    return ""
+
+
+def run(*command: str | Path, **options: Any) -> str:
+    """Standard output of *command*. Raises: ClusterUnavailable with what it said."""
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+                          **options)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        raise ClusterUnavailable(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{said[-4000:]}")
+    return done.stdout.decode()
+
+
+@contextlib.contextmanager
+def created(tool: Tool, config: Path, *, keep: bool) -> Iterator[Tool]:
+    """The cluster that *tool* names, for as long as the context lasts; one that runs already is used, and stays."""
+    tool.ensure_kind()
+    found = tool.name in run(tool.kind_path, "get", "clusters").split()
+    if found:
+        run(tool.kind_path, "export", "kubeconfig", "--name", tool.name, "--kubeconfig", tool.kubeconfig_path)
+    try:
+        tool.create(config_file=config)
+        yield tool
+    except subprocess.CalledProcessError as error:
+        raise ClusterUnavailable(f"kind could not create a cluster: {error}") from error
+    finally:
+        if not found and not keep:
+            tool.delete()
+
+
+class KindCluster(ExternalCluster):
+    """A kind cluster. Use ``KindCluster.equipped()``."""
+
+    def __init__(self, tool: Tool, folder: Path) -> None:
+        super().__init__(Path(tool.kubeconfig_path))
+        self.folder = folder
+        self.version: str = self.kube.call("GET", "/version")["gitVersion"]
+        self._tool = tool
+        self.workers = [
+            Worker(self, node["metadata"]["name"]) for node in self.kube.list("Node")
+            if "node-role.kubernetes.io/control-plane" not in node["metadata"]["labels"]
+            and FAKE_NODE not in (node["metadata"].get("annotations") or {})]
+        if not self.workers:
+            raise ClusterUnavailable(f"kind cluster {tool.name} has no worker: devices are offered on workers")
+
+    @classmethod
+    @contextlib.contextmanager
+    def equipped(cls, tool: Tool, folder: Path) -> Iterator[KindCluster]:
+        """The cluster with HAMi installed and kwok beside it, for as long as the context lasts.
+
+        *folder*: for files of ours. Raises: ClusterUnavailable, BinariesMissing.
+        """
+        cluster = cls(tool, folder)
+        cluster._load_images()
+        for worker in cluster.workers:
+            worker.label("gpu", "on")
+        kwok = cluster._kwok().start()
+        try:
+            cluster.install()
+            yield cluster
+        finally:
+            kwok.kill()
+            cluster.uninstall()
+            cluster.kube.close()
+
+    # -- what a platform engineer does
+
+    def install(self, tag: str = RELEASE) -> None:
+        """Apply the overlay ``kind`` with images of *tag*, and wait until every part has been rolled out."""
+        self.kubectl("apply", "-k", str(self._kustomization(tag)))
+        self.wait_rolled_out()
+
+    def uninstall(self) -> None:
+        """Delete what `install` has applied."""
+        self.kubectl("delete", "-k", str(self._kustomization(RELEASE)), "--ignore-not-found", "--timeout=120s")
+
+    def restart(self, workload: str) -> None:
+        """Roll *workload* (``deployment/…``) over to new pods, and wait until that is done."""
+        self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
+        self.wait_rolled_out(workload)
+
+    def scale(self, replicas: int) -> None:
+        """So many replicas of the scheduler; waits until it is so, and those that are gone have left the Service."""
+        self.kubectl("scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE)
+        self.wait_rolled_out("deployment/hami-scheduler")
+        self.kube.wait("Pod", lambda pods: len(pods) == replicas, NAMESPACE, timeout=90,
+                       what=f"{replicas} pods of the scheduler", labelSelector=COMPONENT.format("hami-scheduler"))
+
+    def wait_rolled_out(self, *workloads: str) -> None:
+        """Wait until *workloads* (all of ours) run as they are described."""
+        for workload in workloads or ("deployment/hami-scheduler", "daemonset/hami-device-plugin"):
+            try:
+                self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
+            except ClusterUnavailable as error:
+                raise ClusterUnavailable(f"{error}\n{self.logs()}") from None
+
+    def kubectl(self, *words: str) -> str:
+        """Standard output of kubectl. Raises: ClusterUnavailable with what it said."""
+        self._tool.ensure_kubectl()
+        return run(self._tool.kubectl_path, "--kubeconfig", self.kubeconfig, *words)
+
+    def pods_of(self, component: str) -> list[Object]:
+        """Pods of ``hami-scheduler`` or ``hami-device-plugin``, on nodes that have a kubelet."""
+        return self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
+
+    def logs(self, lines: int = 40) -> str:
+        """State and the end of the logs of all parts."""
+        words = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component in (hami-scheduler,hami-device-plugin)")
+        parts = [("get", "pods", *words, "-o", "wide"), ("describe", "pods", *words),
+                 ("logs", *words, "--all-containers", "--prefix", f"--tail={lines}")]
+        said = []
+        for part in parts:
+            try:
+                said.append(self.kubectl(*part)[-8000:])
+            except ClusterUnavailable as error:  # a report must not fail
+                said.append(str(error))
+        return "\n".join(said)
+
+    def tag_images(self, tag: str) -> None:
+        """The same images, called *tag*, on all nodes: a release to upgrade to."""
+        for repository in IMAGES:
+            run("docker", "tag", f"{repository}:{RELEASE}", f"{repository}:{tag}")
+            self._tool.load_docker_image(f"{repository}:{tag}")
+
+    # -- how it comes about
+
+    def _load_images(self) -> None:
+        for repository, stage in IMAGES.items():
+            build_image(f"{repository}:{RELEASE}", stage)
+            self._tool.load_docker_image(f"{repository}:{RELEASE}")
+        archive = self.folder / "busybox.tar"
+        pack_busybox(archive, BUSYBOX, Path(shutil.which("busybox") or ""), command=("sh",))
+        run("docker", "load", "--input", archive)
+        self._tool.load_docker_image(BUSYBOX)
+
+    def _kustomization(self, tag: str) -> Path:
+        """The overlay ``kind`` with images of *tag* and kube-scheduler of the cluster's version, off fake nodes."""
+        folder = self.folder / f"install-{tag}"
+        folder.mkdir(exist_ok=True)
+        away = yaml.safe_dump([{
+            "op": "add", "path": "/spec/template/spec/affinity/nodeAffinity", "value": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "type", "operator": "NotIn", "values": ["kwok"]}]}]}}}])
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump({
+            "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / "kind", folder.resolve())],
+            "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
+                {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
+            "patches": [
+                {"target": {"kind": "Deployment", "name": "hami-scheduler"}, "patch": away},
+                {"target": {"kind": "DaemonSet", "name": "hami-device-plugin"},
+                 "patch": yaml.safe_dump([{"op": "add", "path": "/spec/template/spec/affinity", "value": {}}]) + away}],
+        }))
+        return folder
+
+    def _kwok(self) -> Program:
+        """kwok, for the nodes that say they are fake, with the stages that it has built in."""
+        return Program("kwok", [
+            str(binaries.find()["kwok"]), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake", "--node-lease-duration-seconds=40",
+        ], self.folder / "kwok.log")
+
+
+COMPONENT = "app.kubernetes.io/component={}"
+
+
+class Worker(JoinedNode):
+    """One of kind's nodes that pods may run on."""
+
+    def __init__(self, cluster: KindCluster, name: str) -> None:
+        super().__init__(cluster.kube, name)
+        self._cluster = cluster
+
+    def label(self, key: str, value: str | None) -> None:
+        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {key: value}}})
+
+    def restart_kubelet(self) -> None:
+        """As systemd would after a crash; containers stay."""
+        run("docker", "exec", self.name, "systemctl", "kill", "--signal=SIGKILL", "kubelet")
+
+    def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:
+        """What *container* of *pod* has printed, once *until* is in it. Raises: WaitTimeout."""
+        meta = pod["metadata"]
+        deadline = time.monotonic() + timeout
+        while until not in (text := self._cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c",
+                                                          container)):
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"{meta['name']}/{container} has not printed {until!r} in {timeout:g} s: {text!r}")
+            time.sleep(0.2)
+        return text
+
+    def logs(self, size: int = 3000) -> str:
+        return run("docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]
+
+
+def build_image(name: str, stage: str) -> None:
+    """Build *stage* of the Containerfile as *name*. Raises: ClusterUnavailable.
+
+    From the environment: ``HAMI_E2E_BASE_IMAGE`` in place of Debian's own, ``PIP_INDEX_URL``, ``PIP_EXTRA_INDEX_URL``,
+    and, where connections go through a proxy with a CA of its own, ``SSL_CERT_FILE``.
+    """
+    arguments = [f"--build-arg={key}" for key in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if os.environ.get(key)]
+    if base := os.environ.get("HAMI_E2E_BASE_IMAGE"):
+        arguments.append(f"--build-arg=BASE={base}")
+    run("docker", "build", "--network=host", "--file=Containerfile", f"--tag={name}", f"--target={stage}", *arguments,
+        "-", input=build_context())
+
+
+def build_context() -> bytes:
+    """A tar of what ``.dockerignore`` lets into an image, and of the machine's CA bundle, if it says where that is."""
+    taken = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for path in [ROOT / "Containerfile", *(ROOT / name for name in sorted(taken))]:
+            if path.exists():
+                archive.add(path, path.name, filter=anonymous)
+        if bundle := os.environ.get("SSL_CERT_FILE"):
+            archive.add(Path(bundle).resolve(), "ca-bundle.crt", filter=anonymous)
+    return written.getvalue()
+
+
+def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """*entry* with nobody's name and no time, so that equal files are taken from the build cache."""
+    if "__pycache__" in entry.name:
+        return None
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = 0
+    return entry

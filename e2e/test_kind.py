@@ -1,0 +1,224 @@
+"""What only a whole installation can show: parts that are rolled over, upgraded, taken away and brought back, while
+pods run on real kubelets and others are being created.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from e2e import audit
+from e2e.cluster import SCHEDULER
+from e2e.kind import NAMESPACE, KindCluster, Worker
+from e2e.nodes import gpus
+from e2e.pods import pod
+from e2e.sandbox import Sandbox
+from e2e.scheduler import lease_holder
+from e2e.shown import limits, seen, shower
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
+Object = dict[str, Any]
+RESOURCE = "nvidia.com/gpu"
+HOOK = "/usr/local"
+CARDS, SLOTS = 2, 10
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+show = partial(shower, HOOK)
+
+
+@pytest.fixture
+def worker(on_kind: KindCluster, sandbox: Sandbox) -> Iterator[Worker]:
+    """A node of kind's, for this test's pods alone, and offering all its slices."""
+    node = on_kind.workers[0]
+    node.wait_ready()
+    node.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+    with node.lent(sandbox):
+        yield node
+        found = audit.audit(sandbox.kube)
+    assert not found, "the auditor found:\n" + "\n".join(found)
+
+
+def allocated(sandbox: Sandbox, *names: str) -> dict[str, str]:
+    return {name: sandbox.pod(name)["metadata"]["annotations"][ALLOCATED] for name in names}
+
+
+def restarts(sandbox: Sandbox, *names: str) -> list[int]:
+    return [status["restartCount"] for name in names for status in sandbox.pod(name)["status"]["containerStatuses"]]
+
+
+def holders(kube: Any) -> set[str]:
+    """Who holds the leases of kube-scheduler and extender."""
+    return {lease_holder(kube, name).partition("_")[0] for name in (SCHEDULER, f"{SCHEDULER}-extender")}
+
+
+class Arrivals:
+    """Pods on fake nodes that keep arriving until `stop`, each told from the others by its number."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._create, name="arrivals", daemon=True)
+        self.names: list[str] = []
+        self.refused: list[str] = []
+
+    def __enter__(self) -> Arrivals:
+        self._sandbox.add_gpu_nodes({f"n{number}": gpus(8, slots=100) for number in range(4)})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _create(self) -> None:
+        while not self._ended.wait(0.3):
+            name = f"arrival-{len(self.names)}"
+            try:
+                # it says which scheduler: without webhook it would still go nowhere else
+                self._sandbox.create(pod(name, gpu=1, gpumem=100))
+                self.names.append(name)
+            except Exception as error:  # told at the end, by the test
+                self.refused.append(f"{name}: {error}")
+
+    def all_placed(self) -> None:
+        """Every pod was admitted by us, and has its devices."""
+        assert self.refused == []
+        assert len(self.names) > 10
+        pods = {item["metadata"]["name"]: item for item in self._sandbox.kube.list("Pod", self._sandbox.namespace)}
+        missed = [name for name in self.names if pods[name]["spec"]["schedulerName"] != SCHEDULER]
+        assert missed == []
+        started = self._sandbox.kube.wait(
+            "Pod", lambda found: all(found[name]["spec"].get("nodeName") for name in self.names),
+            self._sandbox.namespace, timeout=90, what="all pods that arrived are bound")
+        assert started
+
+
+@contextlib.contextmanager
+def arriving(sandbox: Sandbox) -> Iterator[None]:
+    """Pods keep arriving meanwhile; in the end all of them have been placed."""
+    with Arrivals(sandbox) as arrivals:
+        yield
+    arrivals.all_placed()
+
+
+def test_it_works_at_once(on_kind: KindCluster) -> None:
+    scheduler = on_kind.kube.get("Deployment", SCHEDULER, NAMESPACE)
+    assert scheduler["status"]["readyReplicas"] == 2
+    names = {item["metadata"]["name"] for item in on_kind.pods_of(SCHEDULER)}
+    assert holders(on_kind.kube) <= names
+    for worker in on_kind.workers:
+        worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=60)
+    webhook = on_kind.kube.get("MutatingWebhookConfiguration", "hami-webhook")
+    assert all(entry["clientConfig"].get("caBundle") for entry in webhook["webhooks"])
+    restarted = [status["name"] for item in on_kind.pods_of(SCHEDULER) + on_kind.pods_of("hami-device-plugin")
+                 for status in item["status"]["containerStatuses"] if status["restartCount"]]
+    assert restarted == []
+
+
+def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
+    sandbox.create(show("plain"), show("asking", gpu=1, gpumem=3000, gpucores=30))
+    sandbox.running("plain", "asking", timeout=120)
+    plain, asking = seen(sandbox, worker, "plain"), seen(sandbox, worker, "asking")
+    granted = {key: value for key, value in asking.env.items() if key not in plain.env}
+    assert granted.pop("CUDA_DEVICE_MEMORY_SHARED_CACHE").startswith(f"{HOOK}/vgpu/")
+    card = granted.pop("NVIDIA_VISIBLE_DEVICES")
+    assert card.startswith("GPU-")
+    assert f"{card},NVIDIA,3000,30:" in allocated(sandbox, "asking")["asking"]
+    assert granted == {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30", "LIBCUDA_LOG_LEVEL": "1"}
+    assert asking.library == "limits nothing\n"
+
+
+def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbox, worker: Worker) -> None:
+    names = [f"p{number}" for number in range(4)]
+    sandbox.create_all(show(name, gpu=1, gpumem=40_000 + number) for number, name in enumerate(names))
+    sandbox.running(*names, timeout=120)
+    assert limits(sandbox, worker, *names) == [(f"{40_000 + number}m", "0") for number in range(4)]
+    sandbox.create(show("late", gpu=1, gpumem=40_000))
+    assert "CardInsufficientMemory" in sandbox.refusal("late", "CardInsufficientMemory")
+    sandbox.delete("p0")
+    sandbox.running("late", timeout=120)
+
+
+def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Worker) -> None:
+    sandbox.create(show("a", gpu=1, gpumem=1000))
+    before = sandbox.running("a", timeout=120)
+    worker.restart_kubelet()
+    worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+    sandbox.create(show("b", gpu=1, gpumem=2000))
+    assert sandbox.running("a", "b", timeout=120)[:1] == before
+    assert limits(sandbox, worker, "a", "b") == [("1000m", "0"), ("2000m", "0")]
+
+
+@pytest.mark.parametrize("workload", ["deployment/hami-scheduler", "daemonset/hami-device-plugin"])
+def test_a_part_is_rolled_over_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str,
+                                          ) -> None:
+    sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
+    before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
+    with arriving(sandbox):
+        on_kind.restart(workload)
+        worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+        sandbox.create(show("c", gpu=1, gpumem=3000))
+        assert sandbox.running("a", "b", "c", timeout=120)[:2] == before
+    assert allocated(sandbox, "a", "b") == held
+    assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
+
+
+def test_all_is_upgraded_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+    sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
+    before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
+    on_kind.tag_images("next")
+    try:
+        with arriving(sandbox):
+            on_kind.install("next")
+            worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+            sandbox.create(show("c", gpu=1, gpumem=79_920))
+            assert sandbox.running("a", "b", "c", timeout=120)[:2] == before
+        images = {status["image"].rpartition(":")[2] for item in on_kind.pods_of(SCHEDULER)
+                  for status in item["spec"]["containers"] if status["name"] == "extender"}
+        assert images == {"next"}
+        assert allocated(sandbox, "a", "b") == held
+        assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
+        # what the first two hold was not forgotten: 2 + 1 GB of one card, 2 GB of the other, or c would not be alone
+        sandbox.create(show("d", gpu=1, gpumem=79_920))
+        assert "CardInsufficientMemory" in sandbox.refusal("d", "CardInsufficientMemory")
+    finally:
+        on_kind.install()
+
+
+def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+    """Other pods go on; a pod that asked for devices meanwhile waits, is told why, and takes nothing from others."""
+    sandbox.create(show("a", gpu=1, gpumem=1000))
+    before = sandbox.running("a", timeout=120)
+    on_kind.scale(0)
+    try:
+        sandbox.create(pod("plain", scheduler="default-scheduler"), pod("missed", gpu=1, gpumem=1000))
+        sandbox.running("plain", timeout=120)
+        assert not sandbox.pod("missed")["spec"].get("nodeName")
+    finally:
+        on_kind.scale(2)
+    assert "webhook" in sandbox.event("missed", "NotAdmitted", timeout=60)
+    sandbox.create(show("b", gpu=1, gpumem=2000))
+    assert sandbox.running("a", "b", timeout=120)[:1] == before
+    assert limits(sandbox, worker, "b") == [("2000m", "0")]
+
+
+def test_it_is_taken_away_and_installed_anew(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+    sandbox.create(show("a", gpu=2, gpumem=60_000))
+    before, held = sandbox.running("a", timeout=120), allocated(sandbox, "a")
+    on_kind.uninstall()
+    try:
+        assert on_kind.kube.find("MutatingWebhookConfiguration", "hami-webhook") is None
+        worker.wait_allocatable(RESOURCE, 0, timeout=120)
+    finally:
+        on_kind.install()
+    worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+    sandbox.create(show("b", gpu=1, gpumem=30_000))
+    assert "CardInsufficientMemory" in sandbox.refusal("b", "CardInsufficientMemory", timeout=60)
+    sandbox.create(show("c", gpu=1, gpumem=20_000))
+    assert sandbox.running("a", "c", timeout=120)[:1] == before
+    assert allocated(sandbox, "a") == held
+    assert restarts(sandbox, "a", "c") == [0, 0]
