@@ -215,6 +215,8 @@ class Service:
                 return f"{name} have not been read yet"
             if reflector.age() > FRESH:
                 return f"the API server has said nothing about {name} for {reflector.age():.0f} s"
+        if self._certifier is not None and not self._certifier.is_trusted():
+            return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None
 
     def _reservation(self, uid: str) -> bytes | None:

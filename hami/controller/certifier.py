@@ -59,7 +59,8 @@ class Certifier(Rounds):
 
     def __init__(self, cluster: Calls, role: Role, place: Place, terms: Terms, *, clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
-        super().__init__(min(LOOK_EVERY, terms.overlap.total_seconds() / 4))
+        super().__init__(RETRY_SECONDS)
+        self._usual_pause = min(LOOK_EVERY, terms.overlap.total_seconds() / 4)
         self._cluster = cluster
         self._role = role
         self._place = place
@@ -69,6 +70,7 @@ class Certifier(Rounds):
         self._published: Published | None = None
         self._complaint = ""
         self._ends: float | None = None
+        self._trusted = False
 
     def run(self) -> None:
         """Look at once, and then until stopped."""
@@ -86,6 +88,11 @@ class Certifier(Rounds):
             self._complain(error)
         except Exception:
             log.exception("certificates: look failed")
+        self._pause = self._usual_pause if self._trusted else RETRY_SECONDS
+
+    def is_trusted(self) -> bool:
+        """The API server has trusted what is served, or nothing speaks against it. Once true it stays so."""
+        return self._trusted
 
     def ends(self) -> float | None:
         """Until when what is served is valid (Unix seconds); ``None`` while nobody has looked."""
@@ -97,13 +104,18 @@ class Certifier(Rounds):
         if not self._leads():
             self._published = None  # what is not watched by us may change, and change back
             self._store(secret)
+            if not self._trusted and secret is not None:
+                configuration = self._configuration()[0]
+                self._trusted = configuration is None or _is_published(configuration, secret.data[CA_CERTIFICATES])
             return
         configuration, problem = self._configuration()
         secret = self._revise(secret, configuration, None if problem else self._sight(configuration))
         self._store(secret)
         if problem is not None:
+            self._trusted = True  # for all that is known
             raise problem
         self._publish(configuration, secret.data[CA_CERTIFICATES])
+        self._trusted = True
 
     def prepare(self, wait: Callable[[float], object]) -> None:
         """Return once there is a certificate to be served; make one if need be, whoever leads.
@@ -162,7 +174,7 @@ class Certifier(Rounds):
         return stored
 
     def _publish(self, configuration: WebhookConfiguration | None, bundle: bytes) -> None:
-        if configuration is None or all(webhook.bundle == bundle for webhook in configuration.webhooks):
+        if configuration is None or _is_published(configuration, bundle):
             return
         if self._leads():
             self._cluster.publish_bundle(configuration, bundle)
@@ -197,6 +209,10 @@ class Certifier(Rounds):
         if str(error) != self._complaint:
             self._complaint = str(error)
             log.warning("certificates cannot be looked after", extra={"error": error})
+
+
+def _is_published(configuration: WebhookConfiguration, bundle: bytes) -> bool:
+    return all(webhook.bundle == bundle for webhook in configuration.webhooks)
 
 
 def _names(configuration: WebhookConfiguration | None) -> frozenset[str]:

@@ -255,6 +255,33 @@ def test_a_webhook_configuration_that_cannot_be_read_holds_up_no_renewal(world):
     assert replica.served() == served(world.data) != before
 
 
+def test_nobody_is_ready_before_the_api_server_trusts_what_is_served(world):
+    leader, follower = world.replica("a", leads=False), world.replica("b", leads=False)
+    leader.prepare(leader.waited.append)
+    for replica in (leader, follower):
+        replica.tick()
+        assert not replica.is_trusted()
+    leader.leads = True
+    leader.tick()
+    assert leader.is_trusted() and not follower.is_trusted()
+    follower.tick()
+    assert follower.is_trusted()
+    world.fake.put_webhook(replace(world.fake.webhooks["hook"], webhooks=(SERVICE,)))
+    follower.tick()
+    assert follower.is_trusted()  # to leave the Service would help nobody
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_webhook_configuration_that_is_not_there_or_cannot_be_read_keeps_nobody_from_being_ready(world, leads):
+    world.replica().look()
+    unreadable, absent = world.replica("b", leads), world.replica("c", leads)
+    world.fake.fail("webhook_configuration", ClusterError("forbidden", 403))
+    unreadable.tick()
+    del world.fake.webhooks["hook"]
+    absent.tick()
+    assert unreadable.is_trusted() and absent.is_trusted()
+
+
 def test_a_start_waits_for_the_api_server(world):
     replica = world.replica(leads=False)
     world.fake.fail("secret", no_answer(), times=2)
