@@ -9,7 +9,7 @@ __all__ = ["Rounds"]
 
 
 class Rounds(abc.ABC):
-    """Goes round every *pause* seconds, the first time after one, until it is stopped. A round may change ``_pause``."""
+    """Goes round every *pause* seconds, the first time after one, until it is stopped. A round may change that."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
