@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 TESTED = ("hami", "e2e", "manifests", "setup.cfg", "pyproject.toml")
 """What a run's outcome hangs on; changes there that are not committed are told with the commit."""
-REAL_NODE = "*/test_realnode*"
+REAL_NODE, KIND = "*/test_realnode*", "*/test_kind*"
+"""Tests that need a kubelet of that version, and tests that need kind."""
 ANOTHER_CLUSTER = ("HAMI_E2E_KUBECONFIG", "HAMI_E2E_KIND")
 AGAIN_AT_MOST = 10
 """Failed tests that are run once more; if more than these failed, it is no noise."""
@@ -201,7 +202,8 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    words = [*([] if chosen.real_node else [f"--ignore-glob={REAL_NODE}"]), *chosen.pytest]
+    without = (KIND,) if chosen.real_node else (REAL_NODE, KIND)
+    words = [*(f"--ignore-glob={pattern}" for pattern in without), *chosen.pytest]
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
         reports = (chosen.reports or Path(scratch)).absolute()
