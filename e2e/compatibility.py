@@ -17,14 +17,14 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, spoken_version
 
-__all__ = ["DOCUMENT", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "table_rows"]
+__all__ = ["DOCUMENT", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "table_rows", "write_rows"]
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
@@ -200,26 +200,38 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
-def main() -> int:
-    chosen = options()
+def pytest_words(chosen: argparse.Namespace) -> list[str]:
     without = (KIND,) if chosen.real_node else (REAL_NODE, KIND)
-    words = [*(f"--ignore-glob={pattern}" for pattern in without), *chosen.pytest]
+    return [*(f"--ignore-glob={pattern}" for pattern in without), *chosen.pytest]
+
+
+def write_rows(document: Path, chosen: Iterable[str], run_one: Callable[[str], Row]) -> int:
+    """Run each of the *chosen* minors and write its row as soon as it is there; the exit status.
+
+    A minor that could not be built, or not be run to the end, is told on standard error and keeps the row it had.
+    """
     status = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        reports = (chosen.reports or Path(scratch)).absolute()
-        reports.mkdir(parents=True, exist_ok=True)
-        for minor in chosen.minors:
-            try:
-                table_rows(DOCUMENT.read_text())  # before minutes are spent on what cannot be written
-                fresh = run_minor(minor, words, reports)
-                DOCUMENT.write_text(merged(DOCUMENT.read_text(), [fresh], minors()))
-            except (BinariesMissing, RunBroken, TableChanged) as error:
-                print(f"Kubernetes {minor}: {error}", file=sys.stderr)
-                status = 1
-                continue
+    for minor in chosen:
+        try:
+            table_rows(document.read_text())  # before minutes are spent on what cannot be written
+            fresh = run_one(minor)
+            document.write_text(merged(document.read_text(), [fresh], minors()))
+        except (BinariesMissing, RunBroken, TableChanged) as error:
+            print(f"Kubernetes {minor}: {error}", file=sys.stderr)
+            status = 1
+        else:
             print(fresh, flush=True)
             status = 1 if fresh.failed else status
     return status
+
+
+def main() -> int:
+    chosen = options()
+    words = pytest_words(chosen)
+    with tempfile.TemporaryDirectory() as scratch:
+        reports = (chosen.reports or Path(scratch)).absolute()
+        reports.mkdir(parents=True, exist_ok=True)
+        return write_rows(DOCUMENT, chosen.minors, lambda minor: run_minor(minor, words, reports))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import pytest
 
 from e2e import compatibility
 from e2e.binaries import minors
-from e2e.compatibility import DOCUMENT, Row, TableChanged, left_out, merged, outcomes, row, table_rows
+from e2e.compatibility import (
+    DOCUMENT, KIND, REAL_NODE, Row, RunBroken, TableChanged, left_out, merged, outcomes, row, table_rows, write_rows,
+)
 
 SUITE = """
 import pytest
@@ -140,4 +142,42 @@ def test_a_minor_that_cannot_be_built_is_named(capsys, words):
 
 def test_all_minors_are_run_by_default_and_words_for_pytest_are_handed_on():
     chosen = compatibility.options(["--", "-x", "-k", "a"])
-    assert (chosen.minors, chosen.pytest) == (list(minors()), ["-x", "-k", "a"])
+    assert chosen.minors == list(minors())
+    left = [f"--ignore-glob={pattern}" for pattern in (REAL_NODE, KIND)]
+    assert compatibility.pytest_words(chosen) == [*left, "-x", "-k", "a"]
+
+
+def test_a_real_node_is_asked_for_and_kind_has_a_run_of_its_own():
+    assert compatibility.pytest_words(compatibility.options(["--real-node"])) == [f"--ignore-glob={KIND}"]
+
+
+@pytest.mark.parametrize(("failed", "status"), [((), 0), (("x",), 1)])
+def test_a_failed_test_is_in_the_table_and_in_the_exit_status(tmp_path, failed, status):
+    document = tmp_path / "table.md"
+    document.write_text(EMPTY)
+    one, other = list(minors().values())[:2]
+    found = {one: ran(one.kube_version), other: ran(other.kube_version, failed=failed)}
+    assert write_rows(document, list(minors())[:2], lambda minor: found[minors()[minor]]) == status
+    assert list(table_rows(document.read_text()).values()) == [str(row) for row in found.values()]
+
+
+def test_a_run_that_broke_keeps_the_row_it_had_and_the_next_is_run(tmp_path, capsys):
+    document = tmp_path / "table.md"
+    one, other = list(minors().values())[:2]
+    document.write_text(merged(EMPTY, [ran(one.kube_version, passed=3)], minors()))
+
+    def run_one(minor):
+        if minors()[minor] == one:
+            raise RunBroken("no tests were collected")
+        return ran(other.kube_version)
+
+    assert write_rows(document, list(minors())[:2], run_one) == 1
+    assert [line.split()[3] for line in table_rows(document.read_text()).values()] == ["3", "7"]
+    assert "no tests were collected" in capsys.readouterr().err
+
+
+def test_no_minute_is_spent_on_a_table_that_was_changed(tmp_path, capsys):
+    document = tmp_path / "table.md"
+    document.write_text(EMPTY.replace("<!-- end", "| v1.36.3 | 9 |\n<!-- end"))
+    assert write_rows(document, list(minors())[:1], lambda minor: pytest.fail("it was run")) == 1
+    assert "changed by hand" in capsys.readouterr().err and "| v1.36.3 | 9 |" in document.read_text()
