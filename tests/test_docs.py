@@ -174,6 +174,30 @@ def test_operators_are_told_of_each(words):
     assert words - set(spans(read(ROOT / "docs" / "operations.md"))) == set()
 
 
+# -- messages
+
+PROGRAMS = ("docker ", "go ", "hami ", "helm ", "kubectl ", "pip ", "python ", "tox ", "uv ")
+OF_OTHERS = {"No such option", "failed calling webhook"}
+"""What click says, and the API server."""
+
+
+@cache
+def messages():
+    """All sentences in the code, one a line; what is put in stands as …"""
+    told = list(literals())
+    for node in (node for tree in CODE for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+        told.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+    return "\n".join(told)
+
+
+@of_each
+def test_messages_that_are_quoted_are_said(path):
+    """Of two words or more, in letters alone; … stands for anything."""
+    quoted = {span for span in spans(read(path)) if re.fullmatch(r"[A-Za-z…][\w…]*(?: [\w'’…,-]+)+", span)
+              and not span.startswith(PROGRAMS) and span not in OF_OTHERS}
+    assert [text for text in quoted if not re.search(".*".join(map(re.escape, text.split("…"))), messages())] == []
+
+
 # -- metrics
 
 
