@@ -7,7 +7,8 @@ be written for now, or need not be waited for, is owed, and written before anyth
 Whose call it is, all pods of the node say. They are listed after the call came; a list costs more than all else,
 though, so a watch is asked first, which may be late. Its answer counts only when it is proven: the swap comes back by
 the same watch, after all that was written before, and the pods that have been told of by then must give the same
-answer. Else the swap is undone, and a list says.
+answer, with the node lock as it was read after the call came. Else the swap is undone, and a list says. So the lock
+need not be waited for before the swap: both are under way at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,7 +43,6 @@ __all__ = ["Allocator", "Calls", "Files"]
 
 log = logging.getLogger(__name__)
 
-MIG_MODE = "mig"
 PATIENCE = 20.0  # seconds for which an API server that is away is waited for; the kubelet waits that long, too
 UNCLEAR = 3.0  # seconds for which a pod that the kubelet has refused may still look as if it waited for its devices
 TOLD = 0.02  # seconds for which a watch may be behind the kubelet's, before a list is asked for
@@ -50,6 +51,7 @@ RELEASE_ATTEMPTS = 8  # conflicts in a row: somebody else keeps changing the nod
 REASON = "AllocationFailed"
 
 Edits = Mapping[str, str | None]
+Ask = Callable[[], Node]
 
 
 class Calls(Protocol):
@@ -66,6 +68,7 @@ class Calls(Protocol):
 class Watch(Protocol):
     """What is asked of :class:`hami.plugin.residents.Residents`."""
 
+    def now(self) -> View | None: ...
     def holding(self, namespace: str, name: str, timeout: float) -> View | None: ...
     def after(self, view: View, version: str, timeout: float) -> View | None: ...
 
@@ -121,12 +124,14 @@ class Allocator:
     def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, cards: Callable[[], Sequence[Card]],
                  host: Files, mig: Mig | None, events: Recorder, *, vendor: str = "NVIDIA",
                  watch: Watch | None = None, wake: Callable[[], None] | None = None,
+                 beside: Callable[[Ask], Ask] | None = None,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*vendor*: whose devices these are, by its key in *vendors*. *mig*: only in operating mode ``mig``.
         *watch*: of the node's pods; without it they are listed for each call. *wake*: has `settle` called soon, by
         another thread, so that the kubelet has its answer before the lock is released; without it that is done first.
-        *token*: a text that is new each time."""
+        *beside* begins a call and returns what waits for its outcome; by a thread if ``None``. *token*: a text that is
+        new each time."""
         self._config = config
         self._cluster = cluster
         self._vendor = vendors.named(vendor)
@@ -134,10 +139,11 @@ class Allocator:
                               if one is not self._vendor and one.lock == NODE_LOCK and one.to_allocate)
         self._cards = cards
         self._host = host
-        self._mig = mig if config.operating_mode == MIG_MODE else None
+        self._mig = mig
         self._events = events
-        self._watch = watch if self._mig is None else None
+        self._watch = watch
         self._wake = wake
+        self._beside = _thread() if beside is None else beside
         self._clock = clock
         self._token = token
         self._sleep = sleep
@@ -169,13 +175,16 @@ class Allocator:
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
         """The ids that lie on the cards of the container whose turn it is; empty when nothing can be said. Writes
-        nothing."""
+        nothing. A watch may say whose turn it is, unproven, as long as devices are handed out whatever is chosen."""
         with self._turn:
             try:
                 call = self._call(tuple(available[:size]))
                 if not 0 < size == call.count:
                     return ()
-                verdict = self._judge_afresh(self._node().annotations.get(NODE_LOCK), call).verdict
+                view = self._watch.now() if self._watch is not None and not self._config.aligned else None
+                verdict = whose(view.pods, None, call) if view is not None else None
+                if not isinstance(verdict, Serve):
+                    verdict = self._judge_afresh(self._node().annotations.get(NODE_LOCK), call).verdict
             except HamiError as error:
                 log.info("no devices are preferred", extra={"node": self._config.node, "error": error})
                 return ()
@@ -222,9 +231,12 @@ class Allocator:
 
     def _answer(self, ids: tuple[str, ...], begun: float, watch: Watch | None) -> Grant:
         self._settle()
-        call, node = self._call(ids), self._node()
-        if watch is not None and (grant := self._told(watch, node, call, begun)) is not None:
-            return grant
+        call, ask = self._call(ids), self._node
+        if watch is not None and call.served is not None:
+            ask = self._beside(ask)
+            if (grant := self._told(watch, ask, call, begun)) is not None:
+                return grant
+        node = ask()
         judged = self._judge(node, call)
         if judged.stale is not None:
             self._release(judged.stale, node)
@@ -263,12 +275,13 @@ class Allocator:
             return judged
         return replace(judged, verdict=Elsewhere(f"pod {tried.ref} has changed, or lost its turn, meanwhile"))
 
-    def _judge_afresh(self, lock: str | None, call: Call) -> _Judged:
+    def _judge_afresh(self, lock: str | None, call: Call, pods: Sequence[Pod] | None = None) -> _Judged:
+        """The same, whatever was tried. *pods*: of the node; they are listed if ``None``."""
         try:
             holder = parse_lock(lock).holder if lock is not None else None
         except MalformedInput as error:
             return _Judged(Elsewhere(str(error)))
-        pods = self._cluster.pods_on(call.node)
+        pods = self._cluster.pods_on(call.node) if pods is None else pods
         if lock is None or holder is None:
             return _Judged(whose(pods, None, call))
         pod = _named(pods, holder) or self._cluster.pod(*holder)
@@ -330,28 +343,23 @@ class Allocator:
 
     # -- by the watch
 
-    def _told(self, watch: Watch, node: Node, call: Call, begun: float) -> Grant | None:
-        """The answer by what *watch* tells, in the common case: the pod that has the lock is served, and no other can
-        be meant. ``None`` when a list has to say; nothing has been written then.
+    def _told(self, watch: Watch, ask: Ask, call: Call, begun: float) -> Grant | None:
+        """The answer by what *watch* tells, in the common case: one container can be meant, and no other. ``None`` when
+        a list has to say; nothing has been written then. *ask*: for the node, which has been asked for already.
 
         Where the kubelet's record cannot be read, only the pods' annotations say what has been handed out, and none
         that was written on a mere assumption would do. With it, a container that looks served by a write of which we
         did not learn, or could not undo, is still one that waits.
         Raises: as `_answer`; `_Unclear` when what was told turns out to be too old.
         """
-        lock = node.annotations.get(NODE_LOCK)
-        holder = _holder_of(lock) if call.served is not None else None
-        view = watch.holding(*holder, TOLD) if holder is not None else None
-        if view is None or lock is None:
-            return None
-        verdict = whose(view.pods, holder, call)
-        if not isinstance(verdict, Serve) or not verdict.writes or _named([verdict.pod], holder) is None \
-                or self._holder[0] == lock and self._holder[1] != verdict.pod.ref.uid:
+        view, verdict = self._guess(watch, ask, call)
+        if view is None or not isinstance(verdict, Serve) or not verdict.writes:
             return None
         try:
-            grant, _ = self._make(verdict, call, view)
+            grant, made = self._make(verdict, call, view)
+            writes = {**verdict.writes, **made}
             written = self._cluster.annotate_pod(
-                verdict.pod.ref, verdict.writes, resource_version=verdict.pod.resource_version)
+                verdict.pod.ref, writes, resource_version=verdict.pod.resource_version)
         except ClusterError as error:
             if not isinstance(error, Conflict | NotFound):
                 raise
@@ -361,18 +369,32 @@ class Allocator:
         later = watch.after(view, written.resource_version, PROVEN)
         pods = later.pods if later is not None else self._cluster.pods_on(call.node)
         others = [pod for pod in pods if pod.ref.uid != verdict.pod.ref.uid]
-        if whose([verdict.pod, *others], holder, call) != verdict:
-            self._take_back(verdict, written)
+        node = ask()
+        judged = self._judge_afresh(node.annotations.get(NODE_LOCK), call, [verdict.pod, *others])
+        if judged.verdict != verdict:
+            self._take_back(verdict.pod, writes, written)
             raise _Unclear(f"another container than {verdict.claim.name} of pod {verdict.pod.ref} may be meant")
-        self._holder = lock, verdict.pod.ref.uid
-        self._handed_out(verdict, node, lock, begun, by="watch" if later is not None else "watch, then list")
+        if judged.stale is not None:
+            self._release(judged.stale, node)
+        by = "watch" if later is not None else "watch, then list"
+        self._handed_out(verdict, node, judged.locked, begun, by)
         return grant
 
-    def _take_back(self, verdict: Serve, written: Pod) -> None:
-        """Undo what was *written* of *verdict*, if the pod has not changed since."""
-        before = verdict.pod
+    def _guess(self, watch: Watch, ask: Ask, call: Call) -> tuple[View | None, Serve | Refuse | Elsewhere | None]:
+        """Whose call it is by what *watch* has told; if that is nobody's it may be late, and the pod that has the lock
+        is waited for."""
+        view = watch.now()
+        verdict = whose(view.pods, None, call) if view is not None else None
+        if isinstance(verdict, Serve):
+            return view, verdict
+        holder = _holder_of(ask().annotations.get(NODE_LOCK))
+        view = watch.holding(*holder, TOLD) if holder is not None else None
+        return view, whose(view.pods, holder, call) if view is not None else None
+
+    def _take_back(self, before: Pod, writes: Mapping[str, str], written: Pod) -> None:
+        """Undo *writes*, by which the pod *before* became *written*, if it has not changed since."""
         log.info("taken back: another container may be meant", extra={"pod": before.ref, "node": before.node_name})
-        undone = {key: before.annotations.get(key) for key in verdict.writes}
+        undone = {key: before.annotations.get(key) for key in writes}
         try:
             self._cluster.annotate_pod(before.ref, undone, resource_version=written.resource_version)
         except ClusterError as error:
@@ -472,6 +494,12 @@ class Allocator:
             log.info("directories of containers removed", extra={"directories": removed})
         if self._mig is not None:
             self._mig.reconcile()
+
+
+def _thread() -> Callable[[Ask], Ask]:
+    """One thread that makes calls beside."""
+    pool = ThreadPoolExecutor(1, "node")
+    return lambda call: pool.submit(call).result
 
 
 def _holder_of(lock: str | None) -> tuple[str, str] | None:

@@ -67,6 +67,10 @@ class Residents:
         """End `run` promptly, from any thread."""
         self._reflector.stop()
 
+    def now(self) -> View | None:
+        """What has been told; ``None`` when that is not all the pods, or not all of them can be read."""
+        return self._view_when(lambda: True, 0)
+
     def holding(self, namespace: str, name: str, timeout: float) -> View | None:
         """What has been told, once that pod is among it; ``None`` when that is not so within *timeout* seconds, or
         when not all pods can be read."""

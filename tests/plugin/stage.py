@@ -142,9 +142,12 @@ class LateWatch:
         self.cluster, self.lag, self.hung = cluster, lag, hung
         self.told = 0
 
-    def holding(self, namespace, name, timeout):
+    def now(self):
         self.told = max(self.told, len(self.cluster.history) - self.lag())
-        view = self.view()
+        return self.view()
+
+    def holding(self, namespace, name, timeout):
+        view = self.now()
         return view if any((pod.ref.namespace, pod.ref.name) == (namespace, name) for pod in view.pods) else None
 
     def after(self, view, version, timeout):
@@ -164,6 +167,30 @@ class LateWatch:
                               for one in pod.containers})
 
 
+def before(call):
+    """Makes a call that is to be made beside others before them."""
+    try:
+        value = call()
+    except HamiError as error:
+        value = error
+
+    def outcome():
+        if isinstance(value, HamiError):
+            raise value
+        return value
+    return outcome
+
+
+def after(call):
+    """The same after them, when somebody waits for it."""
+    found = []
+
+    def outcome():
+        found[:] = found or [before(call)]
+        return found[0]()
+    return outcome
+
+
 class Stage:
     """A node, its API server, and the plugin; *served* pods are put on it as bound and locked. *watched*: whether the
     plugin has a watch, ``watch``, and the kubelet a record, without which that is not asked."""
@@ -174,6 +201,7 @@ class Stage:
         self.cluster = ToldCluster(pods=pods)
         self.watch = LateWatch(self.cluster)
         self.wake = None
+        self.beside = before
         self.cluster.put_node(Node(name=NODE, annotations={LOCK: lock} if lock else {}))
         self.host = FakeHost()
         self.host.record = set() if self.watched else None
@@ -189,7 +217,7 @@ class Stage:
         tokens = (f"token-{number}" for number in itertools.count())
         self.allocator = Allocator(
             self.config, self.cluster, BOTH, lambda: self.cards, self.host, self.mig, self.events,
-            watch=self.watch if self.watched else None, wake=self.wake,
+            watch=self.watch if self.watched else None, wake=self.wake, beside=self.beside,
             clock=lambda: self.time, sleep=self.sleep, token=lambda: next(tokens))
 
     def remember(self, container, name="p"):

@@ -1,6 +1,7 @@
 """Allocate from the kubelet's call to what stands on the API server."""
 
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, Ho
 from tests.builders import pod as make_pod
 from tests.fake_cluster import no_answer
 from tests.plugin.stage import (
-    A, AWAY, B, C, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, Kubelet, Stage, asking, ids, limits, lock_of,
-    placed, share,
+    A, AWAY, B, C, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, Kubelet, Stage, after, asking, before, ids, limits,
+    lock_of, placed, share,
 )
 
 ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
@@ -407,9 +408,16 @@ def test_preferred(pod, size, chosen):
 
 
 def test_nothing_is_preferred_while_the_api_server_is_away():
-    stage = stage_of(ONE)
+    stage = stage_of(ONE, aligned=True)
     stage.cluster.fail("node", AWAY)
     assert stage.allocator.preferred(ids(A), (), 1) == ()
+
+
+def test_a_watch_may_say_what_is_preferred_where_nothing_hangs_on_it(watched):
+    for aligned in (False, True):
+        stage = stage_of(ONE, aligned=aligned)
+        assert stage.allocator.preferred(ids(A), (), 1) == (f"{A}-0",)
+        assert bool(stage.cluster.calls_of("node", "pods_on")) is (aligned or not watched)
 
 
 def test_defect_11_what_was_preferred_is_what_is_handed_out_in_any_order():
@@ -464,7 +472,8 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
     stage.watch.lag, stage.watch.hung = lambda: other.choice((0, 0, 1, 2, 5)), lambda: other.random() < 0.2
     if seed % 2:
         stage.wake = lambda: None  # what is owed is written by the next call
-        stage.start()
+    stage.beside = other.choice((before, after))
+    stage.start()
     kubelet = Kubelet(stage, rng, record=record)
     calm = seed % 3 == 0
     waiting, second = [], 0
@@ -585,6 +594,57 @@ def test_no_pod_fails_by_what_a_watch_says():
     """It still tells of the shares that the pod had before it was placed anew."""
     stage = late(placed(asking(), shares=[[share("GPU-9")]]), ONE)
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
+
+
+GONE = "2026-01-02T03:04:05Z,default,gone"
+
+
+@only_watched
+@pytest.mark.parametrize("beside", [before, after])
+@pytest.mark.parametrize("lock, why", [
+    param(GONE, "locked for pod default/gone, which is gone", id="the call may be for the pod that is gone"),
+    param("what,is,this,lock", "hami.io/mutex.lock", id="nobody knows whose it is"),
+])
+def test_who_the_lock_says_it_is_counts_though_the_pod_is_written_meanwhile(lock, why, beside):
+    stage = stage_of(ONE)
+    stage.lock(lock)
+    stage.beside = beside
+    stage.start()
+    assert why in refused(stage)
+    assert [call.annotations[PHASE] for call in stage.cluster.calls_of("annotate_pod")] == ["success", "allocating"]
+    assert stage.pod().annotations == ONE.annotations
+
+
+@only_watched
+@pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
+def test_a_pod_without_a_lock_is_served_without_a_list(lock):
+    stage = stage_of(UNLOCKED)
+    stage.lock(lock)
+    assert limits(stage.allocator.allocate(ids(B))) == [(B, "7m")]
+    assert not stage.cluster.calls_of("pods_on")
+
+
+@only_watched
+@pytest.mark.parametrize("beside", [before, after])
+def test_a_lock_that_could_not_be_read_while_the_pod_was_written_is_read_again(beside):
+    stage = stage_of(ONE)
+    stage.beside = beside
+    stage.start()
+    stage.cluster.fail("node", no_answer())
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+
+
+@only_watched
+def test_lock_and_pod_are_under_way_at_once():
+    """The lock is answered only when the pod is being written."""
+    stage, writing = stage_of(ONE), threading.Event()
+    stage.beside = None
+    stage.start()
+    stage.cluster.on_call = lambda call: (
+        writing.set() if call.method == "annotate_pod" else call.method != "node" or writing.wait(20))
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert writing.is_set()
 
 
 def test_the_kubelet_has_its_answer_before_the_lock_is_released():

@@ -19,6 +19,13 @@ PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placeme
 CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
 
 
+@pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
+def watched(request, monkeypatch):
+    """Whether the plugin has a watch of the node's pods: what comes of its calls is the same."""
+    monkeypatch.setattr(Stage, "watched", request.param)
+    return request.param
+
+
 class Driver:
     """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make."""
 
@@ -123,8 +130,23 @@ def test_several_containers_have_instances_of_their_own():
     driver = Driver()
     stage = stage_of(driver, cut(spot(0), spot(1, container=1), spot(0, gpu=B, container=1, device=1)))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    stage.remember("c0")
     assert stage.allocator.allocate(ids(A, B)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"}
     assert [one["migUUID"] for one in json.loads(stage.said(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+
+
+@pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
+def test_an_instance_made_by_mistake_is_written_nowhere_and_waits_for_its_pod(watched):
+    """The kubelet asks for another pod, of which the watch has not told."""
+    driver, mine = Driver(), cut(spot(1))
+    stage = stage_of(driver, mine)
+    stage.cluster.put_pod(cut(spot(0), name="other"))
+    stage.watch.lag = lambda: 1
+    with pytest.raises(AllocationRefused, match="2 containers may be meant"):
+        stage.allocator.allocate(ids(A))
+    assert (stage.pod().annotations, driver.uuids) == (mine.annotations, ["MIG-new-1"])
+    stage.cluster.delete_pod("default", "other")
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
 
 
 def test_defect_12_a_pod_that_changes_meanwhile_is_read_again_and_the_instance_kept():
@@ -164,6 +186,7 @@ def test_an_instance_in_the_way_that_no_pod_has_is_destroyed_first():
 def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
     driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
     stage = stage_of(driver, cut(spot(1)), *other)
+    stage.remember("c0", "other")
     with pytest.raises(AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"):
         stage.allocator.allocate(ids(A))
     assert driver.uuids == [instance().uuid]
