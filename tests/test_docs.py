@@ -16,6 +16,7 @@ from hami.listing import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
 from hami.settings import Settings
+from hami.vendors.catalog import vendors
 from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
 
@@ -241,6 +242,7 @@ def keys():
         entry.count, entry.memory, entry.memory_percent, entry.cores, entry.priority, entry.register, entry.handshake,
         entry.to_allocate, entry.allocated, entry.lock, *entry.selectors, *entry.node_keys, *entry.pod_keys)
         for name in [value] if name}
+    listed |= {key for vendor in vendors(Settings().devices, ascend=True) for key in vendor.extra_keys}
     manifests = "\n".join(path.read_text() for path in sorted((ROOT / "manifests").rglob("*.yaml")))
     return frozenset({text for text in literals() if KEY.fullmatch(text)} | listed | set(KEY.findall(manifests)))
 
@@ -254,6 +256,12 @@ def test_keys_that_are_named_exist(path):
     wrong = [key for key in sorted(named) if key.removeprefix("limits.").removeprefix("requests.") not in known
              and not any(re.fullmatch(re.sub(r"‹[^›]*›|…", ".+", re.escape(key)), one) for one in known)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("vendor", list(vendors(Settings().devices, ascend=True)), ids=lambda vendor: vendor.key)
+def test_the_protocol_names_what_is_written_for_a_vendors_agent(vendor):
+    named = set(spans(read(ROOT / "docs" / "protocol.md")))
+    assert [key for key in vendor.extra_keys if key.replace(f"/{vendor.key}", "/‹chip›") not in named] == []
 
 
 def test_quotas_that_are_shown_are_counted():
