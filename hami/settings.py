@@ -23,7 +23,7 @@ from hami.model import Node
 
 __all__ = [
     "DEVICE_POLICIES", "NODE_POLICIES", "Address", "NodeSelector", "Settings", "parse_address", "parse_boolean",
-    "parse_device_policy_flag", "parse_node_selector", "parse_seconds", "read_settings",
+    "parse_device_policy_flag", "parse_node_selector", "parse_seconds", "read_settings", "read_text",
 ]
 
 SELF_SIGNED_FILE = "tls.pem"
@@ -207,13 +207,17 @@ def _devices(path: str, values: Mapping[str, object], named: Fallback, known: Co
 
 
 def _read_device_config(path: str, fallback: Fallback, known: Collection[str]) -> DeviceConfig:
+    return parse_device_config(read_text("--device-config-file", path), path, fallback=fallback, known=known)
+
+
+def read_text(flag: str, path: str | Path) -> str:
+    """What the file at *path* says, which *flag* has named. Raises: HamiError, with both and the reason."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise HamiError(f"--device-config-file {path}: {error.strerror}") from error
+        raise HamiError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise HamiError(f"--device-config-file {path}: not UTF-8 text: {error.reason}") from error
-    return parse_device_config(text, path, fallback=fallback, known=known)
+        raise HamiError(f"{flag} {path}: not UTF-8 text: {error.reason}") from error
 
 
 def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:

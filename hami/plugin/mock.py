@@ -43,6 +43,7 @@ from hami.model import MigProfile, Spot
 from hami.plugin.cards import Card, Instance, MigDevice
 from hami.plugin.profiles import allowed_profiles
 from hami.quantity import INT32_MAX
+from hami.settings import read_text
 
 __all__ = ["MockCard", "MockCards", "parse_mock_cards"]
 
@@ -136,30 +137,29 @@ class MockCards:
 
     def read(self) -> None:
         """Read the file. Raises: HamiError when it cannot be read, MalformedInput."""
-        try:
-            stamp, text = self._stamp_now(), self._path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise HamiError(f"--mock-devices {self._path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise HamiError(f"--mock-devices {self._path}: not UTF-8 text: {error.reason}") from error
+        stamp = self._stamp_now()
         with self._lock:
-            self._stamp = stamp  # also when it is malformed, so that this is said once
-        cards = parse_mock_cards(text, str(self._path))
+            self._stamp = stamp  # also when it cannot be read, so that this is said once
+        cards = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
         with self._lock:
             self._cards = cards
 
     def _refresh(self) -> None:
         """Read the file if it has changed; one that is broken, or away, changes nothing."""
         try:
-            if self._stamp_now() != self._stamp:
+            if self._stamp_now() not in (None, self._stamp):
                 self.read()
-        except FileNotFoundError:
-            pass  # between two versions of it
-        except (HamiError, OSError) as error:
+        except HamiError as error:
             log.warning("the mock devices stay as they were", extra={"error": error})
 
-    def _stamp_now(self) -> tuple[int, int, int]:
-        found = self._path.stat()
+    def _stamp_now(self) -> tuple[int, int, int] | None:
+        """Tells this version of the file from others; ``None`` between two of them. Raises: HamiError."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HamiError(f"--mock-devices {self._path}: {error.strerror}") from error
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -19,7 +19,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.plugin.config import PluginConfig
 from hami.plugin.health import XidRules, parse_xid_rules
 from hami.quantity import INT32_MAX
-from hami.settings import parse_boolean
+from hami.settings import parse_boolean, read_text
 
 __all__ = [
     "ENVIRONMENT", "ID_STRATEGIES", "LIST_STRATEGIES", "MIG_STRATEGIES", "NODE_CONFIG_FILE", "OPERATING_MODES",
@@ -255,16 +255,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 def _device_config(path: str) -> DeviceConfig:
     if not path:
         return chart_config()
-    return parse_device_config(_text_of("--config-file", path), path, known=(_FLAGS, _IMEX))
-
-
-def _text_of(flag: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise HamiError(f"{flag} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HamiError(f"{flag} {path}: not UTF-8 text: {error.reason}") from error
+    return parse_device_config(read_text("--config-file", path), path, known=(_FLAGS, _IMEX))
 
 
 def _of_config(nvidia: NvidiaConfig) -> dict[str, object]:
@@ -341,7 +332,7 @@ def _of_node(path: str, node: str) -> dict[str, object]:
     file = Path(path or NODE_CONFIG_FILE)
     if not path and not file.exists():
         return {}
-    text = _text_of("--node-config-file", str(file))
+    text = read_text("--node-config-file", file)
     try:
         document = msgspec.json.decode(text)
         entries = msgspec.convert(_lowered(document), _NodeConfig).nodeconfig or []
