@@ -152,7 +152,7 @@ class Stream:
         Raises: ClusterError without status when the connection breaks, stays silent too long or ends within a line.
         """
         rest = b""
-        while chunk := self._read():
+        for chunk in self._chunks():
             head, *others = chunk.split(b"\n")
             rest += head
             for line in others:
@@ -169,16 +169,19 @@ class Stream:
             if self._socket is not None:
                 _shut(self._socket)
 
-    def _read(self) -> bytes:
-        """What has arrived, at least one byte; empty at the end."""
-        if self._response is None or self._closed.is_set():
-            return b""
+    def _chunks(self) -> Iterator[bytes]:
+        """What has arrived, in parts of at least one byte; the API server sends each event as a chunk."""
+        response = self._response
+        if response is None or self._closed.is_set():
+            return
         try:
-            return self._response.read1(_READ_AHEAD, decode_content=False)
+            if response.chunked:
+                yield from response.read_chunked(_READ_AHEAD, decode_content=False)
+            else:  # behind a proxy of an older kind
+                yield from iter(lambda: response.read1(_READ_AHEAD, decode_content=False), b"")
         except (HTTPError, OSError, ValueError) as error:  # ValueError: closed under the reader's hands
-            if self._closed.is_set():
-                return b""
-            raise _unreachable(f"GET {self._path}", error) from error
+            if not self._closed.is_set():
+                raise _unreachable(f"GET {self._path}", error) from error
 
 
 def is_unsent(error: BaseException) -> bool:

@@ -154,6 +154,7 @@ class Reflector(Generic[T]):
         self._query = dict(query or {})
         self._page = page
         self._version = ""  # to watch from; empty: a list is due
+        self._latest: msgspec.Raw | None = None  # the object of the event that was taken last: it has a later version
         self._heard = -math.inf
         self._failures = 0
         self._complained: set[str] = set()  # keys of unreadable objects that the log has named
@@ -310,6 +311,9 @@ class Reflector(Generic[T]):
                 raise Gone(str(error), error.status) from error
             raise
         finally:
+            if self._latest is not None:
+                self._version = _meta(self._latest).resource_version or self._version
+                self._latest = None
             with self._turn:
                 self._stream = None
         if not self._is_called_back():
@@ -328,17 +332,19 @@ class Reflector(Generic[T]):
             if event.type == "ERROR":  # its object is a Status
                 status = _STATUS.decode(event.object)
                 raise Gone(f"watch of {self._name}: {status.message}", status.code)
-            meta = _META.decode(event.object).metadata
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Gone(f"event of {self._name} cannot be read: {error}: {line[:200]!r}") from error
         if event.type != "BOOKMARK":  # its object has nothing but a version
-            self._take_change(event.type, event.object, meta)
-        self._version = meta.resource_version or self._version
+            self._take_change(event.type, event.object)
+        self._latest = event.object
 
-    def _take_change(self, kind: str, raw: msgspec.Raw, meta: ObjectMeta) -> None:
+    def _take_change(self, kind: str, raw: msgspec.Raw) -> None:
         try:
             item = self._parse(bytes(raw))
         except MalformedInput as error:
+            meta = _meta(raw)
+            if not meta.name:
+                raise Gone(f"event of {self._name} cannot be read: {error}") from error
             self._report(meta, error)
             if kind == "DELETED":  # the sink can be told only by a list without it
                 raise Gone(f"{self._name} {meta.path} was deleted in a state that cannot be read") from error

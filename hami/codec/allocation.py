@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from hami.errors import MalformedInput
 from hami.model import Share
 from hami.quantity import parse_integer
@@ -9,6 +11,7 @@ from hami.quantity import parse_integer
 __all__ = ["parse_shares", "render_shares"]
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     """Shares for each container, init containers first.
 

@@ -211,6 +211,12 @@ def test_a_watch_yields_whole_lines_however_they_arrive(server):
         assert list(lines) == [b"one", b"two", b"three", b"four"]
 
 
+def test_a_watch_need_not_come_in_chunks(server):
+    server.answers.append((200, b"one\ntwo\n"))
+    with api(server).stream("/w", {}, read_timeout=5) as lines:
+        assert list(lines) == [b"one", b"two"]
+
+
 def test_a_line_is_yielded_before_the_next_one_arrives(server):
     go = threading.Event()
     with watch(server, b"one\n", go.wait, b"two\n") as stream:

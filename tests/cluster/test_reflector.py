@@ -26,7 +26,7 @@ class Item:
 
 def parse(raw):
     thing = json.loads(raw)
-    if thing.get("bad"):
+    if not isinstance(thing, dict) or thing.get("bad"):
         raise MalformedInput("thing", raw, "must not be bad")
     return Item(thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"]))
 
