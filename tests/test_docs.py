@@ -147,7 +147,7 @@ def event_reasons():
                 words = [constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None)
                          for one in node.args]
                 yield from (word for word in words if isinstance(word, str)
-                            and re.fullmatch(r"(?:[A-Z][a-z]+|GPUP2P){2,}(?:[A-Z][a-z]+)*", word))
+                            and re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", word))
 
 
 EVENTS = set(event_reasons())
@@ -197,6 +197,14 @@ def test_messages_that_are_quoted_are_said(path):
     quoted = {span for span in spans(read(path)) if re.fullmatch(r"[A-Za-z…][\w…]*(?: [\w'’…,-]+)+", span)
               and not span.startswith(PROGRAMS) and span not in OF_OTHERS}
     assert [text for text in quoted if not re.search(".*".join(map(re.escape, text.split("…"))), messages())] == []
+
+
+@of_each
+def test_variables_that_are_named_are_read_or_set(path):
+    """Those of the end-to-end tests are theirs; ‹i› and * stand for the rest of a name."""
+    named = {span for span in spans(read(path)) if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:‹i›|\*)?", span)}
+    theirs = "".join(file.read_text() for file in sorted((ROOT / "e2e").glob("*.py")))
+    assert [name for name in named if name.rstrip("‹i›*") not in messages() + theirs] == []
 
 
 # -- metrics
