@@ -49,6 +49,7 @@ class Announcer:
         self._now = now
         self._before = before
         self._stopped = threading.Event()
+        self._reading = threading.Lock()
         self._told: Mapping[str, str] = {}
 
     def run(self) -> None:
@@ -71,11 +72,13 @@ class Announcer:
             self._roster.wait(version, pause) if pause == ROUND_S else self._stopped.wait(pause)
 
     def read(self) -> None:
-        """Read the cards once. Raises: HamiError when the source cannot be read at all, or they cannot be offered."""
-        cards = self._source.cards()
-        self._before(cards)
-        self._roster.read(cards)
-        self._tell(self._roster.roll())
+        """Read the cards once, in any thread; `run` announces what is new. Raises: HamiError when the source cannot be
+        read at all, or they cannot be offered."""
+        with self._reading:
+            cards = self._source.cards()
+            self._before(cards)
+            self._roster.read(cards)
+            self._tell(self._roster.roll())
 
     def announce(self) -> Roll:
         """Make the node say what the cards are; they are returned. Raises: ClusterError."""

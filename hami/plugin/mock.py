@@ -96,11 +96,14 @@ class MockCards:
     """A source of cards that reads them from a file. Threads may share it."""
 
     def __init__(self, path: Path, allowlist: Sequence[MigAllowance] = (), *,
-                 pause: Callable[[float], None] = time.sleep) -> None:
-        """*pause* waits between two looks at the file. Raises: HamiError when the file cannot be read."""
+                 pause: Callable[[float], None] = time.sleep, changed: Callable[[], None] = lambda: None) -> None:
+        """*pause* waits between two looks at the file. *changed* is called, by who watches health, when there are other
+        cards than `cards` has told of. Raises: HamiError when the file cannot be read."""
         self._path = path
         self._allowlist = tuple(allowlist)
         self._pause = pause
+        self._changed = changed
+        self._told: tuple[MockCard, ...] | None = None
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._cards: tuple[MockCard, ...] = ()
@@ -110,16 +113,20 @@ class MockCards:
     def cards(self) -> Sequence[Card]:
         """The cards now, with the profiles that the device configuration allows, by its names."""
         self._refresh()
-        enabled = self.instances.enabled()
+        enabled, known = self.instances.enabled(), self.known()
+        self._told = known
         return [replace(one.card, mig=one.card.mig or one.card.uuid in enabled,
-                        profiles=tuple(self.allowed(one.card).values())) for one in self.known()]
+                        profiles=tuple(self.allowed(one.card).values())) for one in known]
 
     def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
         """Report each card whose health in the file is another than before; at first those that are not well."""
         said: dict[str, str] = {}
         while not stopped():
             self._refresh()
-            now = {one.card.uuid: one.unwell for one in self.known()}
+            known = self.known()
+            if known is not self._told:
+                self._changed()
+            now = {one.card.uuid: one.unwell for one in known}
             for card, reason in now.items():
                 if said.get(card, "") != reason:
                     report(card, reason)

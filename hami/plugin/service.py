@@ -80,7 +80,7 @@ class Service:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
             cluster, self._residents = Cluster(api), Residents(api, config.node)
         self._events = EventRecorder(cluster, COMPONENT)
-        self._source = _source(settings, self._events)
+        self._source = _source(settings, self._events, self._cards_changed)
         self._roster = Roster(judge(config, leaves_mig=settings.mig_strategy != "none"))
         self._cdi = _OthersCdi() if isinstance(self._source, _NoCards) else _cdi(settings)
         host = Host(config, classes=self._cdi.classes)
@@ -151,6 +151,12 @@ class Service:
         self._events.stop()
         for thread in self._threads:
             thread.join(JOIN_S)
+
+    def _cards_changed(self) -> None:
+        try:
+            self._announcer.read()
+        except HamiError as error:
+            log.warning("cards have changed and cannot be read", extra={"error": error})
 
     def _cards_are(self, cards: Sequence[Card]) -> None:
         self._cdi.cards_are(cards)
@@ -295,10 +301,10 @@ class _NoCards:
         raise HamiError("there is no driver, so there are no MIG instances")
 
 
-def _source(settings: PluginSettings, events: Recorder) -> CardSource:
+def _source(settings: PluginSettings, events: Recorder, changed: Callable[[], None]) -> CardSource:
     config = settings.config
     if settings.mock_devices:
-        return MockCards(Path(settings.mock_devices), config.mig_allowlist)
+        return MockCards(Path(settings.mock_devices), config.mig_allowlist, changed=changed)
 
     def warn(reason: str, message: str) -> None:
         events.record(config.node, "Warning", reason, message)

@@ -120,6 +120,22 @@ def test_health_follows_the_file(file):
     assert said == [("GPU-b", "XID 79"), ("GPU-b", ""), ("GPU-b", "lost")]
 
 
+def test_other_cards_than_were_told_of_are_said_until_they_are(file):
+    """Each look at the file is followed by one change of it."""
+    less = TWO[:TWO.index("- <<")]
+    changes, said = iter([TWO, less, less, less]), []
+
+    def change(seconds):
+        rewrite(file, next(changes))
+
+    def look():
+        said.append(len(source.cards()))
+    left = iter([False] * 4 + [True])
+    source = MockCards(file, pause=change, changed=look)
+    source.watch_health(lambda uuid, reason: None, lambda: next(left))
+    assert said == [2, 2, 1, 1]
+
+
 @pytest.fixture
 def instances(file):
     """Instances of cards of which the first is in MIG mode."""

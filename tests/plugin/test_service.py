@@ -160,6 +160,17 @@ def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     assert kubelet.heard()["GPU-b-0"] == "Unhealthy"
 
 
+def test_cards_that_are_put_in_are_offered_within_seconds_not_rounds(run, kubelet, cluster, directory):
+    run()
+    kubelet.registered.get(timeout=20)
+    kubelet.listen()
+    assert len(kubelet.heard()) == 4
+    (directory / "cards.yaml").write_text(CARDS.replace("]", ", {uuid: GPU-c, memory: 81920}]"))
+    assert set(kubelet.heard()) > {"GPU-c-0", "GPU-c-1"}
+    while '"id":"GPU-c"' not in cluster.nodes["n1"].annotations[REGISTER]:
+        assert cluster.written.acquire(timeout=20)
+
+
 @pytest.mark.parametrize("last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)])
 def test_the_node_is_left_clean_if_that_is_wished_and_it_is_the_end(run, cluster, last, wished, stays):
     service = run(unregister_on_stop=wished)
