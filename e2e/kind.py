@@ -31,6 +31,7 @@ __all__ = ["KindCluster", "Tool", "Worker", "created", "missing"]
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 NODES = Path(__file__).with_name("kind.yaml")
+STAGES = Path(__file__).with_name("kwok.yaml")
 NAMESPACE = "kube-system"
 IMAGES = {"hami": "scheduler", "hami-device-plugin": "device-plugin"}
 """Repository → stage of the Containerfile."""
@@ -108,6 +109,8 @@ class KindCluster(ExternalCluster):
         kwok = cluster._kwok().start()
         try:
             cluster.install()
+            if not kwok.running():
+                raise ClusterUnavailable(f"kwok has ended:\n{kwok.tail()}")
             yield cluster
         finally:
             kwok.kill()
@@ -204,10 +207,11 @@ class KindCluster(ExternalCluster):
         return folder
 
     def _kwok(self) -> Program:
-        """kwok, for the nodes that say they are fake, with the stages that it has built in."""
+        """kwok, for the nodes that say they are fake."""
         return Program("kwok", [
             str(binaries.find()["kwok"]), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake", "--node-lease-duration-seconds=40",
+            f"--config={STAGES}",
         ], self.folder / "kwok.log")
 
 
