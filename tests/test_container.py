@@ -69,10 +69,10 @@ def copied_from_here():
 
 
 def ignored(path):
-    """Whether .containerignore leaves *path* of the top folder out; the last line that fits counts."""
-    verdict = False
+    """Whether .containerignore leaves *path* out; the last line counts that fits it, or a folder in which it lies."""
+    verdict, folders = False, [str(folder) for folder in Path(path).parents if folder != Path()]
     for line in (ROOT / ".containerignore").read_text().splitlines():
-        if line and not line.startswith("#") and fnmatch(path, line.lstrip("!")):
+        if line and not line.startswith("#") and any(fnmatch(one, line.lstrip("!")) for one in (path, *folders)):
             verdict = not line.startswith("!")
     return verdict
 
@@ -90,7 +90,8 @@ def test_what_setup_cfg_reads_is_copied():
 
 def test_the_context_has_nothing_else():
     kept = {path.name for path in ROOT.iterdir() if not ignored(path.name)}
-    assert kept - {"ca-bundle.crt"} == {source for source in copied_from_here() if "[" not in source}
+    assert kept - {"ca-bundle.crt"} == {
+        source.partition("/")[0] for source in copied_from_here() if "[" not in source}
     assert ignored("hami/__pycache__") and not ignored("ca-bundle.crt")
 
 
