@@ -16,10 +16,11 @@ import pytest
 import yaml
 from cryptography import x509
 
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
 from e2e.kube import ApiError, Kube
 from e2e.pods import pod
 from e2e.processes import free_port
+from e2e.rights import calls, granted, refused, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import NAMESPACE, Certificates, Scheduler, account_kubeconfig, webhook_configuration
 
@@ -169,7 +170,8 @@ class Load:
         self.connections += 1
 
 
-def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed):
+def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed, local):
+    begun = local.audit_log.stat().st_size
     replica = self_signed(**FAST)
     first = wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)
@@ -190,6 +192,9 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed)
     assert replica.program.running()
     shown = re.search(r"^hami_scheduler_certificate_expiry_timestamp_seconds (\S+)$", replica.metrics(), re.MULTILINE)
     assert shown and float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
+    made = list(calls(local.audit_log, SCHEDULER, begun))
+    assert not refused(made)
+    assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), SCHEDULER), made)
 
 
 def test_what_somebody_changes_is_healed(sandbox, self_signed):
