@@ -13,7 +13,8 @@ from hami.model import ContainerKind, Reason, Request, Selector, Share, View
 from hami.scheduling.order import device_score, sort_views
 from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import collapse, total
-from hami.vendors.shares import WHOLE, common_share
+from hami.vendors.request import WHOLE
+from hami.vendors.shares import common_share
 from hami.vendors.spec import Case, Check, Choose, Rule, Short
 
 __all__ = ["Unfit", "accepts_model", "fit", "objection"]

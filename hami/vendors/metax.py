@@ -18,7 +18,7 @@ from hami.errors import MalformedInput
 from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, View
 from hami.vendors.admission import Draft
 from hami.vendors.inventory import counted, each_once
-from hami.vendors.shares import WHOLE
+from hami.vendors.request import WHOLE
 from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
 
 __all__ = [

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hami.model import Reason, Request, Share, View
+from hami.vendors.request import WHOLE
 from hami.vendors.spec import Case
 
-__all__ = ["WHOLE", "common_share", "compute_units", "nothing_but_the_device", "too_few_units"]
-
-WHOLE = 100
+__all__ = ["common_share", "compute_units", "nothing_but_the_device", "too_few_units"]
 
 
 def common_share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from hami.errors import MalformedInput
 from hami.quantity import strict_integer
 from hami.vendors.admission import Draft, Step
+from hami.vendors.request import WHOLE
 
 __all__ = [
     "all_cores_of_several", "at_least_one", "count_in_annotation", "name_in_env", "percentage_of_cores", "single_size",
     "whole_devices",
 ]
-
-WHOLE = 100
 
 
 def at_least_one(draft: Draft) -> None:

@@ -30,6 +30,7 @@ WEBHOOK_LIMIT = 7 * MIB
 FILTER_LIMIT = 64 * MIB  # a simulation carries whole nodes
 BIND_LIMIT = MIB
 SPARE = 64  # threads that waiting binds leave to all else; of a few threads, half
+START_PATIENCE = 5.0  # seconds that a filter waits for the caches
 JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
@@ -155,9 +156,6 @@ def _filter(verbs: Verbs, health: Health, body: bytes) -> tuple[bytes, str]:
         return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
     found = verbs.filter(args.pod, args.names)
     return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
-
-
-START_PATIENCE = 5.0
 
 
 def _bind(verbs: Verbs, places: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
