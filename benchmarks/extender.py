@@ -25,6 +25,8 @@ STUBBED = 2000
 """From so many nodes on the API server is a stub."""
 PODS_PER_NODE = 8
 CHURN = 1000
+SETTLING = 3.0
+"""Seconds in which what the start has set in motion comes to rest."""
 PLACED = '"NodeNames":["'
 
 
@@ -138,7 +140,7 @@ def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica,
     body = fleet.filter_args(names)
     spread = fleet.filter_args(names, policy="spread")
     count = max(300, min(1500, 8 * setting.nodes))
-    settle(setting)
+    time.sleep(SETTLING)
     floor = Latency.of(replica.load("/version", "version", requests=1000)["latencies"])
     series: dict[str, dict[str, Any]] = {
         "seen": dict(body=body, requests=count),
@@ -150,15 +152,15 @@ def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica,
         yield latency_row(setting, targets, name, measured, floor)
     refused = fleet.filter_args(names).replace(fleet.MEMORY, "99999")
     measured = Measured.taken(run, setting, replica, expect='"FailedNodes":{', body=refused, requests=100)
-    yield plain_row(setting, "no node fits (every node named in the answer)", measured, floor)
+    yield latency_row(setting, NO_TARGETS, "no node fits (every node named in the answer)", measured, floor)
     measured = Measured.taken(run, setting, replica, body=body, clients=8, requests=2 * count)
     yield rate_row(setting, targets, measured)
     if setting.stub_port:
         churn(setting.stub_port)
         measured = Measured.taken(run, setting, replica, body=body, requests=count)
-        yield plain_row(setting, f"seen, beside {CHURN:,} watch events/s", measured, floor)
+        yield latency_row(setting, NO_TARGETS, f"seen, beside {CHURN:,} watch events/s", measured, floor)
         measured = Measured.taken(run, setting, replica, body=body, requests=count // 3, vary=True)
-        yield plain_row(setting, f"new, beside {CHURN:,} watch events/s", measured, floor)
+        yield latency_row(setting, NO_TARGETS, f"new, beside {CHURN:,} watch events/s", measured, floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +200,6 @@ def latency_row(setting: Setting, targets: Targets, name: str, measured: Measure
                compared=remarks(*beside, setting.beside, disturbed(measured.cpu)), figures=measured.figures())
 
 
-def plain_row(setting: Setting, name: str, measured: Measured, floor: Latency) -> Row:
-    return Row(group="filter", what=f"/filter p50 / p99, {setting.size}, {name}",
-               measured=f"{measured.latency}; {measured.cpu_ms:.2f} ms CPU each",
-               compared=remarks(against(floor, measured.latency), setting.beside, disturbed(measured.cpu)),
-               figures=measured.figures())
-
-
 def rate_row(setting: Setting, targets: Targets, measured: Measured) -> Row:
     upstream = "upstream, measured elsewhere: 6/s" if targets.rate else ""
     return Row(group="filter", what=f"filters a second from 8 clients, {setting.size}",
@@ -227,11 +222,6 @@ def memory_row(setting: Setting, targets: Targets, ready: Memory, after: Memory)
 
 def against(floor: Latency, latency: Latency) -> str:
     return f"{latency.p50 / floor.p50:.1f} × a GET that does nothing ({floor})"
-
-
-def settle(setting: Setting) -> None:
-    """What the start has set in motion comes to rest."""
-    time.sleep(3)
 
 
 def churn(port: int) -> None:

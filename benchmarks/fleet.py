@@ -126,7 +126,6 @@ def filter_args(names: list[str], *, policy: str | None = None) -> str:
 def review() -> str:
     """The body of ``/webhook`` for a pod that users would write, ``UID`` left open."""
     pod = with_defaults(asking_pod("model-server-6d5c7f9b8d-x7k2p"))
-    del pod["spec"]["schedulerName"]
     del pod["metadata"]["uid"]
     pod["spec"]["schedulerName"] = "default-scheduler"
     gvk = {"group": "", "version": "v1"}
