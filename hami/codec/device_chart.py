@@ -2,7 +2,8 @@
 
 It has the shape of the file, so that one parser reads both. ``manifests/base/device-config.yaml`` is the same with
 comments for people. Memory in MiB, cores in percent of one device.
-Source: HAMi v2.10, charts/hami, templates/scheduler/device-configmap.yaml with the chart's values.
+Source: HAMi v2.10, charts/hami, templates/scheduler/device-configmap.yaml with the chart's values; models that may be
+cut into MIG instances are also called as NVML calls them, and H20 stands after H200, whose name it begins.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = ["CHART"]
+
+
+def _mig(profiles: str, *models: str) -> dict[str, object]:
+    """What may be cut of cards whose name has one of *models* in it, as NVML says it; the first entry that fits
+    counts."""
+    return {"models": list(models), "profiles": profiles.split()}
 
 
 def _iluvatar(word: str) -> dict[str, object]:
@@ -44,7 +51,18 @@ CHART: Mapping[str, object] = {
         "resourcePriorityName": "nvidia.com/priority", "overwriteEnv": False, "defaultMemory": 0, "defaultCores": 0,
         "defaultGPUNum": 1, "memoryFactor": 1, "gpuCorePolicy": "default", "runtimeClassName": "",
         "deviceSplitCount": 10, "deviceMemoryScaling": 1, "deviceCoreScaling": 1, "preConfiguredDeviceMemory": 0,
-        "libCudaLogLevel": 1, "enableNumaTopology": False,
+        "libCudaLogLevel": 1, "enableNumaTopology": False, "migProfileAllowlist": [
+            _mig("1g.6gb 2g.12gb 4g.24gb", "A30"),
+            _mig("1g.5gb 2g.10gb 3g.20gb 7g.40gb", "A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"),
+            _mig("1g.10gb 2g.20gb 3g.40gb 7g.79gb", "A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB",
+                 "A100 80GB PCIe"),
+            _mig("1g.12gb 2g.24gb 3g.47gb 7g.94gb", "H100-PCIE-94GB", "H100-SXM5-94GB", "H100 NVL"),
+            _mig("1g.18gb 2g.35gb 3g.71gb 7g.141gb", "H200 NVL", "H200-SXM5", "NVIDIA H200"),
+            _mig("1g.12gb 2g.24gb 3g.48gb 7g.96gb", "NVIDIA H20", "H100 on GH200", "GH200 480GB"),
+            _mig("1g.10gb 2g.20gb 3g.40gb 7g.80gb", "H100-PCIE-80GB", "H100-SXM5-80GB", "H100 80GB HBM3", "H100 PCIe"),
+            _mig("1g.23gb 2g.45gb 3g.90gb 7g.180gb", "B200"),
+            _mig("1g.24gb 2g.48gb 4g.96gb", "RTX PRO 6000 Blackwell Server Edition"),
+        ],
     },
     "cambricon": {
         "resourceCountName": "cambricon.com/vmlu", "resourceMemoryName": "cambricon.com/mlu.smlu.vmemory",

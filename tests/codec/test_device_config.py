@@ -50,9 +50,20 @@ def test_the_manifest_is_what_holds_without_a_file():
     assert parse_device_config(MANIFEST.read_text(), "device.yaml") == chart_config()
 
 
+@pytest.mark.parametrize("model, first", [
+    ("NVIDIA A30", "1g.6gb"), ("NVIDIA A100-SXM4-80GB", "1g.10gb"), ("NVIDIA A100 80GB PCIe", "1g.10gb"),
+    ("NVIDIA A100-PCIE-40GB", "1g.5gb"), ("NVIDIA H100 80GB HBM3", "1g.10gb"), ("NVIDIA H100 NVL", "1g.12gb"),
+    ("NVIDIA H200", "1g.18gb"), ("NVIDIA H20", "1g.12gb"), ("NVIDIA GH200 480GB", "1g.12gb"), ("NVIDIA L4", None),
+])
+def test_what_may_be_cut_by_the_name_that_a_card_gives_itself(model, first):
+    found = [entry.profiles[0] for entry in chart_config().nvidia.mig_profile_allowlist
+             if any(part in model for part in entry.models)]
+    assert (found or [None])[0] == first
+
+
 def test_the_chart_has_every_backend():
     config = chart_config()
-    assert config.nvidia == NvidiaConfig()
+    assert dataclasses.replace(config.nvidia, mig_profile_allowlist=()) == NvidiaConfig()
     assert sorted(config.names) == ["AMD", "AWSNeuron", "Biren", "DCU", "Enflame", "GCU", "MLU", "Metax-GPU",
                                     "Metax-SGPU", "Mthreads", "Vastai", "XPU", "kunlun"]
     assert [chip.common_word for chip in config.iluvatars] == ["MR-V100", "MR-V50", "BI-V150", "BI-V100"]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hami.codec.device_config import chart_config
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.config import PluginConfig
 from hami.plugin.settings import PluginSettings, read_plugin_settings
@@ -30,7 +31,8 @@ def read(given=(), environ=(), **flags):
 
 def test_without_anything_the_chart_holds():
     settings = read()
-    assert settings.config == PluginConfig(node="n1", log_level="1")
+    allowlist = chart_config().nvidia.mig_profile_allowlist
+    assert settings.config == PluginConfig(node="n1", log_level="1", mig_allowlist=allowlist)
     assert settings.devices.nvidia.resource_count_name == "nvidia.com/gpu"
 
 
