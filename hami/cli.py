@@ -226,10 +226,14 @@ DEVICES = (
     Flag("--enable-iluvatar", BOOLEAN, "Schedule Iluvatar devices, those of the file's iluvatars.",
          "enable_iluvatar"),
 )
+VERBOSITY = Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity",
+                 also=("-v",))
+LOG_LINES = Flag("--log-format", LOG_FORMAT, "text (key=value) or json, one line an outcome, on standard error.",
+                 "log_format")
 OUTPUT = (
-    Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity", also=("-v",)),
+    VERBOSITY,
     Flag("--debug", BOOLEAN, "The same as -v 4.", "debug"),
-    Flag("--log-format", LOG_FORMAT, "text (key=value) or json, one line an outcome, on standard error.", "log_format"),
+    LOG_LINES,
     Flag("--legacy-metrics", BOOLEAN, "Serve the metric names of HAMi before v2.9 as well.", "legacy_metrics"),
 )
 NO_EFFECT = (
@@ -389,7 +393,8 @@ REGISTERING = (
     _node_flag("--topology-score", BOOLEAN, "topology_score", "Pairs of cards are scored by how they are linked."),
     _node_flag("--unregister-on-stop", BOOLEAN, "unregister_on_stop", "A plugin that ends takes its cards off the "
                "node. Pods that run keep theirs."),
-    _node_flag("--device-discovery-strategy", DISCOVERY, "discovery", "auto or nvml, which are the same here."),
+    _node_flag("--device-discovery-strategy", DISCOVERY, "discovery", "auto, or nvml where WSL's one device node "
+               "for all cards is not to be looked for."),
     _node_flag("--fail-on-init-error", BOOLEAN, "fail_on_init_error", "Without a driver the start fails and is tried "
                "again; else the node has no cards."),
     _node_flag("--kube-timeout", COUNT, "kube_timeout", "Seconds that a request to the API server may take; 0 for the "
@@ -401,12 +406,7 @@ PLUGIN_FLAGS: Groups = (
     ("Handing over", HANDING_OVER),
     ("Paths", PATHS),
     ("Registering", REGISTERING),
-    ("Output", (
-        Flag("--v", COUNT, "Verbosity: 0 for outcomes and warnings, 4 or more for debugging.", "verbosity",
-             also=("-v",)),
-        Flag("--log-format", LOG_FORMAT, "text (key=value) or json, one line an outcome, on standard error.",
-             "log_format"),
-    )),
+    ("Output", (VERBOSITY, LOG_LINES)),
 )
 
 

@@ -16,8 +16,9 @@ class Card:
     """One physical card. Memory in MiB as the driver counts it, unscaled; 0 when it does not say.
 
     *index*: NVML's; *minor*: the number in ``/dev/nvidia<minor>``; *model*: NVML's name, without a prefix of ours.
-    *numa*: ``None`` when unknown. *mig*: the card is in MIG mode now. *profiles*: the sizes in which it can be cut.
-    *links*: scores of the links to other cards, by their uuid. *problem*: why the card cannot be used, empty if it can.
+    *shared_node*: the device node of all cards, where each has none of its own (WSL). *numa*: ``None`` when unknown.
+    *mig*: the card is in MIG mode now. *profiles*: the sizes in which it can be cut. *links*: scores of the links to
+    other cards, by their uuid. *problem*: why the card cannot be used, empty if it can.
     """
 
     uuid: str
@@ -30,6 +31,12 @@ class Card:
     profiles: tuple[MigProfile, ...] = ()
     links: Mapping[str, int] = field(default_factory=dict, hash=False)
     problem: str = ""
+    shared_node: str = ""
+
+    @property
+    def node(self) -> str:
+        """The path of its device node."""
+        return self.shared_node or f"/dev/nvidia{self.minor}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,13 @@ from hami.errors import HostError
 from hami.plugin.cdi import DriverFiles, Extra, Found
 from hami.plugin.grant import CONTROL_NODES
 
-__all__ = ["LIBRARY_FOLDERS", "MIG_MINORS", "dev_root", "driver_files", "follow", "instance_nodes", "read_mig_minors"]
+__all__ = ["LIBRARY_FOLDERS", "MIG_MINORS", "WSL_NODE", "dev_root", "driver_files", "follow", "instance_nodes",
+           "read_mig_minors", "shared_node"]
 
 LIBRARY_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64",
-                   "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+                   "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib/wsl/lib")
+WSL_NODE = "/dev/dxg"
+"""By which Windows lets WSL use its cards: one for all of them."""
 MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 """The kernel's, whatever root there is: which device node stands for which MIG instance."""
 
@@ -66,6 +69,11 @@ def driver_files(root: Path) -> DriverFiles:
 def dev_root(root: Path) -> Path:
     """Where device nodes are seen: below *root*, if it has any; else they are our own."""
     return root if (root / "dev").is_dir() else Path("/")
+
+
+def shared_node(root: Path) -> str:
+    """The device node of all cards where there is but one (WSL); empty where each has its own."""
+    return WSL_NODE if Path(f"{dev_root(root)}{WSL_NODE}").exists() else ""
 
 
 def follow(root: Path, path: str) -> str | None:

@@ -172,7 +172,7 @@ def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tup
 
 
 def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:
-    minors = sorted({card.minor for card in cards})
-    paths = (*host.nodes, *(f"/dev/nvidia{minor}" for minor in minors), *host.instance_nodes,
+    own = dict.fromkeys(card.node for card in sorted(cards, key=lambda card: card.minor))
+    paths = (*host.nodes, *own, *host.instance_nodes,
              *(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in config.imex_channels))
     return tuple(DeviceNode(container_path=path, host_path=config.dev_root.rstrip("/") + path) for path in paths)

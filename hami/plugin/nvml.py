@@ -75,14 +75,17 @@ class NvmlCards:
     """A source of cards that asks NVML. Threads may share it, as NVML may be shared."""
 
     def __init__(self, nvml: Any, allowlist: Sequence[MigAllowance] = (), *, xids: XidRules = XidRules(),
-                 links: bool = False, sysfs: Path = Path("/sys"), pause: Callable[[float], None] = time.sleep,
+                 links: bool = False, shared_node: str = "", sysfs: Path = Path("/sys"),
+                 pause: Callable[[float], None] = time.sleep,
                  warn: Callable[[str, str], None] = lambda reason, message: None) -> None:
-        """*nvml*: pynvml, or what looks like it. *links*: pairs are scored, which takes many calls. *pause* waits while
-        health cannot be watched. *warn* tells the node's owner of what is broken, by reason and message, once."""
+        """*nvml*: pynvml, or what looks like it. *links*: pairs are scored, which takes many calls. *shared_node*: the
+        device node of all cards, if none has its own. *pause* waits while health cannot be watched. *warn* tells the
+        node's owner of what is broken, by reason and message, once."""
         self._nvml = nvml
         self._allowlist = tuple(allowlist)
         self._xids = xids
         self._links = links
+        self._shared_node = shared_node
         self._sysfs = sysfs
         self._pause = pause
         self._warn = warn
@@ -114,6 +117,9 @@ class NvmlCards:
             try:
                 events, incomplete = self._listen(report)
             except self._nvml.NVMLError as error:
+                if self._is_unsupported(error):
+                    log.info("health is not watched: the driver has no events", extra={"reason": str(error)})
+                    return
                 report("", f"health cannot be watched: {error}")
                 self._told.clear()
                 self._rest(_RETRY_S, stopped)
@@ -162,7 +168,7 @@ class NvmlCards:
         offered = () if mig is None else tuple(one.profile for one in offered_profiles(nvml, handle))
         return Card(
             uuid=uuid, index=index, minor=minor, model=model, memory_mib=memory, numa=self._numa(handle),
-            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(problems),
+            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(problems), shared_node=self._shared_node,
             profiles=tuple(allowed_profiles(model, offered, self._allowlist).values()))
 
     def _numa(self, handle: Any) -> int | None:

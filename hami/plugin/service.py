@@ -22,6 +22,7 @@ from hami.plugin.allocator import Allocator
 from hami.plugin.announce import Announcer
 from hami.plugin.cards import Card, CardSource
 from hami.plugin.cdi import CLASSES, IMEX, Roots
+from hami.plugin.driver import shared_node
 from hami.plugin.grant import CDI, wanted_extras
 from hami.plugin.host import Host, install_library
 from hami.plugin.link import KubeletLink
@@ -315,7 +316,9 @@ def _source(settings: PluginSettings, events: Recorder, changed: Callable[[], No
             raise
         log.warning("no cards on this node", extra={"reason": error})
         return _NoCards()
-    return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, warn=warn)
+    node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
+    return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, shared_node=node,
+                     warn=warn)
 
 
 class _OthersCdi:

@@ -45,10 +45,11 @@ class PluginSettings:
 
     *mock_devices*: a file that stands in for the driver, empty for the driver. *driver_root_in_container*: where the
     host's driver is seen from here. *fail_on_init_error*: without a driver the start is tried again, else the node
-    simply has no cards. *mig_strategy*: other than ``none``, what is on cards in MIG mode is handed out as it is.
-    *library_source*: files to be laid on the host, empty for none. *cdi_root*: directory of the specifications that are
-    written with a ``cdi`` strategy, empty when somebody else writes them. *cdi_hook*: the host's program that they have
-    run. *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
+    simply has no cards. *discovery*: ``auto`` tells WSL from others, ``nvml`` does not. *mig_strategy*: other than
+    ``none``, what is on cards in MIG mode is handed out as it is. *library_source*: files to be laid on the host, empty
+    for none. *cdi_root*: directory of the specifications that are written with a ``cdi`` strategy, empty when somebody
+    else writes them. *cdi_hook*: the host's program that they have run. *devices*: with the resource name that counts.
+    *notes*: what was skipped, one sentence each.
     """
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
@@ -57,6 +58,7 @@ class PluginSettings:
     driver_root_in_container: str = "/driver-root"
     fail_on_init_error: bool = True
     mig_strategy: str = "none"
+    discovery: str = "auto"
     imex_required: bool = False
     library_source: str = ""
     cdi_root: str = "/var/run/cdi"
@@ -113,7 +115,8 @@ def parse_channels(text: str) -> tuple[int, ...]:
 def parse_discovery(text: str) -> str:
     """How cards are found; here always through NVML. Raises: MalformedInput."""
     if text not in ("auto", "nvml"):
-        raise MalformedInput("discovery strategy", text, "expected auto or nvml: a Tegra has no memory to share out")
+        raise MalformedInput("discovery strategy", text, "expected auto or nvml: a Tegra has no memory of its own to "
+                             "share out, NVIDIA's device plugin offers it as a whole")
     return text
 
 
@@ -187,12 +190,10 @@ _FLAGS_IN_FILE: Mapping[str, tuple[str, Callable[[str], object]]] = {  # key in 
 def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
     """Settings of the flags that were *given*, by field name, and the environment; the files that they name are read.
 
-    Field names are those of PluginSettings and PluginConfig, and ``device_config_file``, ``node_config_file`` and
-    ``discovery``.
+    Field names are those of PluginSettings and PluginConfig, and ``device_config_file`` and ``node_config_file``.
     Raises: HamiError when a file cannot be read or something cannot be used, which is named.
     """
     told = {**_from_environment(environ), **given}
-    told.pop("discovery", None)
     file = str(told.pop("device_config_file", ""))
     devices = _device_config(file)
     nvidia = devices.nvidia or NvidiaConfig(resource_count_name="")

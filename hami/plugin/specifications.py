@@ -88,15 +88,15 @@ class Specifications:
         if self._driver is None:
             raise HostError("CDI: the driver has not been looked at yet")
         devices: dict[str, Sequence[str]] = {}
-        minors = {card.uuid: card.minor for card in self._cards}
+        cards = {card.uuid: card for card in self._cards}
         for card in self._cards:
             if not card.mig:  # nobody can use one in MIG mode as a whole
-                devices |= dict.fromkeys((card.uuid, str(card.index)), (f"/dev/nvidia{card.minor}",))
+                devices |= dict.fromkeys((card.uuid, str(card.index)), (card.node,))
         known = read_mig_minors(self._minors) if self._instances else {}
         for one in self._instances:
-            if one.uuid and (minor := minors.get(one.gpu)) is not None:
-                devices[one.uuid] = (f"/dev/nvidia{minor}",
-                                     *instance_nodes(known, minor, one.gpu_instance, one.compute_instance))
+            if one.uuid and (cut := cards.get(one.gpu)) is not None:
+                devices[one.uuid] = (cut.node, *instance_nodes(
+                    known, cut.minor, one.gpu_instance, one.compute_instance))
         self._place(GPU, gpu_document(self._roots, self._driver, devices))
 
     def _place(self, name: str, document: Document | None) -> None:

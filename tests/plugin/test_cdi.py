@@ -11,7 +11,7 @@ from pytest import param
 from hami.errors import HostError
 from hami.plugin.cards import Card
 from hami.plugin.cdi import DriverFiles, Extra, Found, Roots, extra_document, gpu_document
-from hami.plugin.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors
+from hami.plugin.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors, shared_node
 from hami.plugin.specifications import Specifications
 
 LIB = "/usr/lib/x86_64-linux-gnu"
@@ -250,6 +250,11 @@ def test_a_host_without_a_driver_is_no_such_host(host, files):
 def test_device_nodes_are_our_own_where_the_root_has_none(host, root):
     assert str(dev_root(host(CUDA))) == "/"
     assert dev_root(host("/dev/null")) == root
+
+
+def test_windows_lets_all_cards_be_used_by_one_node(host):
+    assert shared_node(host("/dev/null")) == ""
+    assert shared_node(host("/dev/dxg")) == "/dev/dxg"
 
 
 @pytest.mark.parametrize("links, path, real", [

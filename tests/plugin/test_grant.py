@@ -95,6 +95,13 @@ def test_device_nodes():
         for path in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4"))
 
 
+def test_cards_that_share_a_node_bring_it_once():
+    cards = [replace(card, shared_node="/dev/dxg") for card in CARDS[:2]]
+    grant = shares_grant(replace(CONFIG, pass_device_specs=True), list(zip(cards, (share(A, 1), share(B, 2)))),
+                         replace(HOST, nodes=()), recipient())
+    assert [one.host_path for one in grant.devices] == ["/dev/dxg"]
+
+
 CDI = f"k8s.device-plugin.nvidia.com/gpu={A}"
 
 

@@ -237,6 +237,18 @@ def test_a_driver_that_cannot_listen_makes_all_cards_unwell_until_it_can():
     assert watch.reports == [("", "health cannot be watched: Unknown Error"), *((f"GPU-{i}", "") for i in range(3))]
 
 
+def test_cards_of_a_driver_without_events_are_well():
+    nvml, said = three(), []
+    nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
+    NvmlCards(nvml).watch_health(lambda uuid, reason: said.append((uuid, reason)), lambda: False)
+    assert said == []
+
+
+def test_cards_that_share_a_node_have_none_of_their_own():
+    nodes = [[card.node for card in NvmlCards(three(), shared_node=node).cards()] for node in ("", "/dev/dxg")]
+    assert nodes == [["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6"], ["/dev/dxg"] * 3]
+
+
 def test_an_xid_is_for_good_whatever_else_comes_and_goes():
     nvml = three()
     events = [nvml.xid(1, 79), UNKNOWN, TIMEOUT]
