@@ -261,10 +261,10 @@ class Verbs:
         leads_for = self._acting.leads_until() - self._clock()
         if leads_for <= 0:
             raise NodeLocked("this replica of the scheduler leads no more")
-        self._ledger.confirm(reservation)
+        annotations = self._ledger.confirm(reservation)
         timeout = leads_for + LEASE_SLACK  # its successor must not find it on the way
         try:
-            self._cluster.bind(reservation.ref, reservation.node, reservation.annotations, reservation.labels,
+            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
                                timeout=timeout if timeout < BIND_TIMEOUT else None)
         except ClusterError as error:
             refused = error.status is not None and error.status < 500

@@ -8,10 +8,11 @@ from hami.cluster.ledger import Policies, Rejected
 from hami.codec.admission import Review
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
+from hami.controller.reconcile import Rules, pod_moves
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.vendors.catalog import vendors
 from hami.verbs import Admitted, Denied, Verbs
-from tests.builders import NVIDIA, gpu, gpus, node, pod, quota
+from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod, quota
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -296,6 +297,17 @@ def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     assert scheduler.fake.lock_of("n1") == "2026-08-21T12:00:00Z,default,pod1"
     assert scheduler.events == [("BindingSucceed", "Successfully binding node [n1] to default/pod1")]
     assert len(scheduler.meter.waits) == 1
+
+
+def test_a_pod_that_waited_for_its_node_has_all_its_time_for_the_device_plugin():
+    scheduler = ready()
+    scheduler.clock.seconds += 24
+    bind(scheduler)
+    scheduler.watch()
+    rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=20.0)
+    record = scheduler.ledger.pods.get(ASKED.ref.uid)
+    assert record.allocating and pod_moves(record, rules, scheduler.clock.unix()) == []
+    assert pod_moves(record, rules, scheduler.clock.unix() + 21)
 
 
 def nothing_left(scheduler):

@@ -55,7 +55,8 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Devices promised to a pod, and exactly what its Binding will carry. *locks*: the node's locks it needs."""
+    """Devices promised to a pod, and what its Binding will carry, but for the time at which it is written. *locks*: the
+    node's locks it needs."""
 
     ref: PodRef
     node: str
@@ -260,9 +261,10 @@ class Ledger:
             held = self._held.get(reservation.ref.uid)
             return held is not None and held.reservation is reservation
 
-    def confirm(self, reservation: Reservation) -> None:
+    def confirm(self, reservation: Reservation) -> Mapping[str, str]:
         """Last look before the Binding is written: what was promised is still there, and taken by nobody else.
 
+        The annotations of the Binding, with the time, from which on the device plugin is waited for.
         Raises: Rejected, and the reservation is dropped, unless an earlier Binding of it may yet be written.
         """
         with self._guard:
@@ -274,6 +276,7 @@ class Ledger:
                     self._drop(uid)
                 raise Rejected(f"pod {reservation.ref}: {problem}")
             self._held[uid].stage = _Stage.POSTING
+        return {**reservation.annotations, BIND_TIME: str(int(self._now().timestamp()))}
 
     def bound(self, reservation: Reservation) -> None:
         """The Binding is written."""
@@ -437,9 +440,8 @@ class Ledger:
         used = [claim.vendor for claim in ask.claims]
         shares = {vendor.key: _only(vendor, choice.placement) for vendor in used}
         views, now = self._index.views(choice.node), self._now()
-        seconds = str(int(now.timestamp()))
-        annotations = {ASSIGNED_NODE: choice.node, ASSIGNED_TIME: seconds,
-                       BIND_PHASE: BindPhase.ALLOCATING.value, BIND_TIME: seconds}
+        annotations = {ASSIGNED_NODE: choice.node, ASSIGNED_TIME: str(int(now.timestamp())),
+                       BIND_PHASE: BindPhase.ALLOCATING.value}
         for vendor in used:
             devices = {view.device.uuid: view.device for view in views.get(vendor.key, ())}
             annotations |= written(vendor, Emission(pod=pod, node=choice.node, shares=shares[vendor.key],

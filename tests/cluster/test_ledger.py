@@ -39,12 +39,14 @@ def test_a_reservation_says_what_the_binding_will_carry():
     books = Books()
     books.place(pod(gpus(1, memory=3000, cores=30)))
     reservation = books.reservation("uid-pod1")
-    seconds = str(books.time.unix())
     assert reservation.annotations == {
-        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": seconds, "hami.io/bind-phase": "allocating",
-        "hami.io/bind-time": seconds, "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,3000,30:;",
+        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": str(books.time.unix()), "hami.io/bind-phase": "allocating",
+        "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,3000,30:;",
         "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,3000,30:;"}
     assert reservation.labels == {"hami.io/vgpu-node": "n1"} and reservation.locks_node
+    books.time.seconds += 24
+    binding = books.confirm(books.begin_bind(reservation.ref, "n1"))
+    assert binding == {**reservation.annotations, "hami.io/bind-time": str(books.time.unix())}
 
 
 def test_containers_that_ask_for_nothing_keep_their_place_w1():
