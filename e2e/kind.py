@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class KindCluster(ExternalCluster):
         cluster = cls(tool, folder)
         cluster._load_images()
         for worker in cluster.workers:
-            worker.label("gpu", "on")
+            worker.label({"gpu": "on", "type": "kind"})
         kwok = cluster._kwok().start()
         try:
             cluster.install()
@@ -225,12 +225,27 @@ class Worker(JoinedNode):
         super().__init__(cluster.kube, name)
         self._cluster = cluster
 
-    def label(self, key: str, value: str | None) -> None:
-        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {key: value}}})
+    def label(self, labels: Mapping[str, str]) -> None:
+        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": dict(labels)}})
 
     def restart_kubelet(self) -> None:
-        """As systemd would after a crash; containers stay."""
+        """SIGKILL, upon which systemd starts it anew, and wait until the device plugin has registered with it.
+        Containers stay."""
+        (plugin,) = [pod["metadata"]["name"] for pod in self._cluster.pods_of("hami-device-plugin")
+                     if pod["spec"]["nodeName"] == self.name]
+        before = self._registrations(plugin)
         run("docker", "exec", self.name, "systemctl", "kill", "--signal=SIGKILL", "kubelet")
+        deadline = time.monotonic() + ROLLOUT_SECONDS
+        while self._registrations(plugin) <= before:
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"the device plugin has not registered anew in {ROLLOUT_SECONDS} s\n{self.logs()}")
+            time.sleep(0.5)
+
+    def _registrations(self, plugin: str) -> int:
+        try:
+            return self._cluster.kubectl("logs", "-n", NAMESPACE, plugin).count("registered with the kubelet")
+        except ClusterUnavailable:  # the kubelet is away
+            return 0
 
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:
         """What *container* of *pod* has printed, once *until* is in it. Raises: WaitTimeout."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -27,7 +26,16 @@ RESOURCE = "nvidia.com/gpu"
 HOOK = "/usr/local"
 CARDS, SLOTS = 2, 10
 ALLOCATED = "hami.io/vgpu-devices-allocated"
-show = partial(shower, HOOK)
+REAL, FAKE = {"type": "kind"}, {"type": "kwok"}
+
+
+def show(name: str, **asked: int | str) -> Object:
+    """A pod for a node with a kubelet, whose container prints what it is given."""
+    return on(REAL, shower(HOOK, name, **asked))
+
+
+def on(nodes: Mapping[str, str], item: Object) -> Object:
+    return {**item, "spec": {**item["spec"], "nodeSelector": dict(nodes)}}
 
 
 @pytest.fixture
@@ -78,8 +86,7 @@ class Arrivals:
         while not self._ended.wait(0.3):
             name = f"arrival-{len(self.names)}"
             try:
-                # it says which scheduler: without webhook it would still go nowhere else
-                self._sandbox.create(pod(name, gpu=1, gpumem=100))
+                self._sandbox.create(on(FAKE, pod(name, gpu=1, gpumem=100)))
                 self.names.append(name)
             except Exception as error:  # told at the end, by the test
                 self.refused.append(f"{name}: {error}")
@@ -146,8 +153,7 @@ def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbo
 def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Worker) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)
-    worker.restart_kubelet()
-    worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
+    worker.restart_kubelet()  # until the plugin has registered anew, it would refuse pods that ask for devices
     sandbox.create(show("b", gpu=1, gpumem=2000))
     assert sandbox.running("a", "b", timeout=120)[:1] == before
     assert limits(sandbox, worker, "a", "b") == [("1000m", "0"), ("2000m", "0")]
@@ -195,7 +201,7 @@ def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandb
     before = sandbox.running("a", timeout=120)
     on_kind.scale(0)
     try:
-        sandbox.create(pod("plain", scheduler="default-scheduler"), pod("missed", gpu=1, gpumem=1000))
+        sandbox.create(on(REAL, pod("plain")), on(REAL, pod("missed", gpu=1, gpumem=1000)))
         sandbox.running("plain", timeout=120)
         assert not sandbox.pod("missed")["spec"].get("nodeName")
     finally:
