@@ -95,6 +95,26 @@ def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path
     assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
 
 
+def selectors(item: Any) -> Iterator[Object]:
+    """All label selectors in *item*, in the form ``matchLabels``; those of a Service are the labels themselves."""
+    if isinstance(item, dict):
+        for key, value in item.items():
+            if key in ("selector", "podSelector", "labelSelector") and value:
+                yield value if "matchLabels" in value or "matchExpressions" in value else {"matchLabels": value}
+            else:
+                yield from selectors(value)
+    elif isinstance(item, list):
+        for value in item:
+            yield from selectors(value)
+
+
+def test_beside_the_chart_nothing_of_ours_takes_its_pods_for_our_own(local: LocalCluster) -> None:
+    built = build(local, ROOT / "overlays" / "upgrade-from-hami")
+    found = [selector for item in built for selector in selectors(item) if "matchLabels" in selector]
+    assert len(found) >= 6  # Service, Deployment, its spreading, DaemonSet, budget, two policies
+    assert {selector["matchLabels"].get("app.kubernetes.io/instance") for selector in found} == {"hami-next"}
+
+
 def test_our_device_plugin_waits_until_the_charts_has_left_the_node(local: LocalCluster, sandbox: Sandbox) -> None:
     sandbox.add_gpu_node("n0")
     daemon = next(item for item in build(local, ROOT / "overlays" / "upgrade-from-hami") if item["kind"] == "DaemonSet")
