@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.cluster.nodes import version_of
-from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, NODE_LOCK
+from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, NODE_LOCK, is_label_value
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduling.index import Index
 from hami.scheduling.reading import read_booking
@@ -24,7 +24,8 @@ GRAVES = 10_000  # pods that are remembered as deleted
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """What is remembered of a pod. *assigned*: the node its annotations name. *asks*: it asks for devices.
+    """What is remembered of a pod. *assigned*: the node its annotations name; *label*: the one its label names.
+    *asks*: it asks for devices.
 
     *allocating*: a node agent still has to hand out its devices, and will say so: those do that know HAMi's node lock.
     *wall_assigned*, *wall_bound*: Unix seconds of the annotations, 0 without. *seen*: when, on the steady clock.
@@ -37,7 +38,7 @@ class PodRecord:
     node: str
     scheduler: str
     assigned: str
-    labelled: bool
+    label: str | None
     phase: str
     bind_phase: str
     allocating: bool
@@ -52,8 +53,18 @@ class PodRecord:
     @property
     def is_settled(self) -> bool:
         """Nothing is to be done about the pod: it is over, or runs with what it was given."""
-        bound = bool(self.node) and not self.allocating and (self.labelled or not self.assigned)
+        bound = bool(self.node) and not self.allocating and not self.is_mislabelled
         return self.terminated or (bound and not self.problems)
+
+    @property
+    def proper_label(self) -> str | None:
+        """What the label of a pod that is bound as assigned should say; ``None`` where the node's name can be none."""
+        return self.node if is_label_value(self.node) else None
+
+    @property
+    def is_mislabelled(self) -> bool:
+        """The API server has not copied the label of the pod's Binding, and it has none or that of an earlier node."""
+        return bool(self.node) and self.assigned == self.node and self.label != self.proper_label
 
 
 class PodBook:
@@ -163,7 +174,7 @@ class PodBook:
         problems = self._book(pod)
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler=pod.scheduler_name,
-            assigned=annotations.get(ASSIGNED_NODE, ""), labelled=ASSIGNED_NODE in pod.labels, phase=pod.phase,
+            assigned=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=self._is_allocating(annotations),
             wall_assigned=version_of(annotations.get(ASSIGNED_TIME, "")),
             wall_bound=version_of(annotations.get(BIND_TIME, "")), asks=asks, terminated=pod.is_terminated,

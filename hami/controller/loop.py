@@ -151,8 +151,9 @@ class Controller(Rounds):
 
     def _carry_out(self, move: Annotate | Label | Warn) -> None:
         match move:
-            case Annotate(ref, version, annotations, reason, message):
-                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, dict(annotations), resource_version=version))
+            case Annotate(ref, version, annotations, reason, message, labels):
+                self._ledger.pods.upsert(self._cluster.annotate_pod(ref, dict(annotations), dict(labels),
+                                                                    resource_version=version))
                 log.warning("pod mended", extra={"pod": ref, "reason": reason})
                 self._events.record(ref, "Warning", reason, message)
             case Label(ref, node):

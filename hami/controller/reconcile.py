@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hami.cluster.pods import FOREIGN_FRESH, PodRecord
-from hami.codec.keys import BIND_PHASE, SCHEDULER_OWNED, is_label_value
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, SCHEDULER_OWNED
 from hami.model import BindPhase, PodRef
 from hami.vendors.spec import Catalog
 
@@ -14,21 +14,23 @@ __all__ = ["Annotate", "Label", "Rules", "Warn", "pod_moves"]
 
 @dataclass(frozen=True, slots=True)
 class Annotate:
-    """Write *annotations* on the pod (``None`` removes one) if it is still at *version*, and tell its owner why."""
+    """Write *annotations* and *labels* on the pod (``None`` removes one) if it is still at *version*, and tell its owner
+    why."""
 
     ref: PodRef
     version: str
     annotations: tuple[tuple[str, str | None], ...]
     reason: str
     message: str
+    labels: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Give the pod the label that the API server did not copy from its Binding."""
+    """Give the pod the label that the API server did not copy from its Binding; ``None``: take an earlier one away."""
 
     ref: PodRef
-    node: str
+    node: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def pod_moves(record: PodRecord, rules: Rules, now: float) -> list[Move]:
     pending = record.allocating and record.phase == "Pending"
     if pending and now - record.wall_bound > rules.expire:
         moves.append(_fail(record, rules))
-    if record.assigned and not record.labelled and is_label_value(record.assigned):
-        moves.append(Label(record.ref, record.assigned))
+    if record.is_mislabelled:
+        moves.append(Label(record.ref, record.proper_label))
     return moves
 
 
@@ -94,7 +96,8 @@ def _clear(record: PodRecord, rules: Rules) -> Annotate:
             *(key for vendor in rules.vendors for key in (vendor.to_allocate, vendor.allocated) if key),
             *(key for vendor in rules.vendors if vendor.key in record.promised for key in vendor.extra_keys)}
     return Annotate(record.ref, str(record.version), tuple((key, None) for key in sorted(keys)), "AssignmentCleared",
-                    f"an earlier assignment to node {record.assigned} was never bound and has been removed")
+                    f"an earlier assignment to node {record.assigned} was never bound and has been removed",
+                    ((ASSIGNED_NODE, None),))
 
 
 def _warn_unreadable(record: PodRecord) -> Move:

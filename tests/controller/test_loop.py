@@ -98,6 +98,18 @@ def test_a_label_that_the_server_did_not_copy_is_added():
     assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and writes(made) == ["annotate_pod"]
 
 
+@pytest.mark.parametrize("bindings", ["with labels", "without labels"])
+def test_the_label_of_an_earlier_node_gives_way_to_that_of_the_pods_own(bindings):
+    made = world(replace(stale(), labels={ASSIGNED_NODE: "earlier"}))
+    made.fake.copies_labels = bindings == "with labels"
+    made.schedule(made.fake.pods["default", "a"])
+    made.fake.allocate("n1")
+    for _ in range(2):
+        made.watch()
+        made.controller.tick()
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and made.ledger.pods.unsettled() == []
+
+
 def stale():
     return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
 
@@ -105,7 +117,8 @@ def stale():
 def test_a_stale_promise_of_another_scheduler_is_removed_w6():
     made = world(stale())
     made.controller.tick()
-    assert made.fake.pods["default", "a"].annotations == {} and made.events.reasons() == ["AssignmentCleared"]
+    after = made.fake.pods["default", "a"]
+    assert (after.annotations, after.labels) == ({}, {}) and made.events.reasons() == ["AssignmentCleared"]
 
 
 def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():

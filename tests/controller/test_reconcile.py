@@ -16,14 +16,15 @@ RULES = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, 
 def record(**fields):
     """A pod of ours that is bound and runs with what it was given."""
     return PodRecord(**{
-        "ref": pod().ref, "version": 7, "node": "n1", "scheduler": "hami-scheduler", "assigned": "n1", "labelled": True,
+        "ref": pod().ref, "version": 7, "node": "n1", "scheduler": "hami-scheduler", "assigned": "n1", "label": "n1",
         "phase": "Running", "bind_phase": "success", "allocating": fields.get("bind_phase") == "allocating",
         "wall_assigned": int(NOW) - 1000, "wall_bound": int(NOW) - 1000, "asks": True, "terminated": False,
         "seen": 0.0} | fields)
 
 
 STUCK = {"phase": "Pending", "bind_phase": "allocating"}
-UNBOUND = {"node": "", "labelled": False, "phase": "Pending", "bind_phase": ""}
+UNBOUND = {"node": "", "label": None, "phase": "Pending", "bind_phase": ""}
+LONG = {"node": "n" * 64, "assigned": "n" * 64}
 SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
 
 
@@ -34,10 +35,13 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
     (STUCK | {"wall_bound": int(NOW) - 300}, {}, []),
     (STUCK | {"wall_bound": int(NOW) - 301}, {}, [Annotate]),
     (STUCK | {"phase": "Running"}, {}, []),
-    ({"labelled": False}, {}, [Label]),
-    ({"labelled": False, "assigned": "n" * 64}, {}, []),
-    ({"labelled": False, "assigned": ""}, {}, []),
-    (STUCK | {"labelled": False}, {}, [Annotate, Label]),
+    ({"label": None}, {}, [Label]),
+    ({"label": "earlier"}, {}, [Label]),
+    (LONG | {"label": None}, {}, []),
+    (LONG | {"label": "earlier"}, {}, [Label]),
+    ({"label": None, "assigned": ""}, {}, []),
+    ({"label": None, "assigned": "another"}, {}, []),
+    (STUCK | {"label": None}, {}, [Annotate, Label]),
     ({"problems": ("broken",)}, {}, [Warn]),
     (STUCK | {"terminated": True, "problems": ("broken",)}, {}, []),
     (UNBOUND, {}, [Annotate]),
@@ -52,7 +56,8 @@ SLIPPED = UNBOUND | {"assigned": "", "scheduler": "default-scheduler"}
     (SLIPPED, {"overwrites": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "of a vendor whose agent never says", "not yet stuck", "just stuck",
-         "runs though allocating", "no label", "no label value", "foreign", "stuck without label", "unreadable",
+         "runs though allocating", "no label", "stale label", "no label value", "stale label and no label value",
+         "foreign", "bound to another node than was assigned", "stuck without label", "unreadable",
          "over", "stale promise", "fresh promise", "forged promise", "waits", "of another scheduler", "slipped",
          "slipped without name", "meant for another", "asks nothing", "we do not overwrite", "slipped and bound"])
 def test_what_is_done(fields, rules, moves):
@@ -70,6 +75,7 @@ def test_a_stale_promise_is_removed_whole():
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
         "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", NVIDIA.to_allocate,
         NVIDIA.allocated, "hami.io/vgpu-mig-allocations"))
+    assert dict(move.labels) == {"hami.io/vgpu-node": None}
 
 
 def test_what_was_written_for_the_vendors_agent_goes_too_and_nothing_of_other_vendors():
