@@ -233,6 +233,8 @@ class NodeAgent:
         if holder(lock) != (namespace, name):
             lock = self._lock_of(node) or ""  # the pod's event may be ahead of the node's
         if holder(lock) != (namespace, name):
+            if has_ended(self.kube.find("Pod", name, namespace)):
+                return  # kwok ends a Job's pods at once, whoever has served them, and the lock of such a pod is free
             self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock!r}")
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:
@@ -307,6 +309,11 @@ def annotations(item: Object) -> dict[str, str]:
 
 def is_fake(node: Object) -> bool:
     return annotations(node).get(FAKE) == "fake"
+
+
+def has_ended(pod: Object | None) -> bool:
+    """The pod is gone, or its containers have ended: no kubelet starts it."""
+    return pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def awaited(pod: Object) -> set[str]:
