@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,13 @@ HANDED_OUT = re.compile(r'"devices handed out" .*\bseconds=([0-9.]+)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card as the plugin's file describes it. *health*: ``True``, or why it is not well."""
+    """A card as the plugin's file describes it. *health*: ``True``, or why it is not well. *mig*: how it is cut."""
 
     uuid: str
     model: str = "NVIDIA A100-SXM4-80GB"
     memory: int = 81_920
     health: bool | str = True
+    mig: Object = field(default_factory=dict)
 
 
 def cards(count: int, **fields: Any) -> tuple[Card, ...]:

@@ -6,9 +6,10 @@ a file; all the rest is real.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +29,8 @@ LOCK = "hami.io/mutex.lock"
 PHASE = "hami.io/bind-phase"
 FIRST, SECOND = cards(2)
 SLOTS = 10
+SIZE = "1g.10gb"
+CUT = f"nvidia.com/mig-{SIZE}"
 END = "that is all"
 SHOW = f"env; echo --; cat /proc/self/mountinfo; echo --; cat {HOOK}/vgpu/libvgpu.so 2>/dev/null; echo {END}; "
 
@@ -261,6 +264,44 @@ def test_a_card_turns_unhealthy_and_well_again(sandbox: Sandbox, real: RealNode,
     plugin.ail(ill, True)
     plugin.wait_offered(2 * SLOTS)
     assert sandbox.running("before", "both", timeout=120)[:1] == running
+
+
+def test_instances_that_somebody_has_cut_go_to_pods_that_hami_has_not_placed(
+        sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    """Beside them, the other card is shared as ever."""
+    instances = [{"uuid": f"MIG-{number}", "profile": SIZE, "memory": 9728} for number in range(2)]
+    plugin.stop()
+    plugin.insert(FIRST, replace(SECOND, mig={"enabled": True, "instances": instances}))
+    plugin.start(mig_strategy="mixed").wait_offered(SLOTS)
+    real.wait_allocatable(CUT, 2)
+    sandbox.create(shower("shared", gpu=1, gpumem=1000))
+    for name in ("a", "b"):
+        item = pod(name, containers=[showing(**{CUT: 1})], node_name=real.name)  # no scheduler is asked
+        sandbox.kube.create(item, sandbox.namespace)
+    sandbox.running("shared", "a", "b")
+    given = [seen(sandbox, real, name).env for name in ("a", "b")]
+    assert {env["NVIDIA_VISIBLE_DEVICES"] for env in given} == {"MIG-0", "MIG-1"}
+    assert not [key for env in given for key in env if key.startswith("CUDA_")]
+    assert seen(sandbox, real, "shared").limit == (FIRST.uuid, "1000m", "0")
+    assert LOCK not in annotations(real.node())
+
+
+def test_what_cdi_names_stand_for_is_written(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    """That a runtime does as it says is not shown: Debian's containerd (1.6) does not know CDI."""
+    driver, written = real.folder / "driver", real.folder / "cdi"
+    (driver / "usr/lib64").mkdir(parents=True)
+    (driver / "usr/lib64/libcuda.so.570.1").touch()
+    plugin.stop()
+    plugin.start(device_list_strategy="cdi-cri", cdi_root=str(written), driver_root_ctr_path=str(driver))
+    plugin.wait_offered(2 * SLOTS)
+    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.running("a")
+    env = seen(sandbox, real, "a").env
+    assert ("NVIDIA_VISIBLE_DEVICES" in env, env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == (False, "1000m")
+    (file,) = written.iterdir()
+    devices = {device["name"] for device in json.loads(file.read_text())["devices"]}
+    assert file.name == "k8s.device-plugin.nvidia.com-gpu.json"
+    assert devices == {FIRST.uuid, SECOND.uuid, "0", "1", "all"}
 
 
 def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
