@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import msgspec
 from hami.errors import MalformedInput
 from hami.model import Spot
 
-__all__ = ["MigAllocation", "parse_mig_allocations", "render_mig_allocations"]
+__all__ = ["MigAllocation", "cards_without_places", "parse_mig_allocations", "render_mig_allocations"]
+
+_NUMBERED = re.compile(r"([^;:,\[\]]+)\[\d+-\d+\],")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,15 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
         found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, spot=Spot(
             entry.placement.start, entry.placement.size, entry.profile, _instance(entry)))
     return tuple(found.values())
+
+
+def cards_without_places(text: str) -> frozenset[str]:
+    """UUIDs of the cards of which *text*, an allocation, has instances in the form of HAMi v2.5 to v2.9.
+
+    Shape: ``uuid[template-position],type,memory,cores:``. The template is one of the lists of instances in the
+    configuration of that time, the position a number in it: neither says where on the card an instance lies.
+    """
+    return frozenset(_NUMBERED.findall(text))
 
 
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:

@@ -14,8 +14,8 @@ __all__ = ["Annotate", "Label", "Rules", "Warn", "pod_moves"]
 
 @dataclass(frozen=True, slots=True)
 class Annotate:
-    """Write *annotations* and *labels* on the pod (``None`` removes one) if it is still at *version*, and tell its owner
-    why."""
+    """Write *annotations* and *labels* on the pod (``None`` removes one) if it is still at *version*, and tell its
+    owner why."""
 
     ref: PodRef
     version: str

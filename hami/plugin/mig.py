@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hami.codec.keys import MIG_ALLOCATIONS
-from hami.codec.mig import MigAllocation, parse_mig_allocations, render_mig_allocations
+from hami.codec.keys import MIG_ALLOCATIONS, is_scheduler_owned
+from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import AllocationRefused, HamiError
 from hami.model import Pod, Share, Spot
 from hami.plugin.cards import Card, Instance, Instances
@@ -151,8 +151,9 @@ class Mig:
             self._destroy(instance)
 
     def _reconcile(self, pods: Sequence[Pod]) -> list[Instance]:
-        needed, existing = _needed(pods), self._instances.existing()
-        stray = [one for one in existing if _place_of(one) not in needed and not one.busy]
+        needed, kept, existing = _needed(pods), _kept(pods), self._instances.existing()
+        stray = [one for one in existing
+                 if _place_of(one) not in needed and one.gpu not in kept and not one.busy]
         gone = [one for one in stray if self._destroy(one)]
         try:
             self._tell([one for one in existing if one not in gone])
@@ -175,6 +176,13 @@ def _needed(pods: Iterable[Pod]) -> set[_Place]:
     """Places of instances that live pods have. Raises: MalformedInput, as then nobody knows."""
     return {_place(one) for pod in pods if not pod.is_terminated
             for one in parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))}
+
+
+def _kept(pods: Iterable[Pod]) -> set[str]:
+    """Cards on which live pods have instances since HAMi v2.5 to v2.9: nobody can say which, so all of them stay."""
+    return {card for pod in pods if not pod.is_terminated
+            for key, text in pod.annotations.items() if is_scheduler_owned(key)
+            for card in cards_without_places(text)}
 
 
 def _place(one: MigAllocation) -> _Place:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hami.codec.keys import MIG_ALLOCATIONS
-from hami.codec.mig import MigAllocation, parse_mig_allocations, render_mig_allocations
+from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import MigProfile, Pod, Reason, Request, Share, Spot, View
 from hami.vendors.shares import common_share
@@ -58,8 +58,12 @@ def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
 def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:
     """The shares with their places on the cards.
 
-    Raises: MalformedInput when places and shares do not belong together, as then nobody knows what is free.
+    Raises: MalformedInput when places and shares do not belong together, or a share has the form of HAMi v2.5 to v2.9,
+    which does not say its place, as then nobody knows what is free.
     """
+    if cards_without_places(allocated := pod.annotations.get(vendor.allocated, "")):
+        raise MalformedInput(vendor.allocated, allocated, "instances of MIG cards stand there as HAMi v2.5 to v2.9 "
+                                                          "wrote them, without their places")
     if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
     found = {(one.container, one.device): one for one in parse_mig_allocations(MIG_ALLOCATIONS, text)}

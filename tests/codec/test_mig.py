@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.mig import MigAllocation, parse_mig_allocations, render_mig_allocations
+from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Spot
 from tests.codec.fuzz import damaged, mutated
@@ -35,6 +35,18 @@ def without(*keys):
 ])
 def test_what_is_read(written, expected):
     assert parse_mig_allocations("field", written) == expected
+
+
+@pytest.mark.parametrize("allocation, cards", [
+    param("GPU-m[1-0],NVIDIA,9728,15:;", {"GPU-m"}, id="one"),
+    param(";GPU-m[0-6],NVIDIA,4864,0:GPU-n[12-3],NVIDIA,4864,0:;GPU-m[0-5],NVIDIA,4864,0:;", {"GPU-m", "GPU-n"},
+          id="several"),
+    param("GPU-m,NVIDIA,9728,15:;GPU-n[1-0],NVIDIA,1,1:;", {"GPU-n"}, id="beside a share"),
+    param("GPU-m,NVIDIA,9728,15:;", set(), id="a share"),
+    param("GPU-m[1],NVIDIA,1,1:GPU-n[a-b],NVIDIA,1,1:[1-0],NVIDIA,1,1:;", set(), id="other brackets"),
+    param("", set(), id="nothing")])
+def test_cards_of_instances_whose_places_are_not_said(allocation, cards):
+    assert cards_without_places(allocation) == cards
 
 
 def test_what_is_written():

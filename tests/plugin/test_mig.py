@@ -82,6 +82,11 @@ def cut(*allocations, containers=None, name="p", **fields):
                   shares=list(sizes.values()), annotations={KEY: render_mig_allocations(allocations)}, **fields)
 
 
+def numbered(gpu, phase="Running"):
+    """A pod that HAMi v2.5 to v2.9 gave an instance of the card, without saying where it lies."""
+    return placed(asking(), shares=[[share(f"{gpu}[1-0]", 4864, 15)]], phase=phase)
+
+
 def mig_of(driver, *pods, cards=CUT):
     return Mig(NODE, FakeCluster(pods=pods), driver, lambda: cards)
 
@@ -238,6 +243,9 @@ def test_a_card_that_is_not_in_mig_mode_is_switched():
     param([cut(spot(1), phase="Running")], False, False, id="another place"),
     param([cut(spot(gpu=B), phase="Running")], False, False, id="another card"),
     param([cut(spot(), node="n2", phase="Running")], False, False, id="another node"),
+    param([numbered(A)], False, True, id="somewhere on the card, of v2.5 to v2.9"),
+    param([numbered(B)], False, False, id="somewhere on another card"),
+    param([numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"),
 ])
 def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
     driver = Driver(instance(busy=busy))

@@ -78,6 +78,9 @@ BROKEN = [  # allocated, places, cards that count as taken whole
     param(ONE, [entry(), entry(start=2)], "m", id="two places for a share"),
     param(ONE, "not JSON", "m", id="no JSON"),
     param("GPU-m,NVIDIA,9984:;", [entry()], "m", id="the allocation itself"),
+    param("GPU-m[1-0],NVIDIA,9728,15:;", "", "m", id="an instance of v2.5 to v2.9"),
+    param(";GPU-n[0-6],NVIDIA,4864,0:GPU-m[12-3],NVIDIA,9728,0:;", "", "mn", id="instances of v2.5 to v2.9"),
+    param("GPU-m[1-0],NVIDIA,9728,15:;", [entry()], "m", id="an instance of v2.5 to v2.9 with a place"),
 ]
 
 
@@ -94,6 +97,15 @@ def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, take
     rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300)
     (warning,) = [move for move in pod_moves(ledger.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
     assert warning.reason == "AllocationUnreadable"
+
+
+def test_beside_an_instance_of_v25_to_v29_nothing_is_placed_until_it_has_gone():
+    ledger = books(node("n1", card()))
+    earlier = bound("GPU-m[1-0],NVIDIA,9728,15:;", places="")
+    ledger.pods.upsert(earlier)
+    assert run(ledger, "next", gpus(memory=4864)) is None
+    ledger.pods.remove(earlier)
+    assert run(ledger, "next", gpus(memory=4864)) is not None
 
 
 def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
