@@ -83,10 +83,11 @@ class Service:
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _source(settings, self._events, self._cards_changed)
         self._roster = Roster(judge(config, leaves_mig=settings.mig_strategy != "none"))
-        self._cdi = _OthersCdi() if isinstance(self._source, _NoCards) else _cdi(settings)
+        has_cards = not isinstance(self._source, _NoCards)
+        self._cdi = _cdi(settings) if has_cards else _OthersCdi()
         host = Host(config, classes=self._cdi.classes)
         self._mig = None
-        if config.operating_mode == MIG:
+        if config.operating_mode == MIG and has_cards:
             self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards,
                             tell=self._cdi.instances_are)
         self._owing = threading.Event()
@@ -95,7 +96,7 @@ class Service:
         self._announcer = Announcer(cluster, self._source, self._roster, config,
                                     Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
         self._static = None
-        if settings.mig_strategy != "none" and self._mig is None:
+        if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
             self._static = StaticMig(config, settings.mig_strategy, self._source.instances, host,
                                      serve=self._serve_instances, tell=self._cdi.instances_are)
         self._link = None
@@ -116,7 +117,6 @@ class Service:
         if settings.library_source:
             written = install_library(settings.library_source, settings.config.hook_path)
             log.info("limiter installed", extra={"files": written})
-        self._cdi.start()
         self._announcer.read()
         if self._mig is not None:
             self._mig.start()
@@ -323,9 +323,6 @@ def _source(settings: PluginSettings, events: Recorder, changed: Callable[[], No
 
 class _OthersCdi:
     """Specifications that nobody needs, or somebody else writes."""
-
-    def start(self) -> None:
-        """Nothing to look at."""
 
     def cards_are(self, cards: Sequence[Card]) -> None:
         """Nobody to tell."""

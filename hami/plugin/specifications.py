@@ -56,22 +56,11 @@ class Specifications:
         self._instances: tuple[Placed, ...] = ()
         self._classes: frozenset[str] = frozenset()
 
-    def start(self) -> None:
-        """Look at the driver, and write what does not hang on the cards. Raises: HostError."""
-        with self._guard:
-            self._driver = driver = driver_files(self._seen)
-            documents = {name: extra_document(self._roots, driver, name) if name in self._wished else None
-                         for name in CLASSES}
-            self._classes = frozenset(name for name, document in documents.items() if document is not None)
-            if missing := sorted(self._wished - self._classes):
-                log.warning("nothing of this on the host, so containers do not get it", extra={"classes": missing})
-            for name, document in documents.items():
-                self._place(name, document)
-
     def cards_are(self, cards: Sequence[Card]) -> None:
-        """There are these cards; the instances are as they were. Raises: HostError."""
+        """There are these cards; the instances are as they were. The driver is looked at anew. Raises: HostError."""
         with self._guard:
             self._cards = tuple(cards)
+            self._look()
             self._write()
 
     def instances_are(self, instances: Sequence[Placed]) -> None:
@@ -84,9 +73,21 @@ class Specifications:
         """The wished-for classes of which there is something, so that they can be named."""
         return self._classes
 
+    def _look(self) -> None:
+        """Look at the driver, and write what does not hang on the cards."""
+        driver = driver_files(self._seen)
+        documents = {name: extra_document(self._roots, driver, name) if name in self._wished else None
+                     for name in CLASSES}
+        self._classes = frozenset(name for name, document in documents.items() if document is not None)
+        if (missing := sorted(self._wished - self._classes)) and driver != self._driver:
+            log.warning("nothing of this on the host, so containers do not get it", extra={"classes": missing})
+        self._driver = driver
+        for name, document in documents.items():
+            self._place(name, document)
+
     def _write(self) -> None:
         if self._driver is None:
-            raise HostError("CDI: the driver has not been looked at yet")
+            raise HostError(f"{self._seen}: the driver has not been looked at yet")
         devices: dict[str, Sequence[str]] = {}
         cards = {card.uuid: card for card in self._cards}
         for card in self._cards:

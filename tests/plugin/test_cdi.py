@@ -296,9 +296,7 @@ def specify(host, tmp_path):
     """Specifications for a host with these files, and their folder."""
     def make(*files, wished=()):
         (tmp_path / "minors").write_text(MINORS)
-        made = Specifications(tmp_path / "cdi", host(CUDA, *files), Roots(), wished, minors=tmp_path / "minors")
-        made.start()
-        return made
+        return Specifications(tmp_path / "cdi", host(CUDA, *files), Roots(), wished, minors=tmp_path / "minors")
     return make
 
 
@@ -309,6 +307,7 @@ def names(folder, kind="gpu"):
 
 def test_the_file_follows_the_cards(specify, tmp_path):
     made = specify()
+    made.cards_are([])
     assert not (tmp_path / "cdi").exists()
     made.cards_are([CARD])
     assert names(tmp_path) == ["GPU-a", "0", "all"]
@@ -339,11 +338,29 @@ def test_the_file_follows_the_instances(specify, tmp_path):
 
 def test_only_what_is_wished_for_and_there_is_specified(specify, tmp_path):
     made = specify("/dev/gdrdrv", "/dev/nvidia-fs0", wished=("gdrcopy", "mofed"))
+    made.cards_are([])
     assert made.classes() == {"gdrcopy"}
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == [f"{KIND}-gdrcopy.json"]
     assert names(tmp_path, "gdrcopy") == ["all"]
-    assert specify("/dev/gdrdrv").classes() == frozenset()
+    specify("/dev/gdrdrv").cards_are([])
     assert list((tmp_path / "cdi").iterdir()) == [], "of an earlier life"
+
+
+def test_the_file_follows_the_driver(specify, root, tmp_path):
+    made = specify()
+    made.cards_are([CARD])
+    (root / CUDA.lstrip("/")).rename(root / CUDA.lstrip("/").replace(VERSION, "580.1"))
+    made.cards_are([CARD])
+    assert f'"{LIB}/libcuda.so.580.1"' in (tmp_path / "cdi" / f"{KIND}-gpu.json").read_text()
+    (root / CUDA.lstrip("/").replace(VERSION, "580.1")).unlink()
+    with pytest.raises(HostError, match="no libcuda.so"):
+        made.cards_are([CARD])
+    assert names(tmp_path) == ["GPU-a", "0", "all"]
+
+
+def test_instances_come_after_cards(specify):
+    with pytest.raises(HostError, match="not been looked at"):
+        specify().instances_are([Placed()])
 
 
 def test_a_folder_that_cannot_be_written_is_named(specify, tmp_path):

@@ -212,7 +212,8 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
     bare = replace(settings(), mock_devices="")
     with pytest.raises(HamiError, match="no NVIDIA driver to talk to"):
         Service(bare, cluster=cluster)
-    service = Service(replace(bare, fail_on_init_error=False), cluster=cluster)
+    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed")
+    service = Service(replace(mixed, config=replace(bare.config, list_strategies=("cdi-cri",))), cluster=cluster)
     service.start()
     service.stop(last=True)
     assert cluster.nodes["n1"].annotations == {}
