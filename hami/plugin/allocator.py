@@ -369,8 +369,14 @@ class Allocator:
         later = watch.after(view, written.resource_version, PROVEN)
         pods = later.pods if later is not None else self._cluster.pods_on(call.node)
         others = [pod for pod in pods if pod.ref.uid != verdict.pod.ref.uid]
-        node = ask()
-        judged = self._judge_afresh(node.annotations.get(NODE_LOCK), call, [verdict.pod, *others])
+        try:
+            node = ask()
+            judged = self._judge_afresh(node.annotations.get(NODE_LOCK), call, [verdict.pod, *others])
+        except ClusterError:
+            raise  # asked again, that container is handed the same
+        except HamiError:
+            self._take_back(verdict.pod, writes, written)
+            raise
         if judged.verdict != verdict:
             self._take_back(verdict.pod, writes, written)
             raise _Unclear(f"another container than {verdict.claim.name} of pod {verdict.pod.ref} may be meant")

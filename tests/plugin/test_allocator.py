@@ -317,6 +317,17 @@ def test_a_lock_that_is_anothers_by_now_is_left_alone():
     assert stage.held == lock_of(other)
 
 
+@pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
+@pytest.mark.parametrize("beside", [before, after])
+def test_a_pod_that_was_written_while_its_node_went_is_as_it_was(beside, watched):
+    stage = stage_of(ONE)
+    del stage.cluster.nodes[NODE]
+    stage.beside = beside
+    stage.start()
+    assert "not known to the API server" in refused(stage)
+    assert stage.pod().annotations == ONE.annotations
+
+
 def test_an_unknown_node_is_an_error():
     stage = stage_of(ONE)
     del stage.cluster.nodes[NODE]
