@@ -122,11 +122,25 @@ class KindCluster(ExternalCluster):
     def install(self, tag: str = RELEASE) -> None:
         """Apply the overlay ``kind`` with images of *tag*, and wait until every part has been rolled out."""
         self.kubectl("apply", "-k", str(self._kustomization(tag)))
-        self.wait_rolled_out()
+        self.wait_rolled_out("deployment/hami-scheduler", "daemonset/hami-device-plugin")
 
     def uninstall(self) -> None:
         """Delete what `install` has applied."""
-        self.kubectl("delete", "-k", str(self._kustomization(RELEASE)), "--ignore-not-found", "--timeout=120s")
+        self._delete(self._kustomization())
+
+    @contextlib.contextmanager
+    def beside_hami(self) -> Iterator[None]:
+        """The scheduler of the overlay ``upgrade-from-hami``, for as long as the context lasts."""
+        folder = self._kustomization(overlay="upgrade-from-hami")
+        try:
+            self.kubectl("apply", "-k", str(folder))
+            self.wait_rolled_out("deployment/hami-scheduler-next")
+            yield
+        finally:
+            self._delete(folder)
+
+    def _delete(self, folder: Path) -> None:
+        self.kubectl("delete", "-k", str(folder), "--ignore-not-found", "--timeout=120s")
 
     def restart(self, workload: str) -> None:
         """Roll *workload* (``deployment/…``) over to new pods, and wait until that is done."""
@@ -141,8 +155,8 @@ class KindCluster(ExternalCluster):
                        what=f"{replicas} pods of the scheduler", labelSelector=COMPONENT.format("hami-scheduler"))
 
     def wait_rolled_out(self, *workloads: str) -> None:
-        """Wait until *workloads* (all of ours) run as they are described."""
-        for workload in workloads or ("deployment/hami-scheduler", "daemonset/hami-device-plugin"):
+        """Wait until *workloads* run as they are described."""
+        for workload in workloads:
             try:
                 self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
             except ClusterUnavailable as error:
@@ -187,23 +201,24 @@ class KindCluster(ExternalCluster):
         run("docker", "load", "--input", archive)
         self._tool.load_docker_image(BUSYBOX)
 
-    def _kustomization(self, tag: str) -> Path:
-        """The overlay ``kind`` with images of *tag* and kube-scheduler of the cluster's version, off fake nodes."""
-        folder = self.folder / f"install-{tag}"
+    def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:
+        """*overlay* with images of *tag* and kube-scheduler of the cluster's version, off fake nodes. There is a device
+        plugin in ``kind`` alone: elsewhere it would look for cards."""
+        folder = self.folder / f"{overlay}-{tag}"
         folder.mkdir(exist_ok=True)
-        away = yaml.safe_dump([{
-            "op": "add", "path": "/spec/template/spec/affinity/nodeAffinity", "value": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                    {"matchExpressions": [{"key": "type", "operator": "NotIn", "values": ["kwok"]}]}]}}}])
+        away = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "type", "operator": "NotIn", "values": ["kwok"]}]}]}}
+        pods = "/spec/template/spec/affinity"
+        plugin = ([{"op": "add", "path": pods, "value": {"nodeAffinity": away}}] if overlay == "kind" else
+                  {"$patch": "delete", "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "any"}})
+        scheduler = "registry.k8s.io/kube-scheduler"
         (folder / "kustomization.yaml").write_text(yaml.safe_dump({
-            "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / "kind", folder.resolve())],
+            "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())],
             "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
-                {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
-            "patches": [
-                {"target": {"kind": "Deployment", "name": "hami-scheduler"}, "patch": away},
-                {"target": {"kind": "DaemonSet", "name": "hami-device-plugin"},
-                 "patch": yaml.safe_dump([{"op": "add", "path": "/spec/template/spec/affinity", "value": {}}]) + away}],
-        }))
+                {"name": name, "newName": scheduler, "newTag": self.version} for name in ("kube-scheduler", scheduler)],
+            "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
+                        {"target": {"kind": "Deployment"}, "patch": yaml.safe_dump([
+                            {"op": "add", "path": f"{pods}/nodeAffinity", "value": away}])}]}))
         return folder
 
     def _kwok(self) -> Program:

@@ -7,14 +7,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from e2e import audit
+from e2e.agent import NodeAgent
 from e2e.cluster import SCHEDULER
 from e2e.kind import NAMESPACE, KindCluster, Worker
-from e2e.nodes import gpus
+from e2e.kube import Kube
+from e2e.nodes import REGISTER, gpu, gpus
 from e2e.pods import pod
 from e2e.sandbox import Sandbox
 from e2e.scheduler import lease_holder
@@ -228,3 +231,76 @@ def test_it_is_taken_away_and_installed_anew(on_kind: KindCluster, sandbox: Sand
     assert sandbox.running("a", "c", timeout=120)[:1] == before
     assert allocated(sandbox, "a") == held
     assert restarts(sandbox, "a", "c") == [0, 0]
+
+
+class Hami:
+    """Somebody who holds the Lease of HAMi's scheduler, renews it, and places nothing."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._ended = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="hami", daemon=True)
+        self.renewals = 0
+
+    def __enter__(self) -> Hami:
+        self._kube.delete("Lease", SCHEDULER, NAMESPACE)
+        self._kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": SCHEDULER},
+                           "spec": {"holderIdentity": "hami", "leaseDurationSeconds": 15, **now()}}, NAMESPACE)
+        self._renewing.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop, and free the Lease, as HAMi does when it ends."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._renewing.join()
+            freed = {"holderIdentity": "", "leaseDurationSeconds": 1}
+            self._kube.merge_patch("Lease", SCHEDULER, {"spec": freed}, NAMESPACE)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(1):
+            self._kube.merge_patch("Lease", SCHEDULER, {"spec": now()}, NAMESPACE)
+            self.renewals += 1
+
+
+def now() -> Object:
+    return {"renewTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"}
+
+
+def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
+    """A pod that HAMi has placed on the first card of *node*."""
+    share = f"{sandbox.uuid(node)},NVIDIA,{memory_mib},0:;"
+    placed = str(int(datetime.now(UTC).timestamp()))
+    made = pod(name, gpu=1, gpumem=memory_mib, scheduler=SCHEDULER, node_name=node, annotations={
+        "hami.io/vgpu-node": sandbox.node(node)["metadata"]["name"], "hami.io/vgpu-time": placed,
+        "hami.io/bind-time": placed, "hami.io/bind-phase": "success", ALLOCATED: share,
+        "hami.io/vgpu-devices-to-allocate": ";"})
+    return on(FAKE, made)
+
+
+def test_ours_takes_over_from_hami_and_leaves_again(on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent) -> None:
+    """It waits while HAMi leads, goes on with HAMi's books when HAMi is gone, and leaves books that HAMi can read."""
+    on_kind.uninstall()
+    try:
+        agent.answers_handshake = True
+        sandbox.add_gpu_nodes({"json": [gpu(memory_mib=80_000)], "text": [gpu(memory_mib=80_000)]})
+        sandbox.annotate_node("text", {REGISTER: f"{sandbox.uuid('text')},10,80000,100,NVIDIA-A100,0,true:"})
+        with Hami(on_kind.kube) as hami:
+            sandbox.create(of_hami(sandbox, "a", "json", 60_000), of_hami(sandbox, "b", "text", 70_000))
+            held = allocated(sandbox, "a", "b")
+            with on_kind.beside_hami():
+                sandbox.create(on(FAKE, pod("c", gpu=1, gpumem=15_000)), on(FAKE, pod("d", gpu=1, gpumem=25_000)))
+                assert sandbox.pod("c")["spec"]["schedulerName"] == SCHEDULER
+                renewed = hami.renewals
+                sandbox.kube.wait("Lease", lambda leases: hami.renewals > renewed + 5, NAMESPACE, what="renewed")
+                assert not sandbox.pod("c")["spec"].get("nodeName"), "placed although HAMi leads"
+                hami.leave()
+                assert sandbox.started(wait_for=3, timeout=90)["c"] == "json"
+                assert "CardInsufficientMemory" in sandbox.refusal("d", "CardInsufficientMemory")
+        assert allocated(sandbox, "a", "b") == held
+        assert audit.parse(allocated(sandbox, "c")["c"])[0][0].memory == 15_000
+    finally:
+        on_kind.install()
