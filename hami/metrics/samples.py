@@ -1,4 +1,4 @@
-"""What is shared out and to whom, as Prometheus gauges with upstream's names, labels and values.
+"""What is shared out and to whom, as Prometheus gauges with upstream's names, labels and values, and one of ours.
 
 A snapshot of the ledger becomes lines of text. They are made while they are read, one by one, so that a large cluster
 costs neither much memory nor a long hold of anything. This module holds no lock and opens nothing.
@@ -19,7 +19,7 @@ from hami import __version__
 from hami.cluster.ledger import Snapshot
 from hami.model import Device, QuotaLimits, View
 from hami.scheduling.index import Booking
-from hami.scheduling.quota import limit_of
+from hami.scheduling.quota import allowance, limit_of
 from hami.vendors.spec import Catalog, CoresIn
 
 __all__ = ["Family", "build_info", "families", "render"]
@@ -42,7 +42,7 @@ class Family:
 
 
 def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
-    """All gauges that upstream derives from *snapshot*, sorted by name; with *legacy* those of its old names too.
+    """All gauges that follow from *snapshot*, sorted by name; with *legacy* those of upstream's old names too.
 
     The new names show cores that are compute units in percent, the old ones as they are.
     ``hami_build_info``, which asks for no snapshot, is :func:`build_info`'s.
@@ -122,12 +122,16 @@ class _Holding(NamedTuple):
 
 
 class _Quota(NamedTuple):
-    """What a namespace takes of one resource, and its limit as written, ``None`` without; texts are escaped."""
+    """What a namespace takes of one resource, and its limit, ``None`` without; texts are escaped.
+
+    *limit* is as written; *allowed*, where it is held to, in the unit of *used*: MiB or percent.
+    """
 
     namespace: str
     resource: str
     used: int
     limit: int | None
+    allowed: int | None
 
     @property
     def limit_text(self) -> int:
@@ -229,11 +233,13 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_Quota]:
     for quota in snapshot.quotas:
         limits.setdefault(quota.namespace, []).append(quota)
     for namespace in sorted(limits.keys() | {namespace for namespace, _ in snapshot.used}):
-        used = _used(snapshot, namespace, vendors)
+        mine = limits.get(namespace, [])
+        used, allowed = _used(snapshot, namespace, vendors), _allowed(mine, vendors)
         for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
-            limit = limit_of(limits.get(namespace, ()), resource)
+            limit = limit_of(mine, resource)
             if limit is not None or resource in used:
-                yield _Quota(_escaped(namespace), _escaped(resource), used.get(resource, 0), limit)
+                yield _Quota(_escaped(namespace), _escaped(resource), used.get(resource, 0), limit,
+                             allowed.get(resource))
 
 
 def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int]:
@@ -244,6 +250,14 @@ def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int
             for resource, amount in zip((vendor.memory, vendor.cores), taken):
                 used[resource] = used.get(resource, 0) + amount
     return used
+
+
+def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
+    """What *quotas* allow by resource name, in MiB or percent, where they are held to."""
+    allowances = [(vendor, allowance(vendor, quotas)) for vendor in vendors] if quotas else []
+    return {resource: amount for vendor, budget in allowances
+            for resource, amount in ((vendor.memory, budget.memory_mib), (vendor.cores, budget.cores))
+            if amount is not None}
 
 
 def _escaped(text: str) -> str:
@@ -322,6 +336,10 @@ def _quota_limit(quota: _Quota) -> int | None:
     return quota.limit
 
 
+def _quota_ratio(quota: _Quota) -> float | None:
+    return quota.used / quota.allowed if quota.allowed else None
+
+
 _CARD_GAUGES: tuple[_Gauge[_Card], ...] = (
     _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _CARD, _memory_limit),
     _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _CARD, _core_limit),
@@ -367,6 +385,8 @@ _QUOTA_GAUGES: tuple[_Gauge[_Quota], ...] = (
            {**_QUOTA, "limit": "limit_text"}, _quota_used),
     _Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
            _quota_limit),
+    _Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
+           _QUOTA, _quota_ratio),
 )
 _LEGACY_QUOTA_GAUGES: tuple[_Gauge[_Quota], ...] = (
     _Gauge("QuotaUsed", "Old name of hami_resource_quota_used",

@@ -2,6 +2,7 @@
 
 import random
 import textwrap
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from hami.cluster.ledger import Ledger, Policies, Snapshot
 from hami.metrics.samples import SLICE, Family, build_info, families, render
-from hami.model import PodRef, Spot, View
+from hami.model import PodRef, QuotaLimits, Spot, View
 from hami.scheduling.index import Booking
+from hami.vendors.spec import Catalog
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
 from tests.vendors.chart import CHART
 
@@ -89,6 +91,9 @@ def test_small_cluster_reads_exactly_so():
         hami_resource_quota_used{limit="40000",namespace="team-a",quota_name="nvidia.com/gpumem",zone="vGPU"} 8192
         hami_resource_quota_used{limit="0",namespace="team-b",quota_name="nvidia.com/gpucores",zone="vGPU"} 0
         hami_resource_quota_used{limit="0",namespace="team-b",quota_name="nvidia.com/gpumem",zone="vGPU"} 4096
+        # HELP hami_resource_quota_used_ratio Part of a namespace's limit on a resource that its pods take, 0 to 1
+        # TYPE hami_resource_quota_used_ratio gauge
+        hami_resource_quota_used_ratio{namespace="team-a",quota_name="nvidia.com/gpumem",zone="vGPU"} 0.2048
         # HELP hami_vgpu_core_allocated_ratio Cores of a device that a pod has been given, in percent
         # TYPE hami_vgpu_core_allocated_ratio gauge
         hami_vgpu_core_allocated_ratio{container_index="0",device_uuid="GPU-a",namespace="team-a",node="gpu-0",pod="running",zone="vGPU"} 30
@@ -263,6 +268,8 @@ def test_percents_of_what_is_not_known_are_not_shown(charges, units):
 
 
 MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
+AMD = CHART.named("AMD")
+IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
 
 
 @pytest.mark.parametrize(("used", "quotas", "shown", "limits"), [
@@ -280,6 +287,37 @@ def test_quotas(used, quotas, shown, limits):
             for labels, value in samples(text, "hami_resource_quota_used")} == shown
     assert {(labels["namespace"], labels["quota_name"]): value
             for labels, value in samples(text, "hami_resource_quota_limit")} == limits
+
+
+def ratios(vendor, used, *quotas):
+    """Of a namespace where *used* (MiB, percent) is taken of *vendor*'s devices: the ratio by resource."""
+    text = page(snapshot(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
+    return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
+
+
+def limits(amounts, name="q", binary=()):
+    """A quota on resources of any vendor."""
+    return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary))
+
+
+@pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.memory], ids=lambda vendor: vendor.key)
+def test_memory_is_held_against_its_limit_in_the_vendors_own_unit(vendor):
+    assert ratios(vendor, (3 * vendor.memory_factor, 0), limits({vendor.memory: 4})) == {vendor.memory: 0.75}
+
+
+@pytest.mark.parametrize(("vendor", "used", "quotas", "ratio"), [
+    (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
+    (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
+    (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
+    (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
+    (NVIDIA, (30, 5), [], {}),
+    (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
+    (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
+    (AMD, (0, 30), [limits({AMD.cores: 60})], {}),
+], ids=["cores", "a limit that was lowered", "the lowest holds", "nothing allowed", "no limit", "GiB", "4Gi",
+        "cores that are not held to"])
+def test_how_far_a_limit_is_used_up(vendor, used, quotas, ratio):
+    assert ratios(vendor, used, *quotas) == ratio
 
 
 @pytest.mark.parametrize("seed", range(20))
