@@ -5,13 +5,13 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from hami import __version__
 from hami.cli import DEFAULTS, PLUGIN_FLAGS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
-from hami.codec.device_config import NvidiaConfig
 from hami.errors import ClusterError
 from hami.plugin.settings import ENVIRONMENT as PLUGIN_ENVIRONMENT
 from hami.settings import Address, parse_node_selector
@@ -208,7 +208,7 @@ def test_the_command_line_of_hami_2_3_is_understood():
         "--ascend-memory=huawei.com/Ascend910-memory", "--ascend310p-name=huawei.com/Ascend310P",
         "--ascend310p-memory=huawei.com/Ascend310P-memory", "--overwrite-env=false", "--node-scheduler-policy=binpack",
         "--gpu-scheduler-policy=spread", "--debug", "-v=4").devices
-    assert devices.nvidia == NvidiaConfig(resource_count_name="nvidia.com/vgpu")
+    assert devices.nvidia == replace(DEFAULTS.devices.nvidia, resource_count_name="nvidia.com/vgpu")
     assert devices.names == DEFAULTS.devices.names
     assert [note.split(":")[0] for note in devices.notes] == [
         "--iluvatar-memory", "--iluvatar-cores", "--ascend-name", "--ascend-memory", "--ascend310p-name",
