@@ -368,17 +368,17 @@ class _Entry:
 def _card(entry: _Entry, place: int) -> MockCard:
     index = entry.integer("index", place)
     numa = entry.integer("numa", -1, least=-1)
-    uuid, mig = entry.text("uuid", most=_ID_LIMIT), entry.entry("mig")
+    gpu, mig = entry.text("uuid", most=_ID_LIMIT), entry.entry("mig")
     enabled, busy = False, frozenset[str]()
     devices: tuple[MigDevice, ...] = ()
     profiles: tuple[MigProfile, ...] = ()
     if mig is not None:
         profiles = tuple(_profile(one) for one in mig.entries("profiles"))
         enabled, busy = mig.flag("enabled"), frozenset(mig.words("busy"))
-        devices = tuple(_device(one, uuid, place) for place, one in enumerate(mig.entries("instances")))
+        devices = tuple(_device(one, gpu, place) for place, one in enumerate(mig.entries("instances")))
         mig.check_all_known()
     card = Card(
-        uuid=uuid, index=index, minor=entry.integer("minor", index),
+        uuid=gpu, index=index, minor=entry.integer("minor", index),
         model=entry.text("model", "NVIDIA Mock"), memory_mib=entry.integer("memory"),
         numa=None if numa < 0 else numa, mig=enabled, profiles=profiles, links=entry.scores("links"))
     unwell = entry.health()
