@@ -17,7 +17,9 @@ from datetime import datetime
 from hami.cluster.nodes import NodeBook
 from hami.cluster.pods import PodBook
 from hami.cluster.quotas import QuotaBook
-from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, is_label_value
+from hami.codec.keys import (
+    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, is_allocation, is_label_value,
+)
 from hami.errors import HamiError
 from hami.model import BindPhase, Budget, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share, View
 from hami.scheduling.ask import Ask, ask_of, node_policy_of
@@ -38,6 +40,7 @@ WAITING = 500  # refused pods that are remembered, the latest
 ASKED_AGAIN = 5  # different requests of theirs that are looked at in one go
 GRACE = 0.2  # seconds in which kube-scheduler asks again by itself, if it knows of a change
 RETELL_LIMIT = 60.0
+NOTHING = {MIG_ALLOCATIONS: "[]"}  # what is no allocation, where that is not the empty text
 RESERVED_FOR = 60.0  # seconds until a reservation that is not bound is dropped
 
 
@@ -446,6 +449,8 @@ class Ledger:
             devices = {view.device.uuid: view.device for view in views.get(vendor.key, ())}
             annotations |= written(vendor, Emission(pod=pod, node=choice.node, shares=shares[vendor.key],
                                                     devices=devices, now=now))
+        annotations |= {key: NOTHING.get(key, "") for key in pod.annotations
+                        if key not in annotations and is_allocation(key)}
         labels = {ASSIGNED_NODE: choice.node} if is_label_value(choice.node) else {}
         clock = self._clock()
         reservation = Reservation(pod.ref, choice.node, choice.placement, annotations, labels,

@@ -7,7 +7,7 @@ import re
 __all__ = [
     "ASSIGNED_NODE", "ASSIGNED_TIME", "BIND_PHASE", "BIND_TIME", "CORDON", "GPU_POLICY", "MIG_ALLOCATIONS",
     "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "POD_GROUP", "ROOM", "SCHEDULER_OWNED", "WEBHOOK", "WEIGHTS",
-    "is_label_value", "is_scheduler_owned",
+    "is_allocation", "is_label_value", "is_scheduler_owned",
 ]
 
 ASSIGNED_NODE = "hami.io/vgpu-node"  # annotation and label
@@ -35,7 +35,12 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 def is_scheduler_owned(key: str) -> bool:
     """Only the scheduler and the node agents may write *key* on a pod; a user who sets it is refused."""
-    return key in SCHEDULER_OWNED or _ALLOCATION_KEY.fullmatch(key) is not None
+    return key in SCHEDULER_OWNED or is_allocation(key)
+
+
+def is_allocation(key: str) -> bool:
+    """*key* says which devices a pod has, or where on them."""
+    return key == MIG_ALLOCATIONS or _ALLOCATION_KEY.fullmatch(key) is not None
 
 
 def is_label_value(text: str) -> bool:

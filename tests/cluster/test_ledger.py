@@ -4,11 +4,14 @@ W-numbers are upstream's weak points, which must not be ours.
 """
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from hami.cluster.ledger import RESERVED_FOR, SLICE, Rejected
+from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
+from hami.model import Spot
 from hami.scheduling.decide import Refusal
 from tests.builders import INIT, NVIDIA, SIDECAR, gpu, gpus, node, pod, quota
 from tests.cluster.books import BOUND, Books, bound_to
@@ -47,6 +50,21 @@ def test_a_reservation_says_what_the_binding_will_carry():
     books.time.seconds += 24
     binding = books.confirm(books.begin_bind(reservation.ref, "n1"))
     assert binding == {**reservation.annotations, "hami.io/bind-time": str(books.time.unix())}
+
+
+def test_what_an_earlier_scheduler_has_allocated_is_overwritten_whole():
+    places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", spot=Spot(6, 1, "1g.5gb"))])
+    earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
+               NVIDIA.allocated: "GPU-m,NVIDIA,4864,15:;", NVIDIA.to_allocate: "GPU-m,NVIDIA,4864,15:;",
+               "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;", "hami.io/bind-time": "1", "team": "a"}
+    books = Books()
+    asked = pod(gpus(1, memory=3000, cores=30), annotations=earlier)
+    books.place(asked)
+    binding = books.confirm(books.begin_bind(asked.ref, "n1"))
+    assert binding["hami.io/vgpu-mig-allocations"] == "[]" and binding["hami.io/dcu-devices-allocated"] == ""
+    assert "team" not in binding and binding["hami.io/bind-time"] == str(books.time.unix())
+    books.pods.upsert(replace(asked, node_name="n1", resource_version="9", annotations={**earlier, **binding}))
+    assert books.pods.unreadable() == [] and books.used("GPU-1") == (1, 3000, 30)
 
 
 def test_containers_that_ask_for_nothing_keep_their_place_w1():
