@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hami.cluster.nodes import version_of
@@ -129,14 +129,14 @@ class PodBook:
             for record in self.unsettled():
                 if not record.node and record.assigned and not self.is_ours(record.ref.uid):
                     if not self._fresh(record.wall_assigned, now):
-                        self._index.unbook(record.ref.uid)
+                        self._end_promise(record.ref.uid)
 
     def disown(self, uid: str) -> None:
         """This process decides about the pod from now on: what another scheduler wrote on it counts no more."""
         with self._guard:
             self._handled.add(uid)
             if (record := self._records.get(uid)) is None or not record.node:
-                self._index.unbook(uid)
+                self._end_promise(uid)
 
     def get(self, uid: str) -> PodRecord | None:
         """What is known of the pod."""
@@ -209,6 +209,12 @@ class PodBook:
         if problems:
             self._unreadable[uid] = pod
         return problems
+
+    def _end_promise(self, uid: str) -> None:
+        """What another scheduler wrote on the pod, which is not bound, counts no more, be it readable or not."""
+        self._index.unbook(uid)
+        if self._unreadable.pop(uid, None) is not None:
+            self._records[uid] = replace(self._records[uid], problems=())
 
     def _is_allocating(self, annotations: Mapping[str, str]) -> bool:
         return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(

@@ -195,6 +195,20 @@ def test_another_schedulers_promise_ends_when_we_decide_on_the_pod_w6():
     assert books.free(), "the status that kube-scheduler writes brings the old annotations along"
 
 
+@pytest.mark.parametrize("end", ["lapses", "we decide"])
+def test_a_promise_that_cannot_be_read_is_complained_of_no_longer_than_it_counts(end):
+    books = Books()
+    asked = promised(books, text="GPU-0,NVIDIA,3000:;")
+    books.pods.upsert(asked)
+    assert books.pods.unreadable() == [asked.ref] and books.used() == (10, 8000, 100)
+    if end == "lapses":
+        books.time.seconds += FOREIGN_FRESH
+        books.sweep()
+    else:
+        books.choose(asked, [])
+    assert books.free() and books.pods.unreadable() == [] and books.pods.get(asked.ref.uid).problems == ()
+
+
 def test_another_schedulers_promise_to_a_pod_that_asks_for_nothing_is_forged_w18():
     books = Books()
     books.pods.upsert(promised(books, containers=(gpus(0),)))
