@@ -124,6 +124,7 @@ def test_nothing_is_told_of_a_pod_that_is_not_there(watching):
     residents = watching(Server(([wire("a", 5)], 7)))
     assert residents.holding("default", "a", PATIENCE) is not None
     assert residents.holding("default", "b", 0.0) is None
+    assert names(residents.now()) == ["a"]
 
 
 def test_a_pod_that_cannot_be_read_makes_the_view_void_until_it_can(watching):
@@ -133,7 +134,7 @@ def test_a_pod_that_cannot_be_read_makes_the_view_void_until_it_can(watching):
     server.tell("ADDED", wire("b", 8, containers=1))
     server.tell("MODIFIED", wire("a", 9))
     server.tell("MODIFIED", wire("b", 10))
-    assert residents.after(view, "8", PATIENCE).version == 10
+    assert residents.after(view, "8", PATIENCE).version == residents.now().version == 10
 
 
 def test_a_list_counts_only_as_a_whole():
@@ -144,7 +145,7 @@ def test_a_list_counts_only_as_a_whole():
         """One that is looked at between the pages."""
 
         def request(self, method, path, *, query=None):
-            asked.append(residents.holding("default", "a", 0.0))
+            asked.extend((residents.holding("default", "a", 0.0), residents.now()))
             if not self.pages:
                 residents.stop()
                 return b'{"metadata": {}, "items": []}'
@@ -156,4 +157,4 @@ def test_a_list_counts_only_as_a_whole():
     slow.expire()
     slow.pages.append(([wire("b", 8), wire("c", 11)], 12, "more"))
     residents.run()
-    assert [view and names(view) for view in asked] == [None, None, None, None]
+    assert [view and names(view) for view in asked] == [None] * 8
