@@ -16,7 +16,7 @@ from e2e import audit
 from e2e.agent import NodeAgent
 from e2e.cluster import SCHEDULER
 from e2e.kind import NAMESPACE, KindCluster, Worker
-from e2e.kube import Kube
+from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpu, gpus
 from e2e.pods import pod
 from e2e.sandbox import Sandbox
@@ -198,8 +198,15 @@ def test_all_is_upgraded_in_place(on_kind: KindCluster, sandbox: Sandbox, worker
         on_kind.install()
 
 
+def set_failure_policy(kube: Kube, policy: str) -> None:
+    path = path_of("MutatingWebhookConfiguration", name="hami-webhook")
+    kube.call("PATCH", path, {"webhooks": [{"name": "vgpu.hami.io", "failurePolicy": policy}]},
+              content_type="application/strategic-merge-patch+json")
+
+
 def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
-    """Other pods go on; a pod that asked for devices meanwhile waits, is told why, and takes nothing from others."""
+    """Other pods go on; a pod that asked for devices meanwhile waits, is told why, and takes nothing from others, or is
+    refused, where that is wanted."""
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)
     on_kind.scale(0)
@@ -207,7 +214,12 @@ def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandb
         sandbox.create(on(REAL, pod("plain")), on(REAL, pod("missed", gpu=1, gpumem=1000)))
         sandbox.running("plain", timeout=120)
         assert not sandbox.pod("missed")["spec"].get("nodeName")
+        set_failure_policy(on_kind.kube, "Fail")
+        sandbox.create(on(REAL, pod("as-plain")))
+        with pytest.raises(ApiError, match="failed calling webhook"):
+            sandbox.create(on(REAL, pod("refused", gpu=1, gpumem=1000)))
     finally:
+        set_failure_policy(on_kind.kube, "Ignore")
         on_kind.scale(2)
     assert "webhook" in sandbox.event("missed", "NotAdmitted", timeout=60)
     sandbox.create(show("b", gpu=1, gpumem=2000))
