@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,8 @@ from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_r
 from hami.vendors.spec import Vendor
 
 __all__ = ["NodeBook", "NodeRecord", "version_of"]
+
+GRAVES = 1_000  # nodes that are remembered as gone
 
 Evidence = tuple[str | None, ...]
 Texts = Mapping[str, str]
@@ -73,6 +76,7 @@ class NodeBook:
         self._now = now
         self._matches = matches
         self._records: dict[str, NodeRecord] = {}
+        self._gone: OrderedDict[str, int] = OrderedDict()  # the versions at which nodes ended
         self.on_lock: Callable[[str], None] = lambda node: None
         self.on_inventory: Callable[[str], None] = lambda node: None
 
@@ -84,7 +88,7 @@ class NodeBook:
         version = version_of(node.resource_version)
         with self._guard:
             record = self._records.get(node.name)
-            if record is not None and version < record.version:
+            if version < (record.version if record is not None else self._gone.get(node.name, 0)):
                 return
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())
@@ -108,7 +112,12 @@ class NodeBook:
         self.mark_foreign(node.name, True)
 
     def remove(self, node: Node) -> None:
-        """*node* is gone, or does not count any more."""
+        """*node* is gone, or does not count any more; an answer about it that comes late does not bring it back."""
+        with self._guard:
+            self._gone[node.name] = version_of(node.resource_version)
+            self._gone.move_to_end(node.name)
+            if len(self._gone) > GRAVES:
+                self._gone.popitem(last=False)
         self._forget(node.name)
 
     def prune(self, seen: set[str], started: float) -> None:

@@ -36,6 +36,15 @@ def test_an_older_state_of_a_node_does_not_count():
     assert books.used("GPU-7") == (0, 0, 0)
 
 
+def test_an_answer_about_a_node_that_has_been_deleted_meanwhile_does_not_bring_it_back():
+    books = Books(node("n1", gpu("GPU-0"), resource_version="5"))
+    books.nodes.remove(node("n1", resource_version="8"))
+    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
+    assert names(books) == [] and books.nodes.lock_of("n1") is None
+    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
+    assert names(books) == ["n1"]
+
+
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
 def test_an_inventory_that_cannot_be_read_offers_nothing_w13_w14(text):
     books = Books()
