@@ -106,7 +106,8 @@ class Certifier(Rounds):
             self._store(secret)
             if not self._trusted and secret is not None:
                 configuration = self._configuration()[0]
-                self._trusted = configuration is None or _is_published(configuration, secret.data[CA_CERTIFICATES])
+                self._trusted = configuration is None or (
+                    CA_CERTIFICATES in secret.data and _is_published(configuration, secret.data[CA_CERTIFICATES]))
             return
         configuration, problem = self._configuration()
         secret = self._revise(secret, configuration, None if problem else self._sight(configuration))

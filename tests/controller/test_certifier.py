@@ -93,6 +93,15 @@ def test_what_lies_in_the_folder_can_be_served_and_is_for_no_other_eyes(world):
     assert world.data[CA_KEY] not in replica.served()
 
 
+def test_a_follower_waits_for_the_leader_where_the_secret_names_no_ca(world, caplog):
+    world.replica().look()
+    secret = world.fake.secrets[SECRET]
+    world.fake.put_secret(replace(secret, data={key: secret.data[key] for key in (CERTIFICATE, KEY)}))
+    follower = world.replica("b", leads=False)
+    follower.tick()
+    assert not follower.is_trusted() and follower.served() == served(secret.data) and caplog.text == ""
+
+
 def test_the_end_of_what_is_served_is_known(world):
     replica = world.replica("b", leads=False)
     assert replica.ends() is None
