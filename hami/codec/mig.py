@@ -13,7 +13,7 @@ from hami.model import Spot
 
 __all__ = ["MigAllocation", "cards_without_places", "parse_mig_allocations", "render_mig_allocations"]
 
-_NUMBERED = re.compile(r"([^;:,\[\]]+)\[\d+-\d+\],")
+_NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # each word is looked at once, however long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

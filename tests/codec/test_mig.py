@@ -49,6 +49,10 @@ def test_cards_of_instances_whose_places_are_not_said(allocation, cards):
     assert cards_without_places(allocation) == cards
 
 
+def test_what_anybody_writes_in_place_of_a_card_is_read_in_no_time():
+    assert cards_without_places("a" * 250_000 + "[") == frozenset()
+
+
 def test_what_is_written():
     assert render_mig_allocations([PLACED]) == (
         '[{"containerIndex":0,"deviceIndex":1,"gpuUUID":"GPU-m","profile":"2g.10gb","placement":{"start":2,"size":2}}]')
