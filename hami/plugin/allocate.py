@@ -9,7 +9,7 @@ annotations of its pod. Decides only; ``allocator`` carries out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hami.codec.allocation import parse_shares, render_shares
@@ -24,8 +24,6 @@ __all__ = [
     "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "physical", "preferred",
     "resumed", "whose",
 ]
-
-UUID_DASHES = 6  # of an id made of a card's UUID and a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +88,14 @@ class Elsewhere:
     passing: bool = False
 
 
-def physical(device_id: str) -> str:
-    """The card behind an id that the kubelet was given.
+def physical(device_id: str, cards: Collection[str]) -> str:
+    """Which of *cards* (their UUIDs) is behind an id that the kubelet was given; the id itself if none is.
 
     Shape: ``<uuid>-<number>``, ``<uuid>::<number>`` (time slicing), or the UUID itself.
     """
-    if "::" in device_id:
-        return device_id.partition("::")[0]
-    card, _, number = device_id.rpartition("-")
-    return card if device_id.count("-") == UUID_DASHES and number.isdecimal() else device_id
+    part, _, number = device_id.rpartition("-")
+    shapes = (device_id, device_id.partition("::")[0], part if number.isdecimal() else device_id)
+    return next((shape for shape in shapes if shape in cards), device_id)
 
 
 def claims(pod: Pod, resource: str, vendor: Vendor) -> tuple[Claim, ...]:
@@ -196,7 +193,8 @@ def cards_of(served: Serve, call: Call, cards: Sequence[Card], *, limited: bool,
         if limited and share.memory_mib <= 0:
             raise AllocationRefused(f"container {name} was allocated {share.memory_mib} MiB of card {share.uuid}, "
                                     "which would mean all of it")
-    booked, offered = Counter(share.uuid for share in shares), Counter(map(physical, call.ids))
+    booked = Counter(share.uuid for share in shares)
+    offered = Counter(physical(device_id, by_uuid) for device_id in call.ids)
     if limited and len(booked) < len(shares):
         raise AllocationRefused(f"container {name} was allocated one card twice: {', '.join(sorted(booked))}")
     if aligned and booked != offered and not served.inherits:
@@ -211,7 +209,7 @@ def preferred(shares: Sequence[Share], available: Sequence[str], must_include: S
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        found = next((one for one in pool if physical(one) == share.uuid), None)
+        found = next((one for one in pool if physical(one, {share.uuid}) == share.uuid), None)
         if found is None:
             return ()
         pool.remove(found)

@@ -214,7 +214,7 @@ class Allocator:
             raise AllocationRefused("the kubelet asks for no device at all")
         if len(set(ids)) < len(ids):
             raise AllocationRefused(f"the kubelet asks for a device twice: {', '.join(sorted(ids))}")
-        if unknown := sorted(one for one in ids if physical(one) not in known):
+        if unknown := sorted(one for one in ids if physical(one, known) not in known):
             raise AllocationRefused(f"the kubelet asks for devices that are not on this node: {', '.join(unknown)}")
         return tuple(ids)
 

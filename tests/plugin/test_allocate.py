@@ -191,10 +191,12 @@ def test_a_text_that_does_not_fit_the_containers_is_an_error(containers, text):
 @pytest.mark.parametrize("device_id, card", [
     param(f"{A}-0", A, id="a part"), param(f"{A}-17", A, id="two digits"), param(f"{A}::3", A, id="time slicing"),
     param(f"{A}::3-1", A, id="time slicing of HAMi"), param(A, A, id="a card"),
-    param("MIG-0000-1", "MIG-0000-1", id="short"), param(f"{A}-x", f"{A}-x", id="no number"),
+    param("MIG-0000-1", "MIG-0000-1", id="of another"), param(f"{A}-x", f"{A}-x", id="no number"),
+    param("GPU-0-node-1-0", "GPU-0-node-1", id="a mock card's name"),
+    param("GPU-0-node-1", "GPU-0-node-1", id="such a name itself"),
 ])
 def test_physical(device_id, card):
-    assert physical(device_id) == card
+    assert physical(device_id, {A, B, "GPU-0-node-1", "GPU-0-node"}) == card
 
 
 def served(*shares, count=None, inherits=False):
