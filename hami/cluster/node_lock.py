@@ -192,6 +192,7 @@ class _Locks:
         self._lines: dict[str, deque[_Ticket]] = {}
         self._mine: dict[str, str] = {}  # nodes whose lock one of our threads works on, and the lock it may release
         self._seen: dict[str, tuple[str, float]] = {}
+        self._takers: dict[str, tuple[str, str]] = {}  # the lock that we wrote last, and the uid of its pod
         self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
         self._closed = False
 
@@ -337,11 +338,12 @@ class _Locks:
             if known is None:
                 raise NotFound(f'node "{node}" not found', 404)
             text, version = known
-            again = text is not None and _names(text, ref)
+            again = text is not None and _names(text, ref) and not self._is_orphaned(node, text)
             if text is not None and not again and not self._is_free(node, text):
                 return False
             lock = self._text(ref)
             if self._swap(node, version, lock, "" if again else lock):
+                self._takers[node] = lock, ref.uid
                 return True
         return False
 
@@ -381,6 +383,8 @@ class _Locks:
 
     def _is_free(self, node: str, text: str) -> bool:
         """The lock *text* may be replaced. Revokes the holder where that has to come first."""
+        if self._is_orphaned(node, text):
+            return True
         try:
             lock = parse_lock(text)
             if lock.holder is not None and not all(map(_NAME.fullmatch, lock.holder)):
@@ -395,6 +399,11 @@ class _Locks:
         if lock.holder is None:
             return age > self._times.expire or self._is_forsaken(found)
         return self._is_over(found, *lock.holder)
+
+    def _is_orphaned(self, node: str, text: str) -> bool:
+        """We wrote the lock *text* for a pod that has been deleted, whether or not a later one bears its name."""
+        taken, uid = self._takers.get(node, ("", ""))
+        return taken == text and self._pods.is_deleted(uid)
 
     def _is_forsaken(self, lock: _Lock) -> bool:
         """A vendor's own lock is from before this replica acted, and no pod on the node waits for that vendor's agent:

@@ -151,6 +151,20 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     assert scene.is_taken() and scene.replica.revoked == []
 
 
+@pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
+def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
+    scene = Scene(None, holder(name="a", uid="earlier"))
+    scene.locks.take("n1", pod(name="a", uid="earlier").ref, scene.clock(), lambda: True)
+    scene.locks.settled("n1")
+    scene.fake.delete_pod("default", "a")
+    scene.fake.put_pod(pod(gpus(), name="a"))
+    scene.replica.watch()
+    scene.take(taker)
+    assert scene.lock == f"{NOW},default,{taker}"
+    scene.locks.release("n1", pod(name=taker).ref)
+    assert scene.lock is None
+
+
 def test_a_lock_from_the_future_expires_by_our_own_clock():
     scene = Scene("2036-01-01T00:00:00Z,default,held", holder())
     assert not scene.is_taken()
