@@ -82,13 +82,13 @@ class NodeBook:
 
     def upsert(self, node: Node) -> None:
         """Take over what the API server says of *node*, unless something newer is known."""
-        if not self._matches(node):
-            self.remove(node)
-            return
         version = version_of(node.resource_version)
         with self._guard:
             record = self._records.get(node.name)
             if version < (record.version if record is not None else self._gone.get(node.name, 0)):
+                return
+            if not self._matches(node):
+                self.remove(node)
                 return
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())

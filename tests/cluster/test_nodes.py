@@ -71,6 +71,13 @@ def test_a_node_that_ceases_to_match_is_gone_w13():
     assert names(books) == [] and books.nodes.lock_of("n1") is None
 
 
+def test_an_older_state_in_which_a_node_did_not_match_does_not_count():
+    books = Books(matches=lambda one: one.labels.get("gpu") != "off")
+    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
+    books.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="8"))
+    assert names(books) == ["n1"]
+
+
 def test_nodes_that_a_list_does_not_show_are_gone():
     books = Books(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
     books.nodes.prune({"n2"}, 0.0)
