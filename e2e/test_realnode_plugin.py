@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,10 +17,11 @@ import pytest
 
 from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
 from e2e.nodes import REGISTER
-from e2e.pods import container, init, pod
+from e2e.pods import init, pod
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Scheduler
+from e2e.shown import limits, script, seen, shower, showing
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -31,51 +32,6 @@ FIRST, SECOND = cards(2)
 SLOTS = 10
 SIZE = "1g.10gb"
 CUT = f"nvidia.com/mig-{SIZE}"
-END = "that is all"
-SHOW = f"env; echo --; cat /proc/self/mountinfo; echo --; cat {HOOK}/vgpu/libvgpu.so 2>/dev/null; echo {END}; "
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a container sees. *mounts*: path in the container → path on the node, and whether it may be written."""
-
-    env: dict[str, str]
-    mounts: dict[str, tuple[str, bool]]
-    library: str
-
-    @classmethod
-    def of(cls, text: str) -> Seen:
-        env, mounts, library = text.partition(END)[0].split("--\n")
-        found = {}
-        for line in mounts.splitlines():
-            _, _, _, root, path, options, *_ = line.split()
-            found[path] = (root.rpartition("/root")[2], "rw" in options.split(","))
-        return cls(dict(line.split("=", 1) for line in env.splitlines()), found, library)
-
-    @property
-    def limit(self) -> tuple[str, str, str]:
-        """Card, memory and cores of a container with one card."""
-        return (self.env["NVIDIA_VISIBLE_DEVICES"], self.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
-                self.env["CUDA_DEVICE_SM_LIMIT"])
-
-
-def showing(name: str = "main", then: str = "sleep inf", **asked: int | str) -> Object:
-    """A container that prints what it sees, and goes on."""
-    return container(name, **asked) | {"command": ["sh", "-c", SHOW + then]}  # type: ignore[arg-type]
-
-
-def shower(name: str, **asked: int | str) -> Object:
-    """A pod of one such container."""
-    return pod(name, containers=[showing(**asked)], scheduler="hami-scheduler")
-
-
-def seen(sandbox: Sandbox, real: RealNode, name: str, container: str = "main") -> Seen:
-    return Seen.of(real.output(sandbox.pod(name), container, until=END))
-
-
-def limits(sandbox: Sandbox, real: RealNode, *names: str) -> list[tuple[str, str]]:
-    """Memory and cores of the pods *names*, as their containers see them."""
-    return [seen(sandbox, real, name).limit[1:] for name in names]
 
 
 def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
@@ -113,7 +69,7 @@ def test_the_node_shows_the_resource_and_registers_its_cards(real: RealNode, plu
 
 def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                              ) -> None:
-    sandbox.create(shower("plain"), shower("asking", gpu=1, gpumem=3000, gpucores=30))
+    sandbox.create(shower(HOOK, "plain"), shower(HOOK, "asking", gpu=1, gpumem=3000, gpucores=30))
     sandbox.running("plain", "asking")
     plain, asking = seen(sandbox, real, "plain"), seen(sandbox, real, "asking")
     granted = {key: value for key, value in asking.env.items() if key not in plain.env}
@@ -139,9 +95,9 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
 
 def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     sandbox.create(pod("several", scheduler="hami-scheduler", inits=[
-        init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", SHOW]},
-    ], containers=[showing("left", gpu=1, gpumem=2000, gpucores=20), showing("plain"),
-                   showing("right", gpu=2, gpumem=3000, gpucores=30)]))
+        init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", script(HOOK)]},
+    ], containers=[showing(HOOK, "left", gpu=1, gpumem=2000, gpucores=20), showing(HOOK, "plain"),
+                   showing(HOOK, "right", gpu=2, gpumem=3000, gpucores=30)]))
     sandbox.running("several")
     found = {name: seen(sandbox, real, "several", name) for name in ("load", "left", "plain", "right")}
     assert [found[name].limit[1:] for name in ("load", "left")] == [("1000m", "0"), ("2000m", "20")]
@@ -155,7 +111,7 @@ def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, 
 @pytest.mark.parametrize("plugin", [1], indirect=True, ids=["one card"])
 def test_pods_on_one_card_never_get_each_others_limits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     names = [f"p{number}" for number in range(SLOTS)]
-    sandbox.create_all(shower(name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
+    sandbox.create_all(shower(HOOK, name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
                        for number, name in enumerate(names))
     sandbox.running(*names, timeout=90)
     assert [seen(sandbox, real, name).limit for name in names] == [
@@ -165,7 +121,7 @@ def test_pods_on_one_card_never_get_each_others_limits(sandbox: Sandbox, real: R
 @pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
 def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     names = [f"p{number:02}" for number in range(40)]
-    sandbox.create_all(shower(name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names))
+    sandbox.create_all(shower(HOOK, name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names))
     sandbox.running(*names, timeout=150)
     assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(40)]
     pods = sandbox.kube.list("Pod", sandbox.namespace)
@@ -174,14 +130,14 @@ def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlug
 
 
 def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    sandbox.create(shower("a", gpu=1, gpumem=1000), shower("b", gpu=2, gpumem=2000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000), shower(HOOK, "b", gpu=2, gpumem=2000))
     before = sandbox.running("a", "b")
     held = annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))
     plugin.kill()
     real.wait_allocatable(RESOURCE, 0)
     plugin.start()
     plugin.wait_offered(2 * SLOTS)
-    sandbox.create(shower("c", gpu=1, gpumem=3000))
+    sandbox.create(shower(HOOK, "c", gpu=1, gpumem=3000))
     assert sandbox.running("a", "b", "c")[:2] == before
     assert (annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))) == held
     assert limits(sandbox, real, "c") == [("3000m", "0")]
@@ -191,7 +147,7 @@ def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox
                                                                 ) -> None:
     """The kubelet gives up on that pod; the next one is not kept waiting by it."""
     plugin.program.pause()
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
     real.wait_node(lambda node: LOCK in annotations(node), what="locked for a")
     plugin.kill()
@@ -199,17 +155,17 @@ def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox
                       what="a has failed")
     plugin.start()
     plugin.wait_offered(2 * SLOTS)
-    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    sandbox.create(shower(HOOK, "b", gpu=1, gpumem=2000))
     sandbox.running("b")
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
 def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     before = sandbox.running("a")
     real.kill_kubelet()
     real.start_kubelet()
-    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    sandbox.create(shower(HOOK, "b", gpu=1, gpumem=2000))
     assert sandbox.running("a", "b", timeout=90)[:1] == before
     assert limits(sandbox, real, "a", "b") == [("1000m", "0"), ("2000m", "0")]
 
@@ -217,7 +173,7 @@ def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: Devi
 def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                                scheduler: Scheduler) -> None:
     plugin.program.pause()
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
     scheduler.kill()
     plugin.program.resume()
@@ -232,7 +188,7 @@ def test_a_lock_that_a_dead_scheduler_left(sandbox: Sandbox, real: RealNode, plu
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
     sandbox.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK: held}}})
     scheduler.run_with()
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.running("a", timeout=90)
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
@@ -240,26 +196,26 @@ def test_a_lock_that_a_dead_scheduler_left(sandbox: Sandbox, real: RealNode, plu
 def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """Its devices go to nobody; the next pod gets its own."""
     plugin.program.pause()
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
     sandbox.delete("a")
-    sandbox.create(shower("b", gpu=1, gpumem=2000))
+    sandbox.create(shower(HOOK, "b", gpu=1, gpumem=2000))
     plugin.program.resume()
     sandbox.running("b", timeout=90)
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
 def test_a_card_turns_unhealthy_and_well_again(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    sandbox.create(shower("before", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "before", gpu=1, gpumem=1000))
     running = sandbox.running("before")
     ill = seen(sandbox, real, "before").limit[0]
     plugin.ail(ill, "XID 79")
     plugin.wait_offered(SLOTS)
     real.wait_node(lambda node: annotations(node)[REGISTER].count('"health":true') == 1, what="one card is well")
-    sandbox.create(shower("during", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "during", gpu=1, gpumem=1000))
     sandbox.running("during")
     assert {ill, seen(sandbox, real, "during").limit[0]} == {FIRST.uuid, SECOND.uuid}
-    sandbox.create(shower("both", gpu=2, gpumem=1000))
+    sandbox.create(shower(HOOK, "both", gpu=2, gpumem=1000))
     sandbox.refusal("both")
     plugin.ail(ill, True)
     plugin.wait_offered(2 * SLOTS)
@@ -274,9 +230,9 @@ def test_instances_that_somebody_has_cut_go_to_pods_that_hami_has_not_placed(
     plugin.insert(FIRST, replace(SECOND, mig={"enabled": True, "instances": instances}))
     plugin.start(mig_strategy="mixed").wait_offered(SLOTS)
     real.wait_allocatable(CUT, 2)
-    sandbox.create(shower("shared", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "shared", gpu=1, gpumem=1000))
     for name in ("a", "b"):
-        item = pod(name, containers=[showing(**{CUT: 1})], node_name=real.name)  # no scheduler is asked
+        item = pod(name, containers=[showing(HOOK, **{CUT: 1})], node_name=real.name)  # no scheduler is asked
         sandbox.kube.create(item, sandbox.namespace)
     sandbox.running("shared", "a", "b")
     given = [seen(sandbox, real, name).env for name in ("a", "b")]
@@ -294,7 +250,7 @@ def test_what_cdi_names_stand_for_is_written(sandbox: Sandbox, real: RealNode, p
     plugin.stop()
     plugin.start(device_list_strategy="cdi-cri", cdi_root=str(written), driver_root_ctr_path=str(driver))
     plugin.wait_offered(2 * SLOTS)
-    sandbox.create(shower("a", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.running("a")
     env = seen(sandbox, real, "a").env
     assert ("NVIDIA_VISIBLE_DEVICES" in env, env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == (False, "1000m")
@@ -306,7 +262,7 @@ def test_what_cdi_names_stand_for_is_written(sandbox: Sandbox, real: RealNode, p
 
 def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """The next one starts beside it and takes over; a running container keeps the library that it has mapped."""
-    sandbox.create(shower("old", gpu=1, gpumem=1000))
+    sandbox.create(shower(HOOK, "old", gpu=1, gpumem=1000))
     before = sandbox.running("old")
     plugin.install_limiter("the next limiter\n")
     successor = DevicePlugin(real, name="device-plugin-next")
@@ -316,7 +272,7 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
         successor.wait_registered()
         assert plugin.stop() < 10
         assert plugin.program.exit_code == 0
-        sandbox.create(shower("new", gpu=1, gpumem=2000))
+        sandbox.create(shower(HOOK, "new", gpu=1, gpumem=2000))
         assert sandbox.running("old", "new")[:1] == before
         assert seen(sandbox, real, "new").library == "the next limiter\n"
         assert real.allocatable(RESOURCE) == 2 * SLOTS
