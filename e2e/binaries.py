@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "minors"]
+__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_one", "minors"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl")
@@ -129,6 +129,16 @@ def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, min
             return Binaries(paths, version)
     pins = pinned(minor)
     return Binaries(build(wanted, pins, say or to_stderr), pins.kube_version)
+
+
+def find_one(program: str, *, say: Callable[[str], None] | None = None) -> Path:
+    """A program that is not Kubernetes' own, and so of no minor: ``kwok``, say. Raises: BinariesMissing."""
+    named = Path(os.environ.get("HAMI_E2E_BIN", os.devnull)) / program
+    if os.access(named, os.X_OK):
+        return named
+    if found := shutil.which(program):
+        return Path(found)
+    return build((program,), DEFAULT, say or to_stderr)[program]
 
 
 def to_stderr(line: str) -> None:

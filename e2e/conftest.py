@@ -35,15 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A first build takes minutes: it is done here, where no test's time limit counts."""
-    if session.items and not session.config.option.collectonly and not wants_external():
-        capture = session.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():
+    if not session.items or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        if os.environ.get("HAMI_E2E_KIND"):
+            if not kind.missing():
+                binaries.find_one("kwok")
+        elif not os.environ.get("HAMI_E2E_KUBECONFIG"):
             binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
                           and not missing())
-
-
-def wants_external() -> bool:
-    return bool(os.environ.get("HAMI_E2E_KUBECONFIG") or os.environ.get("HAMI_E2E_KIND"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

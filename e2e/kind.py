@@ -224,7 +224,7 @@ class KindCluster(ExternalCluster):
     def _kwok(self) -> Program:
         """kwok, for the nodes that say they are fake."""
         return Program("kwok", [
-            str(binaries.find()["kwok"]), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
+            str(binaries.find_one("kwok")), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake", "--node-lease-duration-seconds=40",
             f"--config={STAGES}",
         ], self.folder / "kwok.log")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.binaries import DEFAULT, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, find, minor_of, minors
+from e2e.binaries import DEFAULT, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, find, find_one, minor_of, minors
 
 OTHERS = {minor: pins for minor, pins in minors().items() if pins != DEFAULT}
 KUBERNETES = tuple(name for name in PROGRAMS if name.startswith("kube"))
@@ -57,6 +57,22 @@ def test_programs_of_which_one_is_missing_are_those_of_the_cache(monkeypatch, tm
 def test_without_programs_and_without_go_it_says_what_to_do():
     with pytest.raises(BinariesMissing, match="there is no 'go' on PATH. Install Go"):
         find()
+
+
+@pytest.mark.parametrize("where", ["named", "path", "cache"])
+def test_one_program_is_found_without_the_others(monkeypatch, tmp_path, where):
+    folders = {name: programs(folder, "kwok") for name, folder in (
+        ("cache", DEFAULT.cache_folder()), ("path", tmp_path / "bin"), ("named", tmp_path / "named"))}
+    if where != "cache":
+        monkeypatch.setenv("PATH", str(folders["path"]))
+    if where == "named":
+        monkeypatch.setenv("HAMI_E2E_BIN", str(folders["named"]))
+    assert find_one("kwok") == folders[where] / "kwok"
+
+
+def test_one_program_that_is_nowhere_wants_go_for_it_alone():
+    with pytest.raises(BinariesMissing, match="folder with kwok[.]$"):
+        find_one("kwok")
 
 
 @pytest.mark.parametrize("minor", OTHERS)
