@@ -27,13 +27,14 @@ from hami.errors import HamiError
 from hami.web.server import _Turns, serve
 
 PROGRAM = textwrap.dedent("""
-    import json, os, sys, threading, time
+    import json, os, signal, sys, threading, time
     from hami import logs
     from hami.errors import ClusterError
     from hami.web.server import Timeouts, serve
     from hami.web.tls import TlsContext, client_is_trusted
 
     options = json.loads(sys.argv[1])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if options.pop("nohup", False) else signal.SIG_DFL)
     logs.configure("json", options.pop("verbosity", 0))
     fail, stop_takes, tls, most = (options.pop(key, None) for key in ("fail", "stop_takes", "tls", "most_threads"))
     if most:
@@ -408,6 +409,14 @@ def test_a_signal_ends_it_with_0_after_requests_have_finished(start, number):
     messages = [json.loads(line)["message"] for line in server.lines("message")]
     assert messages == ["serving", "stopping", "stopped"]
     assert server.log[-1] == "END"
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_started_by_nohup_it_outlives_its_terminal(start, nohup):
+    server = start(nohup=nohup)
+    assert server.get("/hello")[0] == 200
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines())
+    assert bool(int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1) == nohup
 
 
 def busy(server, count):
