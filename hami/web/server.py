@@ -42,7 +42,7 @@ from gunicorn.http.unreader import SocketUnreader
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
-from hami.errors import HamiError
+from hami.pages import listen
 from hami.web.tls import TlsContext
 
 __all__ = ["App", "Timeouts", "serve"]
@@ -113,7 +113,7 @@ def serve(
     application = _Application(
         _Plan(make_app=make_app, on_start=on_start, on_stop=on_stop, tls=tls, threads=threads, grace=math.ceil(grace),
               timeouts=timeouts, waiting=frozenset(waiting)),
-        [_listen(*address) for address in (bind, plain) if address is not None])
+        [listen(*address, backlog=BACKLOG) for address in (bind, plain) if address is not None])
     arbiter_pid = os.getpid()
     try:
         _Arbiter(application).run()
@@ -123,20 +123,6 @@ def serve(
             _leave(status)
         return 1 if status == Arbiter.WORKER_BOOT_ERROR else status
     return 0
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65_535:
-        raise HamiError(f"cannot listen on {host}:{port}: expected a port from 0 to 65535")
-    try:
-        if not host and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-        raise HamiError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def _leave(status: int) -> NoReturn:

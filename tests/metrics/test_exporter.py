@@ -13,8 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from hami.errors import HamiError
-from hami.metrics.exporter import CLIENTS, Exporter, Patience
+from hami.metrics.exporter import Exporter
 from hami.metrics.samples import Family
+from hami.pages import CLIENTS, Patience
 
 OURS = Family("hami_gauge", "Ours", ())
 
@@ -146,7 +147,7 @@ def test_what_cannot_be_read_is_an_error_and_no_page(serve, caplog):
         raise KeyError("bug")
 
     assert ask(serve(broken))[0] == 500
-    assert "metrics page failed" in caplog.messages
+    assert "metrics: page failed" in caplog.messages
 
 
 def test_a_page_that_breaks_off_is_seen_to_be_incomplete(serve, caplog):
