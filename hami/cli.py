@@ -397,6 +397,8 @@ REGISTERING = (
                "for all cards is not to be looked for."),
     _node_flag("--fail-on-init-error", BOOLEAN, "fail_on_init_error", "Without a driver the start fails and is tried "
                "again; else the node has no cards."),
+    _node_flag("--health-bind-address", ADDRESS, "health_bind_address", "Address of /readyz, plain HTTP: 200 when the "
+               "kubelet knows of the cards, or there are none; else 503 and the reason. Without, it is not served."),
     _node_flag("--kube-timeout", COUNT, "kube_timeout", "Seconds that a request to the API server may take; 0 for the "
                "built-in limit."),
 )
@@ -611,9 +613,19 @@ def _prepare_in_child(settings: Settings, parent: int) -> None:
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serve the kubelet until told to stop; returns the exit status. *read* makes settings anew, for SIGHUP."""
-    from hami.plugin.service import serve  # gRPC and NVML are for the node's image only
+    from hami.pages import PageServer
+    from hami.plugin.service import Readiness, serve  # gRPC and NVML are for the node's image only
 
-    return serve(settings, read)
+    readiness = Readiness()
+    if settings.health_bind_address is None:
+        return serve(settings, read, readiness=readiness)
+    pages = PageServer("health", settings.health_bind_address, {"/readyz": readiness.page},
+                       flag="--health-bind-address")
+    pages.start()
+    try:
+        return serve(settings, read, readiness=readiness)
+    finally:
+        pages.stop()
 
 
 if __name__ == "__main__":

@@ -58,19 +58,24 @@ Make = Callable[[str], Page]
 class PageServer:
     """Serves pages in daemon threads from `start` to `stop`."""
 
-    def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *,
+    def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *, flag: str,
                  patience: Patience = Patience()) -> None:
         """*name*: what is served, as log lines begin. *bind*: host and port; an empty host listens on all addresses.
-        *pages*: by their paths; each is made anew for each request. Nothing listens yet."""
+        *pages*: by their paths; each is made anew for each request. *flag*: what said where. Nothing listens yet."""
         self._name = name
+        self._flag = flag
         self._bind = bind
         self._pages = pages
         self._patience = patience
         self._server: _Server | None = None
 
     def start(self) -> None:
-        """Listen and serve. Raises: HamiError when the address cannot be listened on."""
-        self._server = _Server(self._name, listen(*self._bind), self._pages, self._patience)
+        """Listen and serve. Raises: HamiError with the flag when the address cannot be listened on."""
+        try:
+            listener = listen(*self._bind)
+        except HamiError as error:
+            raise HamiError(f"{self._flag}: {error}") from error
+        self._server = _Server(self._name, listener, self._pages, self._patience)
         threading.Thread(target=self._server.run, name=self._name, daemon=True).start()
 
     def stop(self) -> None:

@@ -438,11 +438,19 @@ def device_plugin(*args, **environ):
     (["--topology-score"], "topology_score", True),
     (["--unregister-on-stop"], "unregister_on_stop", True),
     (["--hook-path=/opt"], "hook_path", "/opt"),
+    (["--health-bind-address=:9396"], "health_bind_address", ("", 9396)),
 ], ids=words)
 def test_each_flag_of_the_device_plugin_sets_its_field(args, field, value):
     result, settings = device_plugin(*args, NODE_NAME="a")
     assert result.exit_code == 0, result.output
     assert getattr(settings if hasattr(settings, field) else settings.config, field) == value
+
+
+def test_the_device_plugin_names_an_address_that_it_cannot_listen_on():
+    result = CliRunner().invoke(main, ["device-plugin", "--node-name=a", "--health-bind-address=203.0.113.1:9396"])
+    assert result.exit_code == 1
+    assert result.output == (
+        "error: --health-bind-address: cannot listen on 203.0.113.1:9396: Cannot assign requested address\n")
 
 
 def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):
@@ -461,6 +469,7 @@ def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):
     (["--node-name=a", "--device-id-strategy=name"], "expected uuid or index"),
     (["--node-name=a", "--device-discovery-strategy=tegra"], "expected auto or nvml"),
     (["--node-name=a", "--hook-path=opt"], "expected an absolute path"),
+    (["--node-name=a", "--health-bind-address=9396"], "expected host:port"),
 ], ids=words)
 def test_the_device_plugin_refuses_what_it_cannot_use_in_one_line(args, says):
     result, settings = device_plugin(*args)

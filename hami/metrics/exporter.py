@@ -9,7 +9,6 @@ from itertools import chain
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from hami.errors import HamiError
 from hami.metrics.samples import Family, render
 from hami.pages import Page, PageServer, Patience
 
@@ -31,14 +30,12 @@ class Exporter:
         self._registry = registry
         self._families = families
         self._pause = pause
-        self._server = PageServer("metrics", bind, {"/metrics": self._page}, patience=patience)
+        self._server = PageServer("metrics", bind, {"/metrics": self._page}, flag="--metrics-bind-address",
+                                  patience=patience)
 
     def start(self) -> None:
         """Listen and serve. Raises: HamiError when the address cannot be listened on."""
-        try:
-            self._server.start()
-        except HamiError as error:
-            raise HamiError(f"--metrics-bind-address: {error}") from error
+        self._server.start()
 
     def stop(self) -> None:
         """Listen no more; pages under way end by themselves, or with the process."""

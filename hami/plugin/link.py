@@ -24,6 +24,7 @@ __all__ = ["DEAF_S", "KubeletLink", "Step", "next_step"]
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+NOT_YET = "not registered with the kubelet yet"
 DEAF_S = 10.0
 """Seconds without a listener after which a kubelet that took the registration is taken to have lost it."""
 
@@ -73,6 +74,8 @@ class KubeletLink:
         self._stopped = threading.Event()
         self._woken = threading.Event()
         self._said = ""
+        self.lacks = NOT_YET
+        """What keeps the kubelet from asking this plugin; empty when nothing does."""
 
     def run(self) -> None:
         """Do what is to be done, until `stop`; then the socket is removed."""
@@ -90,6 +93,11 @@ class KubeletLink:
         self._stopped.set()
         self._woken.set()
 
+    def is_replaced(self) -> bool:
+        """Another process serves in this one's place."""
+        found = stamp_of(self._path)
+        return self._server is not None and found is not None and found != self._server.stamp
+
     def tick(self) -> Step:
         """Do the one thing that is to be done now; which it was. Raises: HamiError, OSError."""
         kubelet = stamp_of(self._kubelet)
@@ -98,6 +106,7 @@ class KubeletLink:
         match step:
             case Step.WAIT:
                 self._registered = None
+                self.lacks = "the kubelet's socket is missing"
                 self._say("waiting for the kubelet: its socket is missing", socket=self._kubelet)
             case Step.SERVE:
                 self._serve()
@@ -106,7 +115,7 @@ class KubeletLink:
             case Step.REGISTER:
                 self._register()
                 self._registered, self._heard = kubelet, self._clock()
-                self._said = ""
+                self._said = self.lacks = ""
                 log.info("registered with the kubelet",
                          extra={"resource": self._config.resource, "endpoint": self._path.name})
         return step
@@ -116,8 +125,10 @@ class KubeletLink:
         try:
             return self.tick()
         except (HamiError, OSError) as error:
+            self.lacks = f"the kubelet cannot be reached: {error}"
             self._say("the kubelet cannot be reached", error=error)
         except Exception:
+            self.lacks = "the link to the kubelet failed: the log says why"
             log.exception("the link to the kubelet failed")
         return None
 

@@ -18,6 +18,7 @@ from hami.cluster.api import Api
 from hami.cluster.cluster import Cluster
 from hami.cluster.events import EventRecorder, Recorder
 from hami.errors import HamiError
+from hami.pages import Page
 from hami.plugin.allocator import Allocator
 from hami.plugin.announce import Announcer
 from hami.plugin.cards import Card, CardSource
@@ -38,7 +39,7 @@ from hami.plugin.specifications import Placed, Specifications
 from hami.plugin.static_mig import Offer, StaticMig
 from hami.vendors.catalog import vendors
 
-__all__ = ["Life", "Service", "serve"]
+__all__ = ["Life", "Readiness", "Service", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Life(Protocol):
     """What `serve` starts and stops."""
 
     def start(self) -> None: ...
+    def lacks(self) -> str: ...
     def stop(self, *, last: bool) -> None: ...
 
 
@@ -129,13 +131,24 @@ class Service:
                           ("node", self._announcer.run), ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
             self._begin(name, run)
 
+    def lacks(self) -> str:
+        """What keeps the kubelet from asking for what there is; empty when nothing does. A plugin that another one has
+        replaced lacks nothing: it is ended when that one is well, and takes its place again when it is not."""
+        with self._linking:
+            links = list(self._links)
+        if self._link is not None and self._link not in links and self._roster.cards():
+            links.append(self._link)
+        return "; ".join(link.lacks for link in links if link.lacks)
+
     def stop(self, *, last: bool) -> None:
-        """Stop serving, then all else; the *last* time, take the cards off the node if that is wished."""
+        """Stop serving, then all else; the *last* time, take the cards off the node if that is wished, and nobody has
+        taken this plugin's place."""
         self._stopped.set()
         self._owing.set()
         if self._residents is not None:
             self._residents.stop()
         with self._linking:
+            replaced = any(link.is_replaced() for link in self._links)
             for link in self._links:
                 link.stop()
         self._announcer.stop()
@@ -146,7 +159,7 @@ class Service:
             if thread.name != "events":
                 thread.join(JOIN_S)
         self._allocator.settle()
-        if last and self._settings.config.unregister_on_stop:
+        if last and self._settings.config.unregister_on_stop and not replaced:
             self._announcer.withdraw()
         self._events.drain(DRAIN_S)
         self._events.stop()
@@ -180,6 +193,8 @@ class Service:
             link = KubeletLink(config, lambda path: PluginServer(
                 path, config, offer.roster, offer.allocator, ids=lambda card, config: (card.uuid,)),
                 clock=time.monotonic)
+            with self._linking:
+                self._links.append(link)
             self._begin(offer.resource, lambda: self._keep(link))
 
     def _keep(self, link: KubeletLink) -> None:
@@ -187,7 +202,8 @@ class Service:
         with self._linking:
             if self._stopped.is_set():
                 return
-            self._links.append(link)
+            if link not in self._links:
+                self._links.append(link)
         link.run()
 
     def _begin(self, name: str, run: Callable[[], None]) -> None:
@@ -226,16 +242,35 @@ class Service:
             self._owing.clear()
 
 
+class Readiness:
+    """Whether what is served can be had, for those who ask: the kubelet, before it counts the pod as ready."""
+
+    def __init__(self) -> None:
+        self._lacks: Callable[[], str] = lambda: "starting"
+
+    def follow(self, lacks: Callable[[], str]) -> None:
+        """From now on *lacks* says what is missing; empty when nothing is."""
+        self._lacks = lacks
+
+    def page(self, accept: str) -> Page:
+        """200 when nothing is missing, 503 and what it is else."""
+        lacks = self._lacks()
+        return Page((f"{lacks or 'ok'}\n".encode(),), status=503 if lacks else 200)
+
+
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
-          make: Callable[[PluginSettings], Life] = Service, signals: queue.SimpleQueue[int] | None = None) -> int:
+          make: Callable[[PluginSettings], Life] = Service, signals: queue.SimpleQueue[int] | None = None,
+          readiness: Readiness | None = None) -> int:
     """Run until told to end; the exit status. *read*: settings anew, for SIGHUP. *signals*: where signals arrive.
+    *readiness*: who is told how it goes.
 
     A start that fails is tried again. Settings that cannot be read are not taken: what runs goes on.
     """
     arriving = _listen() if signals is None else signals
     sys.setswitchinterval(SWITCH_S)
+    readiness = readiness or Readiness()
     while True:
-        life = _started(settings, make)
+        life = _started(settings, make, readiness)
         fresh: PluginSettings | None = None
         while fresh is None:
             number = _next(arriving, None if life is not None else START_AGAIN_S)
@@ -249,14 +284,17 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
         settings = fresh
 
 
-def _started(settings: PluginSettings, make: Callable[[PluginSettings], Life]) -> Life | None:
+def _started(settings: PluginSettings, make: Callable[[PluginSettings], Life], readiness: Readiness) -> Life | None:
     try:
         life = make(settings)
         life.start()
-        return life
     except HamiError as error:
         log.error("start failed", extra={"error": error, "again_in_s": START_AGAIN_S})
+        failure = f"start failed: {error}"
+        readiness.follow(lambda: failure)
         return None
+    readiness.follow(life.lacks)
+    return life
 
 
 def _next(arriving: queue.SimpleQueue[int], patience: float | None) -> int | None:

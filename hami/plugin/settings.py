@@ -19,7 +19,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.plugin.config import PluginConfig
 from hami.plugin.health import XidRules, parse_xid_rules
 from hami.quantity import INT32_MAX
-from hami.settings import parse_boolean, read_text
+from hami.settings import Address, parse_boolean, read_text
 
 __all__ = [
     "ENVIRONMENT", "ID_STRATEGIES", "LIST_STRATEGIES", "MIG_STRATEGIES", "NODE_CONFIG_FILE", "OPERATING_MODES",
@@ -48,8 +48,8 @@ class PluginSettings:
     simply has no cards. *discovery*: ``auto`` tells WSL from others, ``nvml`` does not. *mig_strategy*: other than
     ``none``, what is on cards in MIG mode is handed out as it is. *library_source*: files to be laid on the host, empty
     for none. *cdi_root*: directory of the specifications that are written with a ``cdi`` strategy, empty when somebody
-    else writes them. *cdi_hook*: the host's program that they have run. *devices*: with the resource name that counts.
-    *notes*: what was skipped, one sentence each.
+    else writes them. *cdi_hook*: the host's program that they have run. *health_bind_address*: ``None`` for no page.
+    *devices*: with the resource name that counts. *notes*: what was skipped, one sentence each.
     """
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
@@ -65,6 +65,7 @@ class PluginSettings:
     cdi_hook: str = "/usr/bin/nvidia-ctk"
     xids: XidRules = XidRules()
     kube_timeout: int = 0
+    health_bind_address: Address | None = None
     log_format: str = "text"
     verbosity: int = 0
     notes: tuple[str, ...] = ()

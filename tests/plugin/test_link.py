@@ -81,6 +81,24 @@ def test_a_directory_that_is_not_there_yet_is_waited_for(links, directory):
     assert link.tick() is Step.WAIT
 
 
+def test_what_it_lacks_is_said_until_it_is_registered(links, directory):
+    link = links()
+    said = [link.lacks]
+    link.attempt()
+    said.append(link.lacks)
+    unfriendly = Kubelet(directory, refuses="no")
+    link.attempt()
+    assert link.attempt() is None
+    said.append(link.lacks.split(": ")[0])
+    unfriendly.stop()
+    (directory / "kubelet.sock").unlink(missing_ok=True)
+    friendly = Kubelet(directory)
+    assert link.attempt() is Step.REGISTER
+    assert [*said, link.lacks] == ["not registered with the kubelet yet", "the kubelet's socket is missing",
+                                   "the kubelet cannot be reached", ""]
+    friendly.stop()
+
+
 def test_the_plugin_serves_then_registers_once(links, kubelet):
     assert steps(links(), 4) == [Step.SERVE, Step.REGISTER, Step.REST, Step.REST]
     assert kubelet.registered.qsize() == 1
@@ -124,6 +142,8 @@ def test_a_successor_takes_over_and_the_predecessor_stands_by(links, kubelet, di
     taken = stamp_of(directory / "nvidia-gpu.sock")
     assert steps(old, 2) == [Step.STAND_BY] * 2
     assert sum("another process" in record.message for record in caplog.records) == 1
+    assert (old.is_replaced(), new.is_replaced()) == (True, False)
+    assert (old.lacks, new.lacks) == ("", ""), "the old one is ended when the new one is well, not before"
     old.stop()
     old.run()
     assert stamp_of(directory / "nvidia-gpu.sock") == taken

@@ -12,7 +12,7 @@ from pytest import param
 
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.service import Service, serve
+from hami.plugin.service import Readiness, Service, serve
 from hami.plugin.settings import read_plugin_settings
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
@@ -179,6 +179,32 @@ def test_the_node_is_left_clean_if_that_is_wished_and_it_is_the_end(run, cluster
     assert (REGISTER in cluster.nodes["n1"].annotations) is stays
 
 
+def test_what_another_plugin_has_registered_in_its_place_stays(run, kubelet, cluster):
+    old = run(unregister_on_stop=True)
+    kubelet.registered.get(timeout=20)
+    run()
+    kubelet.registered.get(timeout=20)
+    assert cluster.written.acquire(timeout=20)
+    old.stop(last=True)
+    assert REGISTER in cluster.nodes["n1"].annotations
+
+
+def test_it_lacks_nothing_once_the_kubelet_knows_of_the_cards(settings, cluster, kubelet):
+    service = Service(settings(), cluster=cluster)
+    service.start()
+    kubelet.registered.get(timeout=20)
+    service.stop(last=False)
+    assert service.lacks() == ""
+
+
+@pytest.mark.parametrize("cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")])
+def test_a_kubelet_that_is_away_is_lacked_where_there_are_cards(run, directory, cards, says):
+    service = run(cards=cards)
+    while service.lacks() == "not registered with the kubelet yet":
+        pass  # until the first look
+    assert service.lacks() == says
+
+
 def test_a_node_without_cards_is_not_offered_to_the_kubelet(run, kubelet):
     service = run(cards="cards: []")
     service.stop(last=True)
@@ -233,6 +259,9 @@ class Life:
         if self._fails:
             raise ClusterError("away")
 
+    def lacks(self):
+        return f"a kubelet for {self._settings}"
+
     def stop(self, *, last):
         self._story.append(f"stop {self._settings}{' for good' if last else ''}")
 
@@ -265,6 +294,40 @@ def lived(*numbers, fresh=(), failing=()):
 
 
 TERM, HUP = signal.SIGTERM, signal.SIGHUP
+
+
+class Asking(Signals):
+    """The same; how ready it is by then is noted each time."""
+
+    def __init__(self, *numbers):
+        super().__init__(*numbers)
+        self.readiness = Readiness()
+        self.found = [self._page()]
+
+    def get(self, timeout=None):
+        self.found.append(self._page())
+        return super().get(timeout)
+
+    def _page(self):
+        page = self.readiness.page("")
+        return page.status, b"".join(page.slices).decode()
+
+
+def test_how_ready_it_is_follows_what_is_served():
+    signals = Asking(None, HUP, TERM)
+    fails = ["first"]
+
+    def make(settings):
+        return Life([], settings, fails and fails.pop() == settings)
+    assert serve("first", lambda: "second", make=make, signals=signals, readiness=signals.readiness) == 0
+    assert signals.found == [(503, "starting\n"), (503, "start failed: away\n"), (503, "a kubelet for first\n"),
+                             (503, "a kubelet for second\n")]
+
+
+def test_what_lacks_nothing_is_ready():
+    readiness = Readiness()
+    readiness.follow(lambda: "")
+    assert (readiness.page("").status, list(readiness.page("").slices)) == (200, [b"ok\n"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
