@@ -42,16 +42,16 @@ def judge(config: PluginConfig, *, leaves_mig: bool = False) -> Callable[[Card],
 
     Not offered: what is filtered out, what nobody knows the memory of, in mode ``mig`` what cannot be cut. A card that
     cannot be read is offered, as an unwell one, and so is one in MIG mode on a node that shares whole cards, unless
-    such are left to others (*leaves_mig*).
+    such are left to others (*leaves_mig*), whatever is wrong with them.
     """
     def judged(card: Card) -> Card | None:
-        if is_filtered(card, config):
+        if is_filtered(card, config) or card.mig and leaves_mig and config.operating_mode != MIG:
             return None
         if card.problem:
             return card
         if config.operating_mode == MIG:
             return card if card.profiles else None
-        if not _memory(card, config) or card.mig and leaves_mig:
+        if not _memory(card, config):
             return None
         return replace(card, problem="in MIG mode, while this node shares whole cards") if card.mig else card
     return judged

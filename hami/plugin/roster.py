@@ -30,7 +30,7 @@ class Roster:
     """The cards as *judge* sees them, who leaves out what it has no card for; threads may share it.
 
     A card that was seen once stays, as an unwell one when it is not listed any more or cannot be read: containers may
-    still hold parts of it.
+    still hold parts of it. One that was left out before it could not be read is left out still.
     """
 
     def __init__(self, judge: Callable[[Card], Card | None] = lambda card: card) -> None:
@@ -38,15 +38,18 @@ class Roster:
         self._changed = threading.Condition()
         self._cards: dict[str, Card] = {}
         self._listed: frozenset[str] = frozenset()
+        self._left_out: frozenset[str] = frozenset()
         self._reported: dict[str, str] = {}
         self._roll = Roll()
         self._closed = False
 
     def read(self, cards: Sequence[Card]) -> None:
         """Take what a source lists now; of two cards with one uuid the first counts."""
-        accepted = {card.uuid: card for one in reversed(cards) if (card := self._judge(one)) is not None}
         with self._changed:
+            accepted = {card.uuid: card for one in reversed(cards) if not (one.problem and one.uuid in self._left_out)
+                        and (card := self._judge(one)) is not None}
             self._listed = frozenset(accepted)
+            self._left_out = (self._left_out | {one.uuid for one in cards}) - self._listed
             self._cards |= {uuid: self._kept(card) for uuid, card in accepted.items()}
             self._settle()
 

@@ -119,8 +119,14 @@ def test_which_cards_a_node_offers(one, fields, problem):
     assert (None if judged is None else judged.problem) == problem
 
 
-def test_cards_in_mig_mode_are_left_to_others_if_told_so():
-    assert judge(config(), leaves_mig=True)(card(mig=True)) is None
+@pytest.mark.parametrize("one, mode, offered", [
+    pytest.param(card(mig=True), "hami-core", False, id="to be left"),
+    pytest.param(card(mig=True, memory_mib=0, problem="memory: lost"), "hami-core", False, id="whatever is wrong"),
+    pytest.param(card(problem="lost"), "hami-core", True, id="not in MIG mode"),
+    pytest.param(card(mig=True, profiles=(SMALL,)), "mig", True, id="of a node that cuts them itself"),
+])
+def test_cards_in_mig_mode_are_left_to_others_if_told_so(one, mode, offered):
+    assert (judge(config(operating_mode=mode), leaves_mig=True)(one) is not None) is offered
 
 
 REGISTERED = {KEYS.register: "x"}

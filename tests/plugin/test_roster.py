@@ -68,6 +68,19 @@ def test_a_card_that_was_never_read_well_is_there_with_its_problem():
     assert roster.roll().unwell == {"a": "memory: unknown error"}
 
 
+def test_a_card_that_was_left_out_is_left_out_when_it_cannot_be_read():
+    """Not even whether it is in MIG mode can be known then."""
+    roster = Roster(lambda card: None if card.mig else card)
+    roster.read([card("a", mig=True)])
+    roster.read([])
+    roster.read([card("a", problem="MIG mode: unknown error")])
+    assert roster.cards() == ()
+    roster.read([card("a")])
+    assert roster.roll().unwell == {}
+    roster.read([card("a", problem="memory: unknown error")])
+    assert roster.roll().unwell == {"a": "memory: unknown error"}
+
+
 def test_who_waits_goes_on_with_the_next_change():
     roster = roster_of("a")
     found = []
