@@ -95,6 +95,7 @@ class StaticMig:
         self._guard = threading.Lock()
         self._devices: dict[str, MigDevice] = {}
         self._offers: dict[str, Offer] = {}
+        self._parents: dict[str, Card] = {}
         self._unwell: dict[str, str] = {}  # by card
 
     def cards_are(self, cards: Sequence[Card]) -> None:
@@ -105,13 +106,13 @@ class StaticMig:
             grouped = offers(self._strategy, self._config.resource, cards, found)
             self._tell(found)
             self._devices |= {one.uuid: one for one in found}
-            parents = {card.uuid: card for card in cards}
+            self._parents |= {card.uuid: card for card in cards}
             fresh = [self._offer(resource) for resource in grouped if resource not in self._offers]
             for resource, offer in self._offers.items():
                 members = grouped.get(resource, ())
                 for one in members:
                     offer.roster.report(one.uuid, self._unwell.get(one.gpu, ""))
-                offer.roster.read([_as_card(place, one, parents[one.gpu], problems.get(one.gpu, ""))
+                offer.roster.read([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
                                    for place, one in enumerate(members)])
         for offer in fresh:
             self._serve(offer)
@@ -120,9 +121,9 @@ class StaticMig:
         """A card (all of them if *gpu* is empty) has turned bad, or is well again if *reason* is empty; and so is all
         that is on it."""
         with self._guard:
-            if gpu:
-                self._unwell[gpu] = reason
-            concerned = [one.uuid for one in self._devices.values() if gpu in ("", one.gpu)]
+            ill = [gpu] if gpu else list(self._parents)
+            self._unwell |= dict.fromkeys(ill, reason)
+            concerned = [one.uuid for one in self._devices.values() if one.gpu in ill]
             for offer in self._offers.values():
                 for one in concerned:
                     offer.roster.report(one, reason)

@@ -108,6 +108,19 @@ def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
     assert set(offer.roster.roll().unwell) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
+def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
+    driver = Driver(GPU_a=[], GPU_b=[device("MIG-2", gpu="GPU-b")])
+    cards = [card(), card("GPU-b", index=1)]
+    made, found, _ = static(driver, *cards)
+    made.report("", "XID 79, of a card that cannot be named")
+    driver.on["GPU_a"].append(device())
+    made.cards_are(cards)
+    assert set(found["nvidia.com/mig-1g.10gb"].roster.roll().unwell) == {"MIG-1", "MIG-2"}
+    made.report("GPU-a", "")
+    made.cards_are(cards)
+    assert set(found["nvidia.com/mig-1g.10gb"].roster.roll().unwell) == {"MIG-2"}
+
+
 def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
