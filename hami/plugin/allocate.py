@@ -143,8 +143,7 @@ def whose(pods: Sequence[Pod], holder: tuple[str, str] | None, call: Call) -> Se
              for name in _possible(pod, call)]
     locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
     if len(meant) > 1:
-        found = ", ".join(sorted({str(pod.ref) for pod, _ in meant}))
-        return Elsewhere(f"{len(meant)} containers may be meant, of {found}", passing=True)
+        return Elsewhere(_several([pod for pod, _ in meant], call), passing=True)
     if locked is not None and (not meant or meant[0][0] is locked):
         return _turn(locked, call)
     if not meant:
@@ -299,6 +298,28 @@ def _possible(pod: Pod, call: Call) -> tuple[str, ...]:
         except MalformedInput:
             pass
     return tuple(name for name, count in asking[:1] if count == call.count)
+
+
+def _several(pods: Sequence[Pod], call: Call) -> str:
+    """Why nobody is served while each of *pods* may be meant, by one container or more.
+
+    That a container has been started does not rule it out: a kubelet that has lost its record asks anew when it starts
+    it again, after its end or that of the node, and the API server may not know of that end yet.
+    Source: Kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, GetDeviceRunContainerOptions.
+    """
+    text = f"{len(pods)} containers may be meant, of {_named(pods)}"
+    lost = _named(pod for pod in pods if _is_lost(pod, call))
+    return f"{text}; the kubelet's record has lost {lost}: delete such pods, or drain the node" if lost else text
+
+
+def _is_lost(pod: Pod, call: Call) -> bool:
+    """The containers of *pod*, which is not all in the kubelet's record, have been handed their devices and started."""
+    return (call.served is not None and pod.phase == "Running" and bool(pod.annotations.get(call.vendor.to_allocate))
+            and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS and not _outstanding(pod, call.vendor.to_allocate))
+
+
+def _named(pods: Iterable[Pod]) -> str:
+    return ", ".join(sorted({str(pod.ref) for pod in pods}))
 
 
 def _serve(pod: Pod, known: Sequence[Claim], caller: Claim, call: Call) -> Serve:

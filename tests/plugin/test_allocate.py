@@ -91,6 +91,7 @@ REVOKED = other("old", left="", bind_phase="failed")
 FOREIGN = make_pod(asking(), name="foreign", node_name=NODE, phase="Pending")
 RUNNING = other("runs", left=";", bind_phase="success", phase="Running")
 PULLING = other("pulls", left=";", bind_phase="success")
+LOST, END = "; the kubelet's record has lost", ": delete such pods, or drain the node"
 MISMATCH = "pod default/p has the lock, but its next container, x, gets 1"
 
 
@@ -104,6 +105,15 @@ MISMATCH = "pod default/p has the lock, but its next container, x, gets 1"
           id="a revoked pod may be asking, too, says the kubelet"),
     param([ONE, FOREIGN], HOLDER, call(), "2 containers may be meant, of default/foreign, default/p",
           id="a pod of another scheduler may be asking, too"),
+    param([ONE, RUNNING], HOLDER, call(served=[]),
+          f"2 containers may be meant, of default/p, default/runs{LOST} default/runs{END}",
+          id="the kubelet has lost the record of a pod that runs"),
+    param([ONE, RUNNING, other("also", left=";", bind_phase="success", phase="Running"), PULLING, REVOKED], HOLDER,
+          call(served=[]), "5 containers may be meant, of default/also, default/old, default/p, default/pulls, "
+          f"default/runs{LOST} default/also, default/runs{END}", id="the kubelet has lost the record of two that run"),
+    param([ONE, other("half", phase="Running"), other("bad", left=";", bind_phase="failed", phase="Running")], HOLDER,
+          call(served=[]), "3 containers may be meant, of default/bad, default/half, default/p",
+          id="of those that run, none was handed its devices"),
     param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody asks for two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed")], HOLDER, call(2),
           "old refused: pod default/old has no devices that could be handed out: it was given none, or they have been "
@@ -120,7 +130,8 @@ MISMATCH = "pod default/p has the lock, but its next container, x, gets 1"
     param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its record"),
     param([RUNNING, PULLING], None, call(served=[("uid-runs", "c")]), "pulls/c: 9", id="the kubelet has lost one"),
     param([placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;", bind_phase="success",
-                  phase="Running")], None, call(served=[]), "2 containers may be meant, of default/p",
+                  phase="Running")], None, call(served=[]),
+          f"2 containers may be meant, of default/p{LOST} default/p{END}",
           id="the kubelet has lost its record, and either container may have restarted"),
     param([other("q", node="n2")], None, call(), "no pod on the node waits for so many", id="on another node"),
     param([], None, call(), "no pod on the node waits for so many", id="nobody"),
