@@ -211,11 +211,10 @@ class KindCluster(ExternalCluster):
         pods = "/spec/template/spec/affinity"
         plugin = ([{"op": "add", "path": pods, "value": {"nodeAffinity": away}}] if overlay == "kind" else
                   {"$patch": "delete", "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "any"}})
-        scheduler = "registry.k8s.io/kube-scheduler"
         (folder / "kustomization.yaml").write_text(yaml.safe_dump({
             "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())],
             "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
-                {"name": name, "newName": scheduler, "newTag": self.version} for name in ("kube-scheduler", scheduler)],
+                {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
             "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
                         {"target": {"kind": "Deployment"}, "patch": yaml.safe_dump([
                             {"op": "add", "path": f"{pods}/nodeAffinity", "value": away}])}]}))

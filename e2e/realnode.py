@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -271,6 +272,7 @@ def printed(folder: Path) -> str:
 def main() -> int:
     """A control plane with a real node, until Ctrl-C."""
     say = functools.partial(print, file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background
     try:
         with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)

@@ -6,8 +6,11 @@ Types that Kubernetes itself does not have are those of ``crds.yaml``.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ Object = dict[str, Any]
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path.parent for path in ROOT.glob("overlays/*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent for path in ROOT.glob("components/*/kustomization.yaml"))
+README = ROOT.parent / "README.md"
 CRDS = Path(__file__).with_name("crds.yaml")
 
 
@@ -83,16 +87,35 @@ def test_the_api_server_would_refuse_what_is_wrong(local: LocalCluster, types: N
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
 def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path: Path, folder: Path) -> None:
-    here = Path(*[".."] * (len(tmp_path.resolve().parts) - 1))
+    shutil.copytree(ROOT, tmp_path / "manifests")
+    overlay = f"manifests/overlays/{folder.name}"
+    within = [{"path": f"{overlay}/{file.name}"} for file in folder.glob("replacements.yaml")]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
-        "namespace": "hami-system", "resources": [f"{here}{folder.resolve()}"]}))
-    built = build(local, tmp_path)
+        "namespace": "hami-system", "resources": [overlay], "replacements": within}))
+    text = local.kubectl("kustomize", str(tmp_path))
+    assert "kube-system" not in text
+    built = list(yaml.safe_load_all(text))
     for item in built:
         for subject in item.get("subjects", []):
             assert subject["namespace"] == "hami-system", item["metadata"]["name"]
         for webhook in item.get("webhooks", []):
             assert webhook["clientConfig"]["service"]["namespace"] == "hami-system"
     assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
+
+
+def test_the_kustomization_of_the_readme_builds(local: LocalCluster, tmp_path: Path) -> None:
+    shutil.copytree(ROOT, tmp_path / "manifests")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)]
+    first, rest = next(pair for pair in pairwise(blocks) if "configMapGenerator" in pair[1])
+    images = [*first["images"], *rest.pop("images")]
+    for generator, source in zip(rest["configMapGenerator"], ("device-config.yaml", "node-config.json"), strict=True):
+        shutil.copy(MANIFESTS / source, tmp_path / generator["files"][0])
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({**first, **rest, "images": images}))
+    text = local.kubectl("kustomize", str(tmp_path))
+    assert "kube-system" not in text
+    used = {image for image in re.findall(r"image: (\S+):", text)}
+    assert used == {image.get("newName", image["name"]) for image in images}
+    assert {item["kind"] for item in yaml.safe_load_all(text)} >= {"ServiceMonitor", "PrometheusRule", "DaemonSet"}
 
 
 def selectors(item: Any) -> Iterator[Object]:
