@@ -14,6 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -35,6 +36,7 @@ GRACE = 300.0  # seconds for which a directory is kept whatever pods there are
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _OPEN = 0o777  # containers run as any user
+_NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class _Entry(msgspec.Struct):
@@ -69,6 +71,7 @@ class Host:
         self._minors = minors
         self._lock_directory = Path(lock_directory)
         self._now = now
+        self._stuck: set[str] = set()  # directories of which it was said that they cannot be removed
 
     def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts:
         """What there is to be mounted. *limited*: the limiter has to be. *instances*: minor number of the card, GPU
@@ -88,14 +91,21 @@ class Host:
                          instance_nodes=tuple(node for one in handed for node in instance_nodes(minors, *one)))
 
     def prepare(self, uid: str, container: str) -> None:
-        """A directory for what a container's processes share, empty and open to all users. Raises: HostError."""
+        """A directory for what a container's processes share, empty and open to all users.
+
+        An earlier one that cannot be removed goes under another name, which a sweep takes for that of a pod that is
+        gone. Raises: HostError.
+        """
         name = f"{uid}_{container}"
         if _DIRECTORY.fullmatch(name) is None:
             raise HostError(f"{self._containers / name}: no such directory can be made of a pod and a container")
         with _named("cannot make the directory of a container"):
             path = self._containers / name
-            if path.is_symlink() or path.exists():
-                _remove(path)
+            if os.path.lexists(path):
+                try:
+                    _remove(path)
+                except OSError:
+                    path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
             path.mkdir(parents=True)
             path.chmod(_OPEN)
             self._lock_directory.mkdir(parents=True, exist_ok=True)
@@ -114,9 +124,10 @@ class Host:
         """Remove those of *directories* whose pod (by uid) is not *live*; the names of what was removed.
 
         They have to be listed before the pods are, else a new pod's would be taken for that of a pod that is gone.
-        What is young stays, and so does what is nobody's by its name.
+        What is young stays, and so does what is nobody's by its name. What cannot be removed is logged once.
         """
         removed = []
+        self._stuck.intersection_update(directories)
         for name in sorted(directories):
             found = _DIRECTORY.fullmatch(name)
             if found is None or found["uid"] in live:
@@ -129,7 +140,9 @@ class Host:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                log.warning("directory of a container cannot be removed", extra={"path": str(path), "error": error})
+                if name not in self._stuck:
+                    log.warning("directory of a container cannot be removed", extra={"path": str(path), "error": error})
+                self._stuck.add(name)
         return removed
 
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None:
@@ -211,11 +224,70 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a tree, or a link without following it: containers can write what is in there."""
-    if path.is_symlink() or not path.is_dir():
+    """Remove a tree, or a link without following it: containers can write what is in there, as deep as they like.
+
+    What cannot be removed does not keep the rest. Raises: OSError, the first reason why something is left.
+    """
+    try:
         path.unlink()
-    else:
-        shutil.rmtree(path)
+    except IsADirectoryError:
+        problems: list[OSError] = []
+        with _opened(path) as top:
+            _empty(top, problems)
+        try:
+            path.rmdir()
+        except OSError as error:
+            raise (*problems, error)[0] from None
+
+
+def _empty(top: int, problems: list[OSError]) -> None:
+    """Remove what there is in the directory *top*; what stands in the way is added to *problems*.
+
+    Directories further down are moved up into it first, so that two open files do for any depth.
+    """
+    names = os.listdir(top)
+    while names:
+        name = names.pop()
+        reasons: list[OSError] = []
+        with _noted(reasons):
+            if _unlink(name, top):
+                continue
+            with _opened(name, top) as inner:
+                for entry in os.listdir(inner):
+                    with _noted(reasons):
+                        if not _unlink(entry, inner):
+                            os.rename(entry, moved := uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
+                            names.append(moved)
+        try:
+            os.rmdir(name, dir_fd=top)  # also when it cannot be read: it may be empty
+        except OSError as error:
+            problems.append((*reasons, error)[0])
+
+
+def _unlink(name: str, directory: int) -> bool:
+    """Whether *name* was no directory; it is gone then."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
+    handle = os.open(path, _NO_LINK, dir_fd=directory)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _noted(problems: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problems.append(error)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The files of the node, in a directory of the test's own."""
 
+import ctypes
 import json
 import os
 import stat
@@ -117,6 +118,82 @@ def test_directories_are_swept_when_their_pod_is_gone(root):
     assert later.sweep(directories, {"u-1"}) == ["u-2_c", "u-2_d"]
     assert tree(root / "containers") == ["something else", "u-1_c"]
     assert later.sweep(directories, {"u-1"}) == []
+
+
+@pytest.fixture
+def shipped_capabilities():
+    """None, as far as files go: root is refused what its owner does not allow."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, held) == 0
+    none = (ctypes.c_uint32 * 6)(0, *held[1:3], 0, *held[4:])
+    assert libc.capset(header, none) == 0
+    yield
+    assert libc.capset(header, held) == 0
+
+
+def closed(path):
+    """A tenant's directory with a file that nobody else can reach."""
+    path.mkdir(parents=True)
+    (path / "file").touch()
+    path.chmod(0)
+    return path
+
+
+def left(path):
+    return sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.name != "file")
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_and_is_said_once(root, caplog, shipped_capabilities):
+    moment = later_moment = os.stat(root).st_mtime + 2 * GRACE
+    later = host_of(root, now=lambda: moment)
+    for name in "ab":
+        later.prepare(f"u-{name}", "c")
+    stuck = root / "containers" / "u-a_c"
+    for name in ("a.cache", "z.cache"):
+        (stuck / name).touch()
+    (stuck / "empty").mkdir(mode=0)
+    (stuck / "open" / "deeper").mkdir(parents=True)
+    closed(stuck / "m")
+    assert later.sweep(later.directories(), set()) == ["u-b_c"]
+    for moment in (0, later_moment):  # what was removed there has made the directory young
+        assert later.sweep(later.directories(), set()) == []
+    assert left(root / "containers") == ["u-a_c", "u-a_c/m"]
+    assert [(one.path, one.error.filename) for one in caplog.records] == [(str(stuck), "m")]
+    (stuck / "m").chmod(0o700)
+    assert later.sweep(later.directories(), set()) == ["u-a_c"]
+
+
+def test_a_container_gets_an_empty_directory_whatever_was_left_there(root, host, shipped_capabilities):
+    host.prepare("u-1", "c")
+    closed(root / "containers" / "u-1_c" / "m")
+    host.prepare("u-1", "c")
+    [aside] = host.directories() - {"u-1_c"}
+    assert tree(root / "containers" / "u-1_c") == []
+    (root / "containers" / aside / "m").chmod(0o700)
+    later = host_of(root, now=lambda: os.stat(root).st_mtime + 2 * GRACE)
+    assert later.sweep(later.directories(), {"u-1"}) == [aside]
+
+
+def test_links_in_a_directory_are_not_followed(root, host, tmp_path):
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "file").touch()
+    host.prepare("u-1", "c")
+    (inner := root / "containers" / "u-1_c" / "inner").mkdir()
+    for place in (inner, inner.parent):
+        (place / "directory").symlink_to(precious)
+        (place / "link").symlink_to(precious / "file")
+    host.prepare("u-1", "c")
+    assert (tree(precious), tree(root / "containers")) == (["file"], ["u-1_c"])
+
+
+def test_no_directory_is_too_deep(root, host):
+    host.prepare("u-1", "c")
+    path = directory = str(root / "containers" / "u-1_c")
+    for _ in range(1500):
+        os.mkdir(path := f"{path}/d")
+    host.prepare("u-1", "c")
+    assert os.listdir(directory) == []
 
 
 CONTAINER = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "AllocResp": "EgA="}
