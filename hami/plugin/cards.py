@@ -41,7 +41,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A MIG instance that exists on a card: where it lies (memory slices) and how it is called."""
+    """A MIG instance that exists on a card: where it lies (memory slices) and how it is called.
+
+    *uuid*: empty for one that was made, or destroyed, by half: nothing can run in it. *busy*: something does, or nobody
+    can tell.
+    """
 
     gpu: str
     profile: str
@@ -70,7 +74,7 @@ class Instances(Protocol):
     """Finds, makes and destroys MIG instances. Each method may raise HamiError, which names the card and what NVML
     said."""
 
-    def existing(self) -> Sequence[Instance]: ...
+    def existing(self, gpu: str) -> Sequence[Instance]: ...
     def devices(self, gpu: str) -> Sequence[MigDevice]: ...
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance: ...
     def destroy(self, instance: Instance) -> None: ...

@@ -1,8 +1,8 @@
 """Dynamic MIG: instances are made when a container is given them, and destroyed when no pod has them any more.
 
 Where each lies, the scheduler has decided and written on the pod. What exists on the cards and what the pods'
-annotations say is all there is to know, so a restart loses nothing. Whenever one of the two cannot be read, nothing is
-destroyed.
+annotations say is all there is to know, so a restart loses nothing. An instance is known by its place, for what it is
+called may change. Nothing is destroyed on a card that cannot be read, nor on those of a pod that cannot.
 Source: HAMi v2.10, docs/develop/mig-dynamic-deallocate.md.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hami.codec.keys import MIG_ALLOCATIONS, is_scheduler_owned
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import MIG_ALLOCATIONS, is_allocation, is_scheduler_owned
 from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
-from hami.errors import AllocationRefused, HamiError
+from hami.errors import AllocationRefused, HamiError, MalformedInput
 from hami.model import Pod, Share, Spot
 from hami.plugin.cards import Card, Instance, Instances
 
@@ -39,15 +40,17 @@ class Made:
     writes: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Place:
-    gpu: str
-    start: int
-    size: int
-    profile: str
+@dataclass(frozen=True, slots=True)
+class _Holdings:
+    """What live pods have: *places*, by card, start and size, and all that is on *cards*. *unread*: pods that do not
+    say it, and why."""
 
-    def overlaps(self, other: _Place) -> bool:
-        return self.gpu == other.gpu and Spot(self.start, self.size).overlaps(Spot(other.start, other.size))
+    places: set[tuple[str, int, int]] = field(default_factory=set)
+    cards: set[str] = field(default_factory=set)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def cover(self, instance: Instance) -> bool:
+        return instance.gpu in self.cards or (instance.gpu, instance.start, instance.size) in self.places
 
 
 class Mig:
@@ -62,6 +65,9 @@ class Mig:
         self._cards = cards
         self._tell = tell
         self._guard = threading.Lock()
+        self._there: dict[str, list[Instance]] = {}  # by card, as it was last read
+        self._unread: dict[str, str] = {}  # what was said of cards
+        self._unread_pods: dict[str, str] = {}
 
     def start(self) -> None:
         """Adopt the instances that pods have, remove the others, and switch cards to MIG mode that are not in it.
@@ -84,10 +90,10 @@ class Mig:
 
         A pod is live until its phase says that all its containers have ended: one that is being deleted still is.
         *pods* have to be listed while nothing was made meanwhile; without them they are asked for.
-        Raises: HamiError when pods or instances cannot be read; nothing has been destroyed then.
+        Raises: HamiError when they cannot be listed; nothing has been destroyed then.
         """
         with self._guard:
-            return self._reconcile(self._cluster.pods_on(self._node) if pods is None else pods)
+            return self._reconcile(self._cluster.pods_on(self._node) if pods is None else pods, self._all())
 
     def make(self, pod: Pod, container: int, shares: Sequence[Share]) -> Made:
         """The instances of a container of *pod* (by its place in the annotation), made where they do not exist yet.
@@ -101,48 +107,52 @@ class Mig:
             raise AllocationRefused(f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
                                     f"do not match its {len(shares)} shares")
         with self._guard:
-            made = self._make(wanted)
+            made = self._make(pod, wanted)
         found = {(one.container, one.device): instance for one, instance in zip(wanted, made, strict=True)}
         text = render_mig_allocations(
             _recorded(one, found.get((one.container, one.device))) for one in everything)
         changed = text != pod.annotations.get(MIG_ALLOCATIONS)
         return Made(tuple(made), {MIG_ALLOCATIONS: text} if changed else {})
 
-    def _make(self, wanted: Sequence[MigAllocation]) -> list[Instance]:
-        there = {_place_of(instance): instance for instance in self._instances.existing()}
-        places = [_place(one) for one in wanted]
-        if any(place not in there and _in_the_way(place, there) for place in places):
-            self._reconcile(self._cluster.pods_on(self._node))
-            there = {_place_of(instance): instance for instance in self._instances.existing()}
+    def _make(self, pod: Pod, wanted: Sequence[MigAllocation]) -> list[Instance]:
+        cards = list(dict.fromkeys(one.gpu for one in wanted))
+        there = self._read(cards)
+        if blocked := [one for one in wanted if _at(one, there) is None and _in_the_way(one, there)]:
+            self._reconcile(self._cluster.pods_on(self._node), cards,
+                            {(pod.ref.uid, one.container, one.device) for one in blocked})
+            there = self._read(cards)
         in_mig_mode = {card.uuid for card in self._cards() if card.mig}
         found: list[Instance] = []
         made: list[Instance] = []
         try:
-            for one, place in zip(wanted, places, strict=True):
-                instance = there.get(place)
+            for one in wanted:
+                instance = _at(one, there)
                 if instance is None:
-                    instance = self._create(place, there, enable=place.gpu not in in_mig_mode)
-                    in_mig_mode.add(place.gpu)
+                    instance = self._create(one, there, enable=one.gpu not in in_mig_mode)
+                    in_mig_mode.add(one.gpu)
                     made.append(instance)
-                    there[place] = instance
+                    there.append(instance)
                 elif instance.busy and instance.uuid not in one.spot.instance[:1]:
-                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {place.gpu} is in use by processes "
+                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {one.gpu} is in use by processes "
                                             "of which no pod is known")
                 found.append(instance)
-            self._tell(list(there.values()))
+            self._look([card for card in self._all() if card not in self._there and card not in self._unread])
+            self._tell_all()
         except HamiError:
             self._undo(made)
             raise
         return found
 
-    def _create(self, place: _Place, there: Mapping[_Place, Instance], *, enable: bool) -> Instance:
-        if other := _in_the_way(place, there):
-            raise AllocationRefused(f"MIG instance {there[other].uuid} ({other.profile}) is in the way of "
-                                    f"{place.profile} at {place.start} on card {place.gpu}")
+    def _create(self, one: MigAllocation, there: Sequence[Instance], *, enable: bool) -> Instance:
+        profile, start = one.spot.name, one.spot.start
+        if other := _in_the_way(one, there):
+            raise AllocationRefused(f"MIG instance {_called(other)} ({other.profile}) is in the way of {profile} at "
+                                    f"{start} on card {one.gpu}")
         if enable:
-            self._instances.enable_mig(place.gpu)
-        instance = self._instances.create(place.gpu, place.profile, place.start, place.size)
-        log.info("MIG instance made", extra={"card": place.gpu, "instance": instance.uuid, "profile": place.profile})
+            self._instances.enable_mig(one.gpu)
+        instance = self._instances.create(one.gpu, profile, start, one.spot.size)
+        self._there[one.gpu].append(instance)
+        log.info("MIG instance made", extra={"card": one.gpu, "instance": instance.uuid, "profile": profile})
         return instance
 
     def _undo(self, made: Sequence[Instance]) -> None:
@@ -150,16 +160,52 @@ class Mig:
         for instance in reversed(made):
             self._destroy(instance)
 
-    def _reconcile(self, pods: Sequence[Pod]) -> list[Instance]:
-        needed, kept, existing = _needed(pods), _kept(pods), self._instances.existing()
-        stray = [one for one in existing
-                 if _place_of(one) not in needed and one.gpu not in kept and not one.busy]
+    def _reconcile(self, pods: Sequence[Pod], cards: Sequence[str],
+                   renewed: Collection[tuple[str, int, int]] = ()) -> list[Instance]:
+        """Destroy what nobody has on *cards*. *renewed*: shares, by uid of the pod, container and device, that have
+        nothing of what lies at their places now."""
+        holdings = _holdings(pods, renewed, cards)
+        for pod, error in holdings.unread.items():
+            if self._unread_pods.get(pod) != error:
+                log.warning("pod does not say which MIG instances it has: none is destroyed on its cards",
+                            extra={"pod": pod, "error": error})
+        self._unread_pods = holdings.unread
+        stray = [one for one in self._look(cards) if not one.busy and not holdings.cover(one)]
         gone = [one for one in stray if self._destroy(one)]
         try:
-            self._tell([one for one in existing if one not in gone])
+            self._tell_all()
         except HamiError as error:
             log.warning("MIG instances are not told of", extra={"node": self._node, "error": error})
         return gone
+
+    def _all(self) -> list[str]:
+        return [card.uuid for card in self._cards()]
+
+    def _read(self, cards: Iterable[str]) -> list[Instance]:
+        """What is on *cards*. Raises: HamiError when one of them does not say it."""
+        found: list[Instance] = []
+        for card in cards:
+            self._there[card] = list(self._instances.existing(card))
+            found += self._there[card]
+        return found
+
+    def _look(self, cards: Iterable[str]) -> list[Instance]:
+        """What is on those of *cards* that say it; what was known of the others is kept."""
+        found: list[Instance] = []
+        for card in cards:
+            try:
+                found += self._read([card])
+                self._unread.pop(card, None)
+            except HamiError as error:
+                if self._unread.get(card) != str(error):
+                    log.warning("card does not say which MIG instances it has: they are left as they are",
+                                extra={"card": card, "error": error})
+                self._unread[card] = str(error)
+        return found
+
+    def _tell_all(self) -> None:
+        self._tell(sorted((one for there in self._there.values() for one in there),
+                          key=lambda one: (one.gpu, one.start)))
 
     def _destroy(self, instance: Instance) -> bool:
         try:
@@ -168,33 +214,60 @@ class Mig:
             log.warning("MIG instance cannot be destroyed",
                         extra={"card": instance.gpu, "instance": instance.uuid, "error": error})
             return False
+        self._there[instance.gpu].remove(instance)
         log.info("MIG instance destroyed", extra={"card": instance.gpu, "instance": instance.uuid})
         return True
 
 
-def _needed(pods: Iterable[Pod]) -> set[_Place]:
-    """Places of instances that live pods have. Raises: MalformedInput, as then nobody knows."""
-    return {_place(one) for pod in pods if not pod.is_terminated
-            for one in parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))}
+def _holdings(pods: Iterable[Pod], renewed: Collection[tuple[str, int, int]], cards: Iterable[str]) -> _Holdings:
+    """What live pods have of *cards*, but for shares that are *renewed*.
+
+    Where a pod does not say which instances it has, nobody knows what is free on its cards, and on any if it does not
+    say these either. That is so, too, of those that HAMi v2.5 to v2.9 placed. One that nobody placed has nothing.
+    """
+    found = _Holdings()
+    for pod in pods:
+        if pod.is_terminated:
+            continue
+        for key, text in pod.annotations.items():
+            if is_scheduler_owned(key):
+                found.cards.update(cards_without_places(text))
+        try:
+            allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
+        except MalformedInput as error:
+            if mine := _cards_of(pod, cards):
+                found.cards.update(mine)
+                found.unread[str(pod.ref)] = str(error)
+            continue
+        found.places.update((one.gpu, one.spot.start, one.spot.size) for one in allocations
+                            if (pod.ref.uid, one.container, one.device) not in renewed)
+    return found
 
 
-def _kept(pods: Iterable[Pod]) -> set[str]:
-    """Cards on which live pods have instances since HAMi v2.5 to v2.9: nobody can say which, so all of them stay."""
-    return {card for pod in pods if not pod.is_terminated
-            for key, text in pod.annotations.items() if is_scheduler_owned(key)
-            for card in cards_without_places(text)}
+def _cards_of(pod: Pod, cards: Iterable[str]) -> set[str]:
+    """The cards of which *pod* has shares; all of *cards* if it has some and nobody can read which."""
+    try:
+        return {share.uuid for key, text in pod.annotations.items() if is_allocation(key) and key != MIG_ALLOCATIONS
+                for shares in parse_shares(key, text) for share in shares}
+    except MalformedInput:
+        return set(cards)
 
 
-def _place(one: MigAllocation) -> _Place:
-    return _Place(one.gpu, one.spot.start, one.spot.size, one.spot.name)
+def _at(one: MigAllocation, there: Iterable[Instance]) -> Instance | None:
+    """The instance at a share's place that can be handed out for it; its own is, whatever its profile is called."""
+    return next((instance for instance in there
+                 if (instance.gpu, instance.start, instance.size) == (one.gpu, one.spot.start, one.spot.size)
+                 and instance.uuid and (instance.profile == one.spot.name or instance.uuid in one.spot.instance[:1])),
+                None)
 
 
-def _place_of(instance: Instance) -> _Place:
-    return _Place(instance.gpu, instance.start, instance.size, instance.profile)
+def _in_the_way(one: MigAllocation, there: Iterable[Instance]) -> Instance | None:
+    return next((other for other in there
+                 if other.gpu == one.gpu and one.spot.overlaps(Spot(other.start, other.size))), None)
 
 
-def _in_the_way(place: _Place, there: Iterable[_Place]) -> _Place | None:
-    return next((other for other in sorted(there) if place.overlaps(other)), None)
+def _called(instance: Instance) -> str:
+    return instance.uuid or f"{instance.gpu_instance}, made by half,"
 
 
 def _recorded(one: MigAllocation, instance: Instance | None) -> MigAllocation:

@@ -186,12 +186,15 @@ class MockInstances:
         self._path = path
         self._lock = threading.Lock()
 
-    def existing(self) -> Sequence[Instance]:
-        """All instances, by card and place. Raises: HamiError when the state cannot be read."""
+    def existing(self, gpu: str) -> Sequence[Instance]:
+        """The instances on a card, by place. Raises: HamiError when there is no such card, or the state cannot be
+        read."""
+        self._entry(gpu)
         busy = {name for one in self._source.known() for name in one.busy}
         with self._lock:
             found = self._load().instances
-        return sorted((replace(one, busy=one.uuid in busy) for one in found), key=lambda one: (one.gpu, one.start))
+        return sorted((replace(one, busy=one.uuid in busy) for one in found if one.gpu == gpu),
+                      key=lambda one: one.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """What the file says was cut on the card. Raises: HamiError when there is no such card."""

@@ -11,7 +11,7 @@ import ctypes
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
 from hami.model import MigProfile, Spot
 from hami.plugin.cards import Instance, MigDevice
-from hami.plugin.profiles import allowed_profiles
+from hami.plugin.profiles import allowed_profiles, allowed_words
 
 __all__ = ["NvmlInstances", "Offer", "offered_profiles"]
 
@@ -66,22 +66,18 @@ class NvmlInstances:
         self._allowlist = tuple(allowlist)
         self._lock = threading.Lock()  # what is made is looked for among what is there
 
-    def existing(self) -> Sequence[Instance]:
-        """The instances on all cards in MIG mode. Raises: HamiError when a card does not say what is on it: nobody may
-        then take its places for free."""
-        found: list[Instance] = []
+    def existing(self, gpu: str) -> Sequence[Instance]:
+        """The instances on a card, by place; none on one that is not in MIG mode. Raises: HamiError when the card does
+        not say what is on it: nobody may then take its places for free."""
         with self._lock:
-            for index in range(self._ask("the cards", self._nvml.nvmlDeviceGetCount)):
-                handle = self._ask(f"card {index}", self._nvml.nvmlDeviceGetHandleByIndex, index)
-                gpu = _text(self._ask(f"card {index}", self._nvml.nvmlDeviceGetUUID, handle))
-                if self._is_on(gpu, handle):
-                    found += self._on(gpu, handle)
-        return sorted(found, key=lambda one: (one.gpu, one.start))
+            handle = self._card(gpu)
+            found = list(self._on(gpu, handle)) if self._is_on(gpu, handle) else []
+        return sorted(found, key=lambda one: one.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """What programs can use on a card in MIG mode, by instance. Raises: HamiError."""
         handle = self._card(gpu)
-        names = {info.id: _full_name(self._nvml, handle, info) for info in self._infos(handle)}
+        names = self._full_names(gpu, handle, self._infos(gpu, handle))
         with self._lock:
             found = [self._device(gpu, handle, mig, names) for mig in self._migs(gpu, handle)]
         return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
@@ -116,7 +112,7 @@ class NvmlInstances:
 
     def destroy(self, instance: Instance) -> None:
         """The instance is no more. Raises: HamiError, for one in which something runs, too."""
-        nvml, where = self._nvml, f"{instance.gpu}: {instance.uuid}"
+        nvml, where = self._nvml, f"{instance.gpu}: {instance.uuid or f'GPU instance {instance.gpu_instance}'}"
         handle = self._card(instance.gpu)
         with self._lock:
             outer = self._ask(where, nvml.nvmlDeviceGetGpuInstanceById, handle, instance.gpu_instance)
@@ -136,7 +132,17 @@ class NvmlInstances:
             raise HamiError(f"{gpu}: MIG mode is {'pending: the card has to be reset' if pending else 'off'}")
 
     def _card(self, gpu: str) -> Any:
-        return self._ask(gpu, self._nvml.nvmlDeviceGetHandleByUUID, gpu)
+        """The handle of a card. NVML looks at others on its way to a UUID, and may stop at one that is lost."""
+        nvml = self._nvml
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(gpu)
+        except nvml.NVMLError as error:
+            for index in range(self._ask(gpu, nvml.nvmlDeviceGetCount)):
+                with suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    if _text(nvml.nvmlDeviceGetUUID(handle)) == gpu:
+                        return handle
+            raise HamiError(f"{gpu}: {error}") from error
 
     def _is_on(self, gpu: str, handle: Any) -> bool:
         try:
@@ -150,20 +156,22 @@ class NvmlInstances:
     def _on(self, gpu: str, handle: Any) -> Iterator[Instance]:
         """The instances on one card."""
         nvml = self._nvml
-        names = {offer.profile_id: name for name, offer in self._names(gpu, handle).items()}
-        offers = {offer.profile_id: offer for offer in offered_profiles(nvml, handle)}
-        uuids = {self._numbers(gpu, mig): mig for mig in self._migs(gpu, handle)}
-        for info in self._infos(handle):
+        infos = list(self._infos(gpu, handle))
+        names = self._full_names(gpu, handle, infos)
+        words = allowed_words(_text(self._ask(gpu, nvml.nvmlDeviceGetName, handle)),
+                              [name for name in names.values() if _PLAIN.fullmatch(name)], self._allowlist)
+        migs = [(*self._numbers(gpu, mig), mig) for mig in self._migs(gpu, handle)]
+        for info in infos:
             for outer in self._gpu_instances(gpu, handle, info):
                 facts = self._ask(gpu, nvml.nvmlGpuInstanceGetInfo, outer)
-                mig = next(((inner, mig) for (outer_id, inner), mig in uuids.items() if outer_id == facts.id), None)
-                name = names.get(info.id) or (
-                    offers[info.id].profile.name if info.id in offers else f"profile {info.id}")
+                within = [(number, mig) for outer_number, number, mig in migs if outer_number == facts.id]
+                number, mig = within[0] if within else (0, None)
                 yield Instance(
-                    gpu=gpu, profile=name, start=facts.placement.start, size=facts.placement.size,
-                    uuid=_text(self._ask(gpu, nvml.nvmlDeviceGetUUID, mig[1])) if mig else "",
-                    gpu_instance=facts.id, compute_instance=mig[0] if mig else 0,
-                    busy=mig is not None and self._is_busy(mig[1]))
+                    gpu=gpu, profile=words.get(names[info.id], names[info.id]), start=facts.placement.start,
+                    size=facts.placement.size, gpu_instance=facts.id, compute_instance=number,
+                    uuid=_text(self._ask(gpu, nvml.nvmlDeviceGetUUID, mig)) if within else "",
+                    busy=any(self._is_busy(one) for _, one in within) if within else bool(
+                        self._compute_instances(gpu, handle, outer)))
 
     def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
         nvml = self._nvml
@@ -177,11 +185,18 @@ class NvmlInstances:
         return MigDevice(gpu=gpu, uuid=_text(self._ask(gpu, nvml.nvmlDeviceGetUUID, mig)), profile=name,
                          memory_mib=has.memorySizeMB, gpu_instance=outer, compute_instance=inner)
 
-    def _infos(self, handle: Any) -> Iterator[Any]:
+    def _infos(self, gpu: str, handle: Any) -> Iterator[Any]:
         """The profiles that a card has."""
-        for number in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-            with suppress(self._nvml.NVMLError):
-                yield _profile_info(self._nvml, handle, number)
+        nvml = self._nvml
+        for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                yield _profile_info(nvml, handle, number)
+            except nvml.NVMLError as error:
+                if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                    raise HamiError(f"{gpu}: profile {number}: {error}") from error
+
+    def _full_names(self, gpu: str, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
+        return {info.id: self._ask(gpu, _full_name, self._nvml, handle, info) for info in infos}
 
     def _names(self, gpu: str, handle: Any) -> dict[str, Offer]:
         """The profiles that may be cut, by the names of the device configuration."""

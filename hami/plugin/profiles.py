@@ -13,23 +13,28 @@ from dataclasses import replace
 from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile
 
-__all__ = ["allowed_profiles", "most_instances"]
+__all__ = ["allowed_profiles", "allowed_words", "most_instances"]
 
 
 def allowed_profiles(model: str, offered: Sequence[MigProfile],
                      allowlist: Sequence[MigAllowance]) -> Mapping[str, MigProfile]:
-    """What the first entry of *allowlist* that knows *model* allows, of what the card offers: by the driver's name,
-    with the entry's name in it.
+    """What *allowlist* allows of what the card offers: by the driver's name, with the list's name in it."""
+    profiles = {one.name: one for one in reversed(offered)}
+    words = allowed_words(model, [one.name for one in offered], allowlist)
+    return {name: replace(profiles[name], name=word) for name, word in words.items()}
+
+
+def allowed_words(model: str, offered: Sequence[str], allowlist: Sequence[MigAllowance]) -> Mapping[str, str]:
+    """What the first entry of *allowlist* that knows *model* allows: its word, by the driver's name of the profile.
 
     A word means the profile of that name, else the first *offered* with as many slices (``7g.``).
     """
     words = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
-    found: dict[str, MigProfile] = {}
+    found: dict[str, str] = {}
     for word in words:
-        profile = next((one for one in offered if one.name == word),
-                       next((one for one in offered if _slices(one.name) == _slices(word)), None))
-        if profile is not None:
-            found.setdefault(profile.name, replace(profile, name=word))
+        name = word if word in offered else next((one for one in offered if _slices(one) == _slices(word)), None)
+        if name is not None:
+            found.setdefault(name, word)
     return found
 
 

@@ -7,12 +7,14 @@ import pytest
 from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.errors import AllocationRefused, Conflict, HamiError, HostError, MalformedInput
+from hami.errors import AllocationRefused, Conflict, HamiError, HostError
 from hami.model import MigProfile, Spot
 from hami.plugin.cards import Instance
 from hami.plugin.mig import Mig
 from tests.fake_cluster import FakeCluster
-from tests.plugin.stage import A, AWAY, B, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share
+from tests.plugin.stage import (
+    A, AWAY, B, C, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share,
+)
 
 KEY = "hami.io/vgpu-mig-allocations"
 PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Spot(0), Spot(1)))
@@ -27,19 +29,22 @@ def watched(request, monkeypatch):
 
 
 class Driver:
-    """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make."""
+    """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make. ``lost``: cards that
+    say nothing; ``asked``: those that were asked what is on them."""
 
     def __init__(self, *instances, refuses=()):
         self.instances = list(instances)
         self.refuses = refuses
         self.enabled = []
-        self.error = None
+        self.lost = set()
+        self.asked = []
         self.made = 0
 
-    def existing(self):
-        if self.error:
-            raise self.error
-        return list(self.instances)
+    def existing(self, gpu):
+        self.asked.append(gpu)
+        if gpu in self.lost:
+            raise HamiError(f"{gpu}: GPU is lost")
+        return [one for one in self.instances if one.gpu == gpu]
 
     def create(self, gpu, profile, start, size):
         if (gpu, start) in self.refuses:
@@ -87,6 +92,11 @@ def numbered(gpu, phase="Running"):
     return placed(asking(), shares=[[share(f"{gpu}[1-0]", 4864, 15)]], phase=phase)
 
 
+def garbled(text_of_mig="[", **fields):
+    """A pod whose owner has written nonsense where its instances stand."""
+    return placed(asking(), **{"name": "bad", "phase": "Running", "annotations": {KEY: text_of_mig}} | fields)
+
+
 def mig_of(driver, *pods, cards=CUT):
     return Mig(NODE, FakeCluster(pods=pods), driver, lambda: cards)
 
@@ -115,7 +125,7 @@ def test_all_instances_are_told_of_before_a_new_one_is_handed_out():
     mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=lambda all: told.append([one.uuid for one in all]))
     pod = cut(spot(1))
     mig.make(pod, 0, [share(A)])
-    assert told == [driver.uuids] == [["MIG-00000001-1", "MIG-new-1"]]
+    assert told == [driver.uuids[::-1]] == [["MIG-new-1", "MIG-00000001-1"]]
     mig.reconcile([pod])
     assert told[1:] == [["MIG-new-1"]]
 
@@ -197,6 +207,43 @@ def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
     assert driver.uuids == [instance().uuid]
 
 
+HALF = instance(uuid="")  # without a compute instance, and so without a name
+
+
+@pytest.mark.parametrize("there", [
+    param(HALF, id="made by half"),
+    param(instance(profile="1g.5gb+me"), id="of another profile"),
+])
+@pytest.mark.parametrize("recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")])
+def test_what_lies_at_the_place_and_is_not_what_the_pod_shall_have_is_made_anew(there, recorded):
+    driver, place = Driver(there), spot()
+    stage = stage_of(driver, cut(replace(place, spot=replace(place.spot, instance=recorded))))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert json.loads(stage.said(KEY))[0]["migUUID"] == "MIG-new-1"
+    assert driver.uuids == ["MIG-new-1"]
+
+
+@pytest.mark.parametrize("there, others, says", [
+    param(replace(HALF, busy=True), [], "MIG instance 7, made by half, .1g.5gb. is in the way", id="made by half"),
+    param(instance(profile="1g.5gb+me", busy=True), [], "in the way", id="of another profile, in use"),
+    param(instance(profile="1g.5gb+me"), [cut(spot(profile="1g.5gb+me"), name="other", phase="Running")], "in the way",
+          id="of another pod"),
+])
+def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
+    driver = Driver(there)
+    stage = stage_of(driver, cut(spot()), *others)
+    stage.remember("c0", "other")
+    with pytest.raises(AllocationRefused, match=says):
+        stage.allocator.allocate(ids(A))
+    assert driver.instances == [there]
+
+
+def test_a_pod_s_own_instance_is_used_whatever_it_is_called():
+    there, place = instance(profile="1g.6gb", busy=True), spot()
+    stage = stage_of(Driver(there), cut(replace(place, spot=replace(place.spot, instance=(there.uuid, "7", "0")))))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
+
+
 @pytest.mark.parametrize("recorded", [param(False, id="unknown"), param(True, id="its own")])
 def test_an_instance_at_the_place_that_is_in_use(recorded):
     there = instance(busy=True)
@@ -240,6 +287,7 @@ def test_a_card_that_is_not_in_mig_mode_is_switched():
     param([cut(spot(), phase="Running", deleting=True)], False, True, id="defect 12: terminating, containers may run"),
     param([cut(spot(), phase="Succeeded")], False, False, id="succeeded"),
     param([cut(spot(), phase="Failed")], False, False, id="failed"),
+    param([cut(spot(profile="1g.6gb"), phase="Running")], False, True, id="running, under another name"),
     param([cut(spot(1), phase="Running")], False, False, id="another place"),
     param([cut(spot(gpu=B), phase="Running")], False, False, id="another card"),
     param([cut(spot(), node="n2", phase="Running")], False, False, id="another node"),
@@ -253,17 +301,73 @@ def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
     assert bool(driver.instances) is left
 
 
-def test_when_pods_cannot_be_read_nothing_is_destroyed():
+def test_when_pods_cannot_be_listed_nothing_is_destroyed():
     driver = Driver(instance())
-    cluster = FakeCluster(pods=[cut(spot(1), phase="Running", name="q"),
-                                placed(asking(), shares=[[share(A)]], annotations={KEY: "["}, phase="Running")])
-    mig = Mig(NODE, cluster, driver, lambda: CUT)
-    with pytest.raises(MalformedInput):
-        mig.reconcile()
-    cluster.fail("pods_on", AWAY)
+    mig = mig_of(driver, cut(spot(1), phase="Running"))
+    mig._cluster.fail("pods_on", AWAY)
     with pytest.raises(HamiError):
         mig.reconcile()
     assert len(driver.instances) == 1
+
+
+@pytest.mark.parametrize("pod, kept", [
+    param(garbled(shares=[[share(A)]]), [A], id="on its cards"),
+    param(garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'), [A, C], id="on several"),
+    param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
+    param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
+    param(garbled(text="GPU,", left=";"), [A, B, C], id="on any, as it does not say its cards either"),
+    param(garbled(text="", left=""), [], id="placed by nobody"),
+    param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
+])
+def test_nothing_is_destroyed_on_cards_of_a_pod_that_does_not_say_what_it_has(pod, kept, caplog):
+    driver = Driver(instance(), instance(gpu=B), instance(gpu=C))
+    mig = mig_of(driver, pod)
+    mig.reconcile()
+    mig.reconcile()
+    assert [one.gpu for one in driver.instances] == kept
+    assert [record.pod for record in caplog.records if record.levelname == "WARNING"] == ["default/bad"] * bool(kept)
+
+
+def test_a_pod_that_does_not_say_what_it_has_keeps_no_other_from_its_instance():
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2), instance(gpu=B))
+    stage = stage_of(driver, cut(spot(1)), garbled(shares=[[share(B)]]))
+    stage.remember("c", "bad")
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == [instance(gpu=B).uuid, "MIG-new-1"]
+
+
+def test_a_lost_card_keeps_no_other_from_being_tidied(caplog):
+    driver, told = Driver(instance(), instance(gpu=B)), []
+    mig = Mig(NODE, FakeCluster(pods=[cut(spot(gpu=B), phase="Running")]), driver, lambda: CUT,
+              tell=lambda all: told.append([one.uuid for one in all]))
+    mig.reconcile()
+    driver.lost = {B}
+    driver.instances.append(instance(start=1))
+    mig._cluster.delete_pod("default", "p")
+    mig.reconcile()
+    mig.reconcile()
+    assert driver.uuids == [instance(gpu=B).uuid]
+    assert told == [driver.uuids] * 3
+    assert [record.card for record in caplog.records if record.levelname == "WARNING"] == [B]
+
+
+def test_a_lost_card_keeps_no_pod_from_an_instance_of_another():
+    driver = Driver()
+    driver.lost = {B}
+    stage = stage_of(driver, cut(spot()))
+    stage.mig.start()
+    driver.asked.clear()
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.asked == [A]
+
+
+def test_nothing_is_made_on_a_lost_card():
+    driver = Driver()
+    driver.lost = {A}
+    stage = stage_of(driver, cut(spot()))
+    with pytest.raises(HamiError, match="GPU is lost"):
+        stage.allocator.allocate(ids(A))
+    assert (driver.made, stage.said(PHASE)) == (0, "failed")
 
 
 def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
@@ -276,6 +380,12 @@ def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
 
     driver.destroy = destroy
     assert mig_of(driver).reconcile() == [instance(start=1)]
+
+
+def test_instances_on_cards_that_are_not_offered_are_somebody_else_s():
+    driver = Driver(instance(), instance(gpu=B))
+    mig_of(driver, cards=CUT[:1]).reconcile()
+    assert [one.gpu for one in driver.instances] == [B]
 
 
 def test_a_restarted_plugin_adopts_what_pods_have_and_switches_the_rest():

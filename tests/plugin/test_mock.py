@@ -152,9 +152,9 @@ def test_an_instance_is_made_found_and_destroyed(file, instances):
     made = instances.create("GPU-a", "3g.40gb", 4, 4)
     assert made.uuid.startswith("MIG-")
     assert (made.gpu, made.profile, made.start, made.size) == ("GPU-a", "3g.40gb", 4, 4)
-    assert list(MockCards(file, ALLOWLIST).instances.existing()) == [made]
+    assert list(MockCards(file, ALLOWLIST).instances.existing("GPU-a")) == [made]
     instances.destroy(made)
-    assert list(instances.existing()) == []
+    assert list(instances.existing("GPU-a")) == []
 
 
 def test_no_two_instances_that_ever_were_have_one_uuid(instances):
@@ -182,7 +182,7 @@ def test_an_instance_in_use_is_busy_and_stays(file, instances):
     made = instances.create("GPU-a", "1g.10gb", 0, 1)
     rewrite(file, TWO.replace("  mig:\n", f"  mig:\n    busy: [{made.uuid}]\n", 1))
     again = MockCards(file, ALLOWLIST).instances
-    assert [one.busy for one in again.existing()] == [True]
+    assert [one.busy for one in again.existing("GPU-a")] == [True]
     with pytest.raises(HamiError, match="in use"):
         again.destroy(made)
 
@@ -204,7 +204,14 @@ def test_a_card_without_profiles_has_no_mig_mode(tmp_path):
 def test_a_state_that_cannot_be_read_is_no_empty_one(file, instances):
     file.with_name("cards.yaml.state").write_text("{")
     with pytest.raises(HamiError, match="cards.yaml.state"):
-        instances.existing()
+        instances.existing("GPU-a")
+
+
+def test_a_card_that_is_not_in_the_file_is_no_empty_one(instances):
+    instances.create("GPU-a", "1g.10gb", 0, 1)
+    assert list(instances.existing("GPU-b")) == []
+    with pytest.raises(HamiError, match="GPU-c: no such card"):
+        instances.existing("GPU-c")
 
 
 def test_what_somebody_has_cut_stands_in_the_file(tmp_path):

@@ -184,10 +184,10 @@ def cut_and_undone(root):
         refused = instances.create("GPU-0", "1g.10gb", 5, 1)
     except HamiError as error:
         refused = str(error)
-    there, devices = list(instances.existing()), list(instances.devices("GPU-0"))
+    there, devices = list(instances.existing("GPU-0")), list(instances.devices("GPU-0"))
     for one in made:
         instances.destroy(one)
-    return made, there, devices, list(instances.existing()), refused
+    return made, there, devices, list(instances.existing("GPU-0")), refused
 
 
 def test_instances_are_made_found_and_destroyed(inside):
@@ -207,7 +207,7 @@ def made_by_half(root):
     try:
         instances.create("GPU-0", "1g.10gb", 3, 1)
     except HamiError as error:
-        return str(error), list(instances.existing())
+        return str(error), list(instances.existing("GPU-0"))
     raise AssertionError("it was made")
 
 

@@ -51,12 +51,12 @@ def test_an_instance_is_made_and_found_by_the_same_words(nvml, instances, profil
     assert (made.gpu, made.profile, made.start, made.size, made.uuid, made.gpu_instance, made.compute_instance) == (
         "GPU-0", profile, start, size, "MIG-1", 1, 0)
     assert [one.profile for one in nvml.gpus[0].made.values()] == [profile_id]
-    assert list(instances.existing()) == [made]
+    assert list(instances.existing("GPU-0")) == [made]
 
 
 def test_several_instances_are_told_apart(nvml, instances):
     made = [instances.create("GPU-0", "1g.10gb", start, 1) for start in (3, 0, 6)]
-    assert list(instances.existing()) == sorted(made, key=lambda one: one.start)
+    assert list(instances.existing("GPU-0")) == sorted(made, key=lambda one: one.start)
     assert len({one.uuid for one in made}) == 3
 
 
@@ -64,17 +64,38 @@ def test_what_others_have_made_is_found_by_the_driver_s_words(nvml, instances):
     place = pynvml.c_nvmlGpuInstancePlacement_t(start=2, size=2)
     made = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(nvml.gpus[0], 14, pynvml.byref(place))
     nvml.nvmlGpuInstanceCreateComputeInstance(made, 51)
-    (found,) = instances.existing()
+    (found,) = instances.existing("GPU-0")
     assert (found.profile, found.start, found.size, found.uuid) == ("2g.20gb", 2, 2, "MIG-1")
 
 
 def test_a_gpu_instance_without_a_compute_instance_is_found_too(nvml, instances):
     place = pynvml.c_nvmlGpuInstancePlacement_t(start=0, size=1)
     nvml.nvmlDeviceCreateGpuInstanceWithPlacement(nvml.gpus[0], 19, pynvml.byref(place))
-    (found,) = instances.existing()
-    assert (found.profile, found.start, found.uuid) == ("1g.10gb", 0, "")
+    (found,) = instances.existing("GPU-0")
+    assert (found.profile, found.start, found.uuid, found.busy) == ("1g.10gb", 0, "", False)
     instances.destroy(found)
     assert nvml.gpus[0].made == {}
+
+
+def test_an_instance_whose_compute_instance_has_no_name_counts_as_busy(nvml, instances):
+    instances.create("GPU-0", "1g.10gb", 0, 1)
+    nvml.fail("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_NOT_FOUND)
+    assert [(one.uuid, one.busy) for one in instances.existing("GPU-0")] == [("", True)]
+
+
+def test_an_instance_is_busy_when_any_part_of_it_is(nvml, instances, monkeypatch):
+    instances.create("GPU-0", "3g.40gb", 0, 4)
+    (made,) = nvml.gpus[0].made.values()
+    made.inner[1] = "MIG-part"
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda handle, index: (made, index % 2))
+    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda mig: ["a process"] * mig[1])
+    assert [one.busy for one in instances.existing("GPU-0")] == [True]
+
+
+def test_profiles_with_engines_are_named_as_the_driver_names_them(nvml, instances):
+    instances.create("GPU-0", "1g.10gb", 0, 1)
+    nvml.gpus[0].made[1].profile = 20
+    assert [one.profile for one in instances.existing("GPU-0")] == ["1g.10gb+me"]
 
 
 @pytest.mark.parametrize("function", [
@@ -105,31 +126,51 @@ def test_what_cannot_be_made_is_refused(instances, gpu, profile, start, says):
 def test_an_instance_is_destroyed(nvml, instances):
     made = instances.create("GPU-0", "3g.40gb", 0, 4)
     instances.destroy(made)
-    assert list(instances.existing()) == []
+    assert list(instances.existing("GPU-0")) == []
 
 
 def test_an_instance_in_use_stays(nvml, instances):
     made = instances.create("GPU-0", "3g.40gb", 0, 4)
     nvml.gpus[0].made[1].busy = True
-    assert [one.busy for one in instances.existing()] == [True]
+    assert [one.busy for one in instances.existing("GPU-0")] == [True]
     with pytest.raises(HamiError, match=f"GPU-0: {made.uuid}: .*code 19"):
         instances.destroy(made)
-    assert [one.uuid for one in instances.existing()] == [made.uuid]
+    assert [one.uuid for one in instances.existing("GPU-0")] == [made.uuid]
 
 
 def test_an_instance_that_does_not_say_counts_as_busy(nvml, instances):
     instances.create("GPU-0", "1g.10gb", 0, 1)
     nvml.fail("nvmlDeviceGetComputeRunningProcesses", UNKNOWN)
-    assert [one.busy for one in instances.existing()] == [True]
+    assert [one.busy for one in instances.existing("GPU-0")] == [True]
 
 
-@pytest.mark.parametrize("function", [
-    "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlDeviceGetHandleByIndex",
-])
-def test_a_card_that_does_not_say_what_is_on_it_is_no_empty_one(nvml, instances, function):
-    nvml.fail(function, UNKNOWN, 0)
-    with pytest.raises(HamiError, match="Unknown Error"):
-        instances.existing()
+@pytest.mark.parametrize("functions", [
+    ["nvmlDeviceGetMigMode"], ["nvmlDeviceGetGpuInstances"], ["nvmlDeviceGetName"],
+    ["nvmlDeviceGetGpuInstanceProfileInfo v2"], ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByIndex"],
+], ids=lambda functions: functions[0])
+def test_a_card_that_does_not_say_what_is_on_it_is_no_empty_one(nvml, instances, functions):
+    for function in functions:
+        nvml.fail(function, UNKNOWN, 0)
+    with pytest.raises(HamiError, match="GPU-0: .*Unknown Error"):
+        instances.existing("GPU-0")
+    assert list(instances.existing("GPU-1")) == []
+
+
+@pytest.mark.parametrize("profile, size", [("1g.10gb", 1), ("7g.79gb", 8)])
+def test_an_instance_is_found_by_the_same_words_though_places_cannot_be_read(nvml, instances, profile, size):
+    made = instances.create("GPU-0", profile, 0, size)
+    nvml.fail("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN)
+    assert list(instances.existing("GPU-0")) == [made]
+
+
+def test_cards_are_found_beside_one_that_is_lost(nvml, instances):
+    """On its way to a UUID NVML looks at that one, too."""
+    nvml.fail("nvmlDeviceGetHandleByUUID", pynvml.NVML_ERROR_GPU_IS_LOST)
+    nvml.fail("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST, 1)
+    made = instances.create("GPU-0", "1g.10gb", 0, 1)
+    assert list(instances.existing("GPU-0")) == [made]
+    with pytest.raises(HamiError, match="GPU-1: GPU is lost"):
+        instances.existing("GPU-1")
 
 
 def test_mig_mode_is_switched_on(nvml, instances):
