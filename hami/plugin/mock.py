@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.2
+_RESOLVER = yaml.resolver.Resolver()
+_MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 _ID_LIMIT = 50  # characters of a uuid: the kubelet takes 63, with the number of the part
 
 
@@ -71,14 +73,10 @@ def parse_mock_cards(text: str, source: str) -> tuple[MockCard, ...]:
 
     Raises: MalformedInput, naming file, line and field.
     """
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"{source}: line {mark.line + 1}" if mark is not None else source
-        raise MalformedInput(line, "", f"not YAML: {getattr(error, 'problem', None) or error}") from error
+    node = _compose(text, source)
     if node is None:
         raise MalformedInput(f"{source}: line 1", "", "expected cards, a list")
+    _check(source, "", node, set())
     top = _Entry(source, "", node)
     cards: list[MockCard] = []
     for place, entry in enumerate(top.entries("cards", needed=True)):
@@ -288,8 +286,7 @@ class _Entry:
         self._path = path
         self._line = node.start_mark.line + 1
         if not isinstance(node, yaml.MappingNode):
-            raise MalformedInput(f"{source}: line {self._line}: {path or 'the file'}", _shown(node),
-                                 "expected a mapping")
+            raise MalformedInput(_place(source, path, node), _shown(node), "expected a mapping")
         constructor = yaml.constructor.SafeConstructor()
         constructor.flatten_mapping(node)  # <<: what is common to several cards
         self._nodes = {_shown(key): value for key, value in node.value}
@@ -329,8 +326,8 @@ class _Entry:
 
     def scores(self, key: str) -> dict[str, int]:
         none: dict[str, int] = {}
-        return self._get(key, none, "a mapping of uuids to whole numbers", lambda value: (
-            value if isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, int)
+        return self._get(key, none, f"a mapping of uuids to whole numbers from 0 to {INT32_MAX}", lambda value: (
+            value if isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, int) and 0 <= v <= INT32_MAX
                                                      for k, v in value.items()) else None))
 
     def entry(self, key: str) -> _Entry | None:
@@ -362,9 +359,13 @@ class _Entry:
             if default is None:
                 raise self.wrong(key, "", f"{right}; it is missing")
             return default
-        value = yaml.constructor.SafeConstructor().construct_object(self._nodes[key], deep=True)
+        node = self._nodes[key]
+        try:
+            value = yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+            raise self.wrong(key, _shown(node), right) from error
         if (converted := convert(value)) is None:
-            raise self.wrong(key, value, right)
+            raise self.wrong(key, _shown(node), right)
         return converted
 
 
@@ -408,6 +409,54 @@ def _profile(entry: _Entry) -> MigProfile:
         slices=entry.integer("slices", least=1), placements=tuple(places))
     entry.check_all_known()
     return profile
+
+
+def _compose(text: str, source: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{source}: line {mark.line + 1}" if mark is not None else source
+        raise MalformedInput(line, "", f"not YAML: {getattr(error, 'problem', None) or error}") from error
+    except RecursionError as error:
+        raise MalformedInput(source, "", "not YAML that can be read: lists or mappings lie too deep") from error
+    except (ValueError, OverflowError) as error:  # characters beyond Unicode by their number
+        raise MalformedInput(source, "", f"not YAML: {error}") from error
+
+
+def _check(source: str, path: str, node: yaml.Node, seen: set[int]) -> None:
+    """Refuse a key that stands twice in a mapping, of which one would go unseen, a tag that says of a value what it
+    does not look like, and what cannot be taken in at ``<<``. To be called before anything is.
+
+    *seen*: nodes, by id, that were looked at; each is where its anchor stands.
+    """
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    plain = _RESOLVER.resolve(type(node), node.value, (True, False))  # type: ignore[no-untyped-call]
+    if node.tag != plain and (node.tag != _RESOLVER.DEFAULT_SCALAR_TAG or not isinstance(node, yaml.ScalarNode)):
+        raise MalformedInput(_place(source, path, node), node.tag, "expected no tag")
+    if isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            _check(source, f"{path}[{place}]", value, seen)
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            inner = f"{path}.{_shown(key)}" if path else _shown(key)
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                raise MalformedInput(_place(source, inner, key), _shown(value),
+                                     f"expected once, it stands in line {lines[key.value]} too")
+            lines[_shown(key)] = key.start_mark.line + 1
+            taken = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if key.tag == _MERGE and not all(isinstance(one, yaml.MappingNode) for one in taken):
+                raise MalformedInput(_place(source, inner, value), _shown(value),
+                                     "expected a mapping or a list of mappings")
+            _check(source, inner, key, seen)
+            _check(source, inner, value, seen)
+
+
+def _place(source: str, path: str, node: yaml.Node) -> str:
+    return f"{source}: line {node.start_mark.line + 1}: {path or 'the file'}"
 
 
 def _shown(node: yaml.Node) -> str:

@@ -80,12 +80,67 @@ def test_only_profiles_that_are_allowed_are_offered(file):
                  "cards[0].mig.profiles[0].placements", "expected a list", id="a profile without places"),
     pytest.param("cards:\n- uuid: a\n  memory: 1\n  links: {b: x}", 4, "cards[0].links", "whole numbers", id="links"),
     pytest.param("cards:\n- uuid: [", 2, "", "not YAML", id="no YAML"),
+    pytest.param("cards:\n- uuid: a\n  memory: 2024-13-45", 3, "cards[0].memory", "expected a whole number",
+                 id="no date"),
+    pytest.param("cards:\n- uuid: a\n  memory: 0b_", 3, "cards[0].memory", "expected a whole number", id="no digits"),
+    pytest.param(f"cards:\n- uuid: a\n  memory: {'9' * 5000}", 3, "cards[0].memory", "expected a whole number",
+                 id="5000 digits"),
+    pytest.param(f"cards:\n- uuid: a\n  memory: 0x{'9' * 5000}", 3, "cards[0].memory", "expected a whole number",
+                 id="5000 digits of another base"),
+    pytest.param(f"cards:\n- uuid: a\n  memory: 1{':1' * 300}.0", 3, "cards[0].memory", "expected a whole number",
+                 id="beyond floats"),
+    pytest.param(f"cards:\n- uuid: a\n  memory: 1\n  links: {{b: 0x{'9' * 5000}}}", 4, "cards[0].links",
+                 "whole numbers", id="a link of 5000 digits"),
+    pytest.param("cards:\n- uuid: !!int abc\n  memory: 1", 2, "cards[0].uuid", "expected no tag", id="no int"),
+    pytest.param("cards:\n- uuid: a\n  health: !!bool abc", 3, "cards[0].health", "expected no tag", id="no bool"),
+    pytest.param("cards:\n- uuid: a\n  health: !!timestamp x", 3, "cards[0].health", "expected no tag", id="no time"),
+    pytest.param("cards:\n- uuid: !gpu a\n  memory: 1", 2, "cards[0].uuid", "expected no tag: '!gpu'", id="a tag"),
+    pytest.param("cards:\n- !gpu\n  uuid: a", 2, "cards[0]", "expected no tag: '!gpu'", id="a tag of a mapping"),
+    pytest.param("cards: !!str []", 1, "cards", "expected no tag", id="a tag of a list"),
+    pytest.param("cards:\n- !gpu uuid: a", 2, "cards[0].uuid", "expected no tag: '!gpu'", id="a tag of a key"),
+    pytest.param("cards:\n- <<: 3\n  uuid: a", 2, "cards[0].<<",
+                 "expected a mapping or a list", id="nothing to take in"),
+    pytest.param("cards:\n- uuid: a\n  memory: 1\n  links: {<<: [{}, 3]}", 4, "cards[0].links.<<",
+                 "expected a mapping or a list", id="nothing to take in further down"),
+    pytest.param("cards:\n- uuid: <<\n  memory: 1", 2, "cards[0].uuid", "expected a text", id="<< as a value"),
+    pytest.param("cards:\n- uuid: a\n  memory: 1\n  links: {[a]: 1}", 4, "cards[0].links", "whole numbers",
+                 id="a list as key"),
+    pytest.param("cards:\n- uuid: a\n  memory: 1\n  links: &a {b: *a}", 4, "cards[0].links", "whole numbers",
+                 id="a mapping in itself"),
+    pytest.param(f"cards:\n- uuid: a\n  memory: 1\n  health: {'[' * 200 + ']' * 200}", 4, "cards[0].health",
+                 "true, false, or a text", id="a deep list"),
+    pytest.param("cards:\n- uuid: a\n  memory: 1\n  memory: 2", 4, "cards[0].memory",
+                 "expected once, it stands in line 3 too: '2'", id="a key twice"),
+    pytest.param("cards: []\ncards: []", 2, "cards", "expected once", id="a key twice at the top"),
+    pytest.param("cards:\n- uuid: a\n  memory: 1\n  links: {b: 1,\n   b: 2}", 5, "cards[0].links.b", "expected once",
+                 id="a link twice"),
 ])
 def test_an_error_names_line_and_field(text, line, field, says):
     with pytest.raises(MalformedInput) as caught:
         parse_mock_cards(text, "cards.yaml")
     assert str(caught.value).startswith(f"cards.yaml: line {line}: {field}".removesuffix(": "))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text, says", [
+    pytest.param("[" * 3000, "lists or mappings lie too deep", id="too deep"),
+    pytest.param('cards: "\\UFFFFFFFF"', "not YAML", id="no character"),
+    pytest.param("\0", "not YAML", id="no text"),
+])
+def test_what_cannot_be_read_at_all_names_the_file(text, says):
+    with pytest.raises(MalformedInput, match=f"^cards.yaml: .*{says}"):
+        parse_mock_cards(text, "cards.yaml")
+
+
+def test_what_is_taken_in_may_stand_in_several_places_and_be_replaced():
+    text = """\
+cards:
+- &a {uuid: a, memory: 1, numa: 0}
+- &b {<<: *a, uuid: b, memory: !!int 2, index: 1}
+- {<<: [*b, *a], uuid: !!str 3, index: 2}
+"""
+    assert [(one.card.uuid, one.card.memory_mib, one.card.numa) for one in parse_mock_cards(text, "cards.yaml")] == [
+        ("a", 1, 0), ("b", 2, 0), ("3", 2, 0)]
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
