@@ -17,6 +17,7 @@ from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.errors import AllocationRefused, MalformedInput
 from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.plugin.cards import Card
+from hami.plugin.roster import Roll
 from hami.quantity import strict_integer
 from hami.vendors.spec import Vendor
 
@@ -173,22 +174,26 @@ def is_over(pod: Pod, node: str, keys: Iterable[str]) -> bool:
         phase == BindPhase.SUCCESS and not any(_outstanding(pod, key) for key in keys)))
 
 
-def cards_of(served: Serve, call: Call, cards: Sequence[Card], *, limited: bool,
+def cards_of(served: Serve, call: Call, roll: Roll, *, limited: bool,
              aligned: bool) -> tuple[tuple[Card, Share], ...]:
     """The shares that are handed out, each with its card.
 
     *limited*: memory and cores are held by the limiter, to which no memory means no limit. *aligned*: the kubelet has
     been told which cards to take. What counts is then which cards its devices lie on, and how many on each, for their
     order says nothing. A container that comes after init containers is given their devices without further question.
+    A pod that is already running keeps a card that has turned bad since, as it would if the kubelet had not had to ask
+    again, unless that cannot even be read: what is known of it may be wrong.
     Raises: AllocationRefused.
     """
-    by_uuid = {card.uuid: card for card in cards}
+    by_uuid = {card.uuid: card for card in roll.cards}
     shares, name = served.claim.shares, served.claim.name
     for share in shares:
         card = by_uuid.get(share.uuid)
-        if card is None or card.problem:
-            raise AllocationRefused(f"container {name} was allocated card {share.uuid}, which "
-                                    + (f"cannot be used: {card.problem}" if card else "is not on this node"))
+        if card is None:
+            raise AllocationRefused(f"container {name} was allocated card {share.uuid}, which is not on this node")
+        if problem := card.problem if served.pod.phase == "Running" else roll.unwell.get(card.uuid):
+            raise AllocationRefused(f"container {name} was allocated card {share.uuid}, which cannot be used: "
+                                    f"{problem}")
         if limited and share.memory_mib <= 0:
             raise AllocationRefused(f"container {name} was allocated {share.memory_mib} MiB of card {share.uuid}, "
                                     "which would mean all of it")

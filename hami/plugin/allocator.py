@@ -32,11 +32,11 @@ from hami.model import BindPhase, Node, Pod, PodRef
 from hami.plugin.allocate import (
     Call, Claim, Elsewhere, Refuse, Serve, cards_of, is_over, physical, preferred, resumed, whose,
 )
-from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 from hami.plugin.grant import Grant, HostFacts, Recipient, instances_grant, shares_grant
 from hami.plugin.mig import Mig
 from hami.plugin.residents import View
+from hami.plugin.roster import Roll
 from hami.vendors.spec import Catalog
 
 __all__ = ["Allocator", "Calls", "Files"]
@@ -121,15 +121,16 @@ class _Judged:
 class Allocator:
     """Hands out the devices of one node. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, cards: Callable[[], Sequence[Card]],
+    def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, roll: Callable[[], Roll],
                  host: Files, mig: Mig | None, events: Recorder, *, vendor: str = "NVIDIA",
                  watch: Watch | None = None, wake: Callable[[], None] | None = None,
                  beside: Callable[[Ask], Ask] | None = None,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*vendor*: whose devices these are, by its key in *vendors*. *mig*: only in operating mode ``mig``.
-        *watch*: of the node's pods; without it they are listed for each call. *wake*: has `settle` called soon, by
-        another thread, so that the kubelet has its answer before the lock is released; without it that is done first.
+        *roll*: of the node's cards. *watch*: of its pods; without it they are listed for each call. *wake*: has
+        `settle` called soon, by another thread, so that the kubelet has its answer before the lock is released; without
+        it that is done first.
         *beside* begins a call and returns what waits for its outcome; by a thread if ``None``. *token*: a text that is
         new each time."""
         self._config = config
@@ -137,7 +138,7 @@ class Allocator:
         self._vendor = vendors.named(vendor)
         self._awaited = tuple(one.to_allocate for one in vendors
                               if one is not self._vendor and one.lock == NODE_LOCK and one.to_allocate)
-        self._cards = cards
+        self._roll = roll
         self._host = host
         self._mig = mig
         self._events = events
@@ -209,7 +210,7 @@ class Allocator:
     # -- one call
 
     def _checked(self, ids: Sequence[str]) -> tuple[str, ...]:
-        known = {card.uuid for card in self._cards()}
+        known = {card.uuid for card in self._roll().cards}
         if not ids:
             raise AllocationRefused("the kubelet asks for no device at all")
         if len(set(ids)) < len(ids):
@@ -326,7 +327,7 @@ class Allocator:
         for."""
         config, pod, claim = self._config, verdict.pod, verdict.claim
         shared = self._mig is None
-        parts = cards_of(verdict, call, self._cards(), limited=shared, aligned=config.aligned and shared)
+        parts = cards_of(verdict, call, self._roll(), limited=shared, aligned=config.aligned and shared)
         if self._mig is not None:
             made = self._mig.make(pod, claim.position, claim.shares)
             recipient = Recipient(pod_uid=pod.ref.uid, container=claim.name, token=self._token())

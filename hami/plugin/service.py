@@ -93,7 +93,7 @@ class Service:
             self._mig = Mig(config.node, cluster, self._source.instances, self._roster.cards,
                             tell=self._cdi.instances_are)
         self._owing = threading.Event()
-        self._allocator = Allocator(config, cluster, catalog, self._roster.cards, host, self._mig, self._events,
+        self._allocator = Allocator(config, cluster, catalog, self._roster.roll, host, self._mig, self._events,
                                     watch=self._residents, wake=self._owing.set)
         self._announcer = Announcer(cluster, self._source, self._roster, config,
                                     Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)

@@ -13,6 +13,7 @@ from hami.plugin.cards import Card
 from hami.plugin.config import PluginConfig
 from hami.plugin.grant import HostFacts
 from hami.plugin.residents import Resident, View
+from hami.plugin.roster import Roster
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
@@ -208,6 +209,8 @@ class Stage:
         self.events = Events()
         self.time = 0.0
         self.cards = cards
+        self.roster = Roster()
+        self.roster.read(cards)
         self.config = PluginConfig(node=NODE, **config)
         self.mig = mig
         self.start()
@@ -216,7 +219,7 @@ class Stage:
         """A new process of the plugin."""
         tokens = (f"token-{number}" for number in itertools.count())
         self.allocator = Allocator(
-            self.config, self.cluster, BOTH, lambda: self.cards, self.host, self.mig, self.events,
+            self.config, self.cluster, BOTH, self.roster.roll, self.host, self.mig, self.events,
             watch=self.watch if self.watched else None, wake=self.wake, beside=self.beside,
             clock=lambda: self.time, sleep=self.sleep, token=lambda: next(tokens))
 

@@ -5,6 +5,7 @@ from pytest import param
 
 from hami.errors import AllocationRefused, MalformedInput
 from hami.plugin.allocate import Elsewhere, Refuse, Serve, cards_of, claims, is_over, physical, preferred, whose
+from hami.plugin.roster import Roll
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
 from tests.plugin.stage import (
@@ -221,8 +222,8 @@ def served(*shares, count=None, inherits=False):
 
 def handed(verdict, request_, **modes):
     try:
-        return [(card.uuid, share.memory_mib)
-                for card, share in cards_of(verdict, request_, CARDS, **{"limited": True, "aligned": False} | modes)]
+        return [(card.uuid, share.memory_mib) for card, share in cards_of(
+                    verdict, request_, Roll(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
     except AllocationRefused as error:
         return str(error)
 

@@ -17,6 +17,7 @@ from tests.plugin.stage import (
 )
 
 ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
+SERVED = placed(asking(), shares=[[share(A, 1000, 30)]], left=";", bind_phase="success")
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
 
 
@@ -119,6 +120,32 @@ def test_an_unwell_card_is_not_handed_out():
     stage = stage_of(ONE, cards=(replace(CARDS[0], problem="XID 79"), CARDS[1]))
     assert refused(stage, B) == f"container c was allocated card {A}, which cannot be used: XID 79"
     assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+turned_bad = pytest.mark.parametrize("turn, why", [
+    param(lambda roster: roster.report(A, "XID 79"), "XID 79", id="an XID"),
+    param(lambda roster: roster.read(CARDS[1:]), "the driver does not list it any more", id="not listed any more"),
+])
+
+
+@turned_bad
+@pytest.mark.parametrize("asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")])
+def test_a_card_that_has_turned_bad_since_the_pod_was_placed_is_not_handed_out(turn, why, asked, phase):
+    stage = stage_of(asked)
+    turn(stage.roster)
+    assert refused(stage, B) == f"container c was allocated card {A}, which cannot be used: {why}"
+    assert (stage.said(PHASE), stage.held) == (phase, None)
+    assert why in stage.events.of("default/p")[0]
+
+
+@turned_bad
+def test_a_pod_that_runs_keeps_the_card_that_it_has_when_the_kubelet_asks_again(turn, why):
+    """As it would if the kubelet had not lost its record."""
+    stage = Stage(replace(SERVED, phase="Running"))
+    stage.host.record = set()
+    turn(stage.roster)
+    assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
+    assert stage.pod().annotations == SERVED.annotations
 
 
 def test_a_host_that_cannot_be_written_is_said():
