@@ -136,8 +136,8 @@ class Service:
         replaced lacks nothing: it is ended when that one is well, and takes its place again when it is not."""
         with self._linking:
             links = list(self._links)
-        if self._link is not None and self._link not in links and self._roster.cards():
-            links.append(self._link)
+            if self._link is not None and self._link not in links and self._roster.cards():
+                links.append(self._link)
         return "; ".join(link.lacks for link in links if link.lacks)
 
     def stop(self, *, last: bool) -> None:
@@ -179,10 +179,11 @@ class Service:
 
     def _serve_kubelet(self) -> None:
         """Serve as soon as there is a card: a kubelet that is told of none would list the resource as 0."""
-        if self._link is None:
+        link = self._link
+        if not self._settings.config.kubelet_socket:
             log.info("no kubelet socket: the cards are registered with the node only")
-        elif self._roster.wait_until(lambda roll: bool(roll.cards)) is not None:
-            self._keep(self._link)
+        elif link is not None and self._roster.wait_until(lambda roll: bool(roll.cards)) is not None:
+            self._keep(link)
 
     def _serve_instances(self, offer: Offer) -> None:
         """Serve a resource of MIG instances, by a thread of its own. Raises: HamiError for a name that is too long."""
@@ -194,17 +195,22 @@ class Service:
                 path, config, offer.roster, offer.allocator, ids=lambda card, config: (card.uuid,)),
                 clock=time.monotonic)
             with self._linking:
+                if offer.resource == self._settings.config.resource and self._link is not None:
+                    self._link.stop()  # no card is whole any more, and there is one place for both
+                    self._link = None
                 self._links.append(link)
             self._begin(offer.resource, lambda: self._keep(link))
 
     def _keep(self, link: KubeletLink) -> None:
-        """Keep the plugin known to the kubelet, until the end."""
+        """Keep the plugin known to the kubelet, until the end of *link*."""
         with self._linking:
             if self._stopped.is_set():
                 return
             if link not in self._links:
                 self._links.append(link)
         link.run()
+        with self._linking:
+            self._links.remove(link)
 
     def _begin(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)

@@ -151,6 +151,19 @@ def test_cards_that_are_all_cut_alike_are_offered_as_one_resource(run, kubelet, 
     assert REGISTER not in cluster.nodes["n1"].annotations, "HAMi's scheduler has no part in them"
 
 
+def test_cards_that_are_all_cut_while_they_are_served_leave_their_place_for_good(run, kubelet, directory):
+    cut = CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb")
+    run(cards=cut.replace("enabled: true", "enabled: false"), mig_strategy="single")
+    assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    (former,) = [thread for thread in threading.enumerate() if thread.name == "kubelet"]
+    (directory / "cards.yaml").write_text(cut)
+    former.join(20)
+    assert not former.is_alive()
+    assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    kubelet.listen()
+    assert set(kubelet.heard()) == {"MIG-1", "MIG-2", "MIG-3"}
+
+
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     run()
     kubelet.registered.get(timeout=20)
