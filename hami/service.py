@@ -28,6 +28,7 @@ from hami.controller.certifier import Certifier, Place
 from hami.controller.loop import Controller, Role
 from hami.controller.reconcile import Rules
 from hami.errors import ClusterError
+from hami.interpreter import set_aside
 from hami.metrics.exporter import Exporter
 from hami.metrics.instruments import Instruments, Readings
 from hami.metrics.samples import Family, build_info, families
@@ -193,6 +194,7 @@ class Service:
 
     def _controller_run(self) -> None:
         self._await_sync(None)
+        set_aside()
         self._controller.run()
 
     def _catch_up(self) -> None:

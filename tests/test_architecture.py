@@ -14,8 +14,9 @@ MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"
 
 LEVEL = {  # floors; a room imports from lower floors (higher numbers) only
     "__init__": 0, "reference": 0.5, "cli": 1, "service": 1.5, "listing": 1.5,  # the command line is the door
-    "web": 2, "controller": 2, "metrics": 2, "plugin": 2, "logs": 3, "pages": 3, "verbs": 3, "third_parties": 3,
-    "cluster": 4, "settings": 4, "scheduling": 5, "vendors": 6, "codec": 7, "model": 8, "quantity": 8, "errors": 9,
+    "web": 2, "controller": 2, "metrics": 2, "plugin": 2, "logs": 3, "pages": 3, "interpreter": 3, "verbs": 3,
+    "third_parties": 3, "cluster": 4, "settings": 4, "scheduling": 5, "vendors": 6, "codec": 7, "model": 8,
+    "quantity": 8, "errors": 9,
 }
 LIBRARIES = {  # third-party packages that the pure rooms may use; the others may use any
     "scheduling": {"numpy"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"}, "model": set(),

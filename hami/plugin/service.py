@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from hami.cluster.api import Api
 from hami.cluster.cluster import Cluster
 from hami.cluster.events import EventRecorder, Recorder
 from hami.errors import HamiError
+from hami.interpreter import set_aside, take_turns
 from hami.pages import Page
 from hami.plugin.allocator import Allocator
 from hami.plugin.announce import Announcer
@@ -55,8 +55,6 @@ SWEEP_MIG_S = 10.0
 WATCH_AGAIN_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
-SWITCH_S = 0.0005
-"""A thread that computes lets others run after this; Python's own 5 ms would be waited for in each Allocate."""
 
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 
@@ -266,17 +264,18 @@ class Readiness:
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
           make: Callable[[PluginSettings], Life] = Service, signals: queue.SimpleQueue[int] | None = None,
-          readiness: Readiness | None = None) -> int:
+          readiness: Readiness | None = None, settled: Callable[[], None] = set_aside) -> int:
     """Run until told to end; the exit status. *read*: settings anew, for SIGHUP. *signals*: where signals arrive.
-    *readiness*: who is told how it goes.
+    *readiness*: who is told how it goes. *settled* is called when all parts have been started.
 
     A start that fails is tried again. Settings that cannot be read are not taken: what runs goes on.
     """
     arriving = _listen() if signals is None else signals
-    sys.setswitchinterval(SWITCH_S)
+    take_turns()
     readiness = readiness or Readiness()
     while True:
-        life = _started(settings, make, readiness)
+        if (life := _started(settings, make, readiness)) is not None:
+            settled()
         fresh: PluginSettings | None = None
         while fresh is None:
             number = _next(arriving, None if life is not None else START_AGAIN_S)

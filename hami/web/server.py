@@ -42,6 +42,7 @@ from gunicorn.http.unreader import SocketUnreader
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
+from hami.interpreter import take_turns
 from hami.pages import listen
 from hami.web.tls import TlsContext
 
@@ -60,8 +61,6 @@ WORKER_SILENCE_SECONDS = 60
 STAY_SECONDS = 0.05
 TURN_SECONDS = 0.1
 LOOK_SECONDS = 0.25  # between two looks at who keeps a thread waiting
-# a thread that computes lets others run after this; Python's own 5 ms cost each filter beside it 20 ms
-SWITCH_INTERVAL_SECONDS = 0.0005
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _BAD_REQUEST = "Invalid request from ip="
 _OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -264,7 +263,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         # made here, after the fork: Python 3.13 does not start a thread that its parent has made
         self._stopper = threading.Thread(target=self._call_on_stop, name="stop", daemon=True)
         self._turns = _Turns()
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        take_turns()
         _allow_open_files(OPEN_FILES)
         super().init_process()
 

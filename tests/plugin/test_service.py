@@ -301,7 +301,8 @@ def lived(*numbers, fresh=(), failing=()):
         if isinstance(answer := fresh.pop(0), Exception):
             raise answer
         return answer
-    status = serve("first", read, make=lambda settings: Life(story, settings, settings in failing), signals=signals)
+    status = serve("first", read, make=lambda settings: Life(story, settings, settings in failing), signals=signals,
+                   settled=lambda: story.append("settled"))
     assert status == 0
     return story, signals.patience
 
@@ -332,7 +333,9 @@ def test_how_ready_it_is_follows_what_is_served():
 
     def make(settings):
         return Life([], settings, fails and fails.pop() == settings)
-    assert serve("first", lambda: "second", make=make, signals=signals, readiness=signals.readiness) == 0
+    status = serve("first", lambda: "second", make=make, signals=signals, readiness=signals.readiness,
+                   settled=lambda: None)
+    assert status == 0
     assert signals.found == [(503, "starting\n"), (503, "start failed: away\n"), (503, "a kubelet for first\n"),
                              (503, "a kubelet for second\n")]
 
@@ -345,17 +348,17 @@ def test_what_lacks_nothing_is_ready():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_it_ends_when_told(number):
-    assert lived(number) == (["start first", "stop first for good"], [None])
+    assert lived(number) == (["start first", "settled", "stop first for good"], [None])
 
 
 def test_a_hangup_starts_it_anew_with_what_the_files_say_now():
     story, _ = lived(HUP, TERM, fresh=["second"])
-    assert story == ["start first", "stop first", "start second", "stop second for good"]
+    assert story == ["start first", "settled", "stop first", "start second", "settled", "stop second for good"]
 
 
 def test_settings_that_cannot_be_read_are_not_taken():
     story, _ = lived(HUP, TERM, fresh=[HamiError("a typing error")])
-    assert story == ["start first", "stop first for good"]
+    assert story == ["start first", "settled", "stop first for good"]
 
 
 def test_a_start_that_failed_is_tried_again():
@@ -366,5 +369,5 @@ def test_a_start_that_failed_is_tried_again():
 
 def test_a_hangup_makes_good_a_start_that_failed():
     story, patience = lived(HUP, TERM, fresh=["second"], failing=["first"])
-    assert story == ["start first", "start second", "stop second for good"]
+    assert story == ["start first", "start second", "settled", "stop second for good"]
     assert patience == [30.0, None]
