@@ -416,7 +416,8 @@ def _offer(path: str, chips: Mapping[str, Section], key: str, flagged: Flagged, 
 def _load(text: str, source: str) -> dict[object, object]:
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:
+        # the last four: what looks like a date or a number, bears a tag, or is nested as only an attacker's text is
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
