@@ -168,8 +168,9 @@ class KindCluster(ExternalCluster):
         return run(self._tool.kubectl_path, "--kubeconfig", self.kubeconfig, *words)
 
     def pods_of(self, component: str) -> list[Object]:
-        """Pods of ``hami-scheduler`` or ``hami-device-plugin``, on nodes that have a kubelet."""
-        return self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
+        """Pods of ``hami-scheduler`` or ``hami-device-plugin`` that have not been told to end."""
+        return [item for item in self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
+                if "deletionTimestamp" not in item["metadata"]]
 
     def logs(self, lines: int = 40) -> str:
         """State and the end of the logs of all parts."""
