@@ -56,7 +56,7 @@ def strict_integer(text: str) -> int | None:
     A decimal point or a suffix below one makes it no integer, even in ``1.0``.
     Source: Quantity.AsInt64, which upstream reads requests with.
     """
-    if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # as nearly all are: a Fraction costs ten times as much
+    if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # nearly all are; a Fraction costs ten times that
         return int(text)
     value = parse_quantity(text)
     if "." in text or text[-1:] in ("n", "u", "m") or "-" in text[1:] or value.denominator != 1:
