@@ -1,8 +1,8 @@
 """``python -m e2e.compatibility [--minors 1.33,1.34] [-- pytest arguments]``: which Kubernetes the suite passes on.
 
 Runs the end-to-end suite once for each minor version of ``e2e/controlplane`` and writes the table of
-``docs/compatibility.md`` from pytest's own reports. The table is written whole, with a digest, and rows of minors that
-were not run stay as they were: one that was changed by hand is refused. Tests that fail are run once more by
+``docs/compatibility.md`` from pytest's own reports, and the README's from that. The table is written whole, with a
+digest, and rows of minors that were not run stay as they were: one that was changed by hand is refused. Tests that fail are run once more by
 themselves, and the table tells which needed that. The exit status is 0 when nothing failed.
 """
 
@@ -24,10 +24,14 @@ from pathlib import Path
 
 from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, spoken_version
 
-__all__ = ["DOCUMENT", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "table_rows", "write_rows"]
+__all__ = [
+    "DOCUMENT", "README", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "summarized",
+    "table_rows", "write_rows",
+]
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
+README = ROOT / "README.md"
 TESTED = ("hami", "e2e", "manifests", "setup.cfg", "pyproject.toml")
 """What a run's outcome hangs on; changes there that are not committed are told with the commit."""
 REAL_NODE, KIND = "*/test_realnode*", "*/test_kind*"
@@ -40,6 +44,7 @@ HEAD = ("| Kubernetes | passed | passed when run again | failed | skipped | left
 BEGIN = re.compile(r"^<!-- table: written by `python -m e2e\.compatibility`, not by hand; sha256 (\w+) -->\n",
                    re.MULTILINE)
 END = "<!-- end of table -->\n"
+SUMMARY = "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n"
 
 
 class RunBroken(RuntimeError):
@@ -139,6 +144,21 @@ def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
     return document[:begin.start()] + mark + block + document[begin.end() + len(before):]
 
 
+def summarized(readme: str, document: str) -> str:
+    """*readme* with the numbers of *document*'s table between its marks. Raises: TableChanged for want of marks."""
+    before, begin, rest = readme.partition(SUMMARY)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise TableChanged(f"{README.name} has no {SUMMARY.strip()} with {END.strip()} after it")
+    versions, passed, again, failed = zip(*(
+        [cell.strip().partition(":")[0] for cell in line.strip("|").split("|")[:4]]
+        for line in table_rows(document).values()), strict=True)
+    lines = (("Kubernetes", *versions), ("---",) * (len(versions) + 1),
+             ("end-to-end tests passed", *passed), ("passed when run again", *again), ("failed", *failed))
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{before}{begin}{table}{end}{after}"
+
+
 def commit() -> str:
     """The commit that is checked out, and whether what is tested has changes beside it."""
     def git(*words: str) -> str:
@@ -205,8 +225,8 @@ def pytest_words(chosen: argparse.Namespace) -> list[str]:
     return [*(f"--ignore-glob={pattern}" for pattern in without), *chosen.pytest]
 
 
-def write_rows(document: Path, chosen: Iterable[str], run_one: Callable[[str], Row]) -> int:
-    """Run each of the *chosen* minors and write its row as soon as it is there; the exit status.
+def write_rows(document: Path, readme: Path, chosen: Iterable[str], run_one: Callable[[str], Row]) -> int:
+    """Run each of the *chosen* minors and write its row as soon as it is there, and its numbers; the exit status.
 
     A minor that could not be built, or not be run to the end, is told on standard error and keeps the row it had.
     """
@@ -216,6 +236,7 @@ def write_rows(document: Path, chosen: Iterable[str], run_one: Callable[[str], R
             table_rows(document.read_text())  # before minutes are spent on what cannot be written
             fresh = run_one(minor)
             document.write_text(merged(document.read_text(), [fresh], minors()))
+            readme.write_text(summarized(readme.read_text(), document.read_text()))
         except (BinariesMissing, RunBroken, TableChanged) as error:
             print(f"Kubernetes {minor}: {error}", file=sys.stderr)
             status = 1
@@ -231,7 +252,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         reports = (chosen.reports or Path(scratch)).absolute()
         reports.mkdir(parents=True, exist_ok=True)
-        return write_rows(DOCUMENT, chosen.minors, lambda minor: run_minor(minor, words, reports))
+        return write_rows(DOCUMENT, README, chosen.minors, lambda minor: run_minor(minor, words, reports))
 
 
 if __name__ == "__main__":

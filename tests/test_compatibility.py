@@ -8,7 +8,8 @@ import pytest
 from e2e import compatibility
 from e2e.binaries import minors
 from e2e.compatibility import (
-    DOCUMENT, KIND, REAL_NODE, Row, RunBroken, TableChanged, left_out, merged, outcomes, row, table_rows, write_rows,
+    DOCUMENT, KIND, README, REAL_NODE, Row, RunBroken, TableChanged, left_out, merged, outcomes, row, summarized,
+    table_rows, write_rows,
 )
 
 SUITE = """
@@ -155,23 +156,47 @@ def test_a_real_node_is_asked_for_and_kind_has_a_run_of_its_own():
 def test_a_failed_test_is_in_the_table_and_in_the_exit_status(tmp_path, failed, status):
     document = tmp_path / "table.md"
     document.write_text(EMPTY)
+    readme = blank(tmp_path)
     one, other = list(minors().values())[:2]
     found = {one: ran(one.kube_version), other: ran(other.kube_version, failed=failed)}
-    assert write_rows(document, list(minors())[:2], lambda minor: found[minors()[minor]]) == status
+    assert write_rows(document, readme, list(minors())[:2], lambda minor: found[minors()[minor]]) == status
     assert list(table_rows(document.read_text()).values()) == [str(row) for row in found.values()]
+
+
+def test_the_readme_has_the_numbers_of_the_table(tmp_path):
+    document = merged(EMPTY, [ran("v1.36.3", passed=3), ran("v1.35.4", again=("a", "b"), failed=("c",))],
+                      ["1.36", "1.35"])
+    text = summarized(blank(tmp_path).read_text(), document)
+    assert text.splitlines()[1:-2] == [
+        "| Kubernetes | v1.36.3 | v1.35.4 |", "| --- | --- | --- |", "| end-to-end tests passed | 3 | 7 |",
+        "| passed when run again | 0 | 2 |", "| failed | 0 | 1 |"]
+    assert summarized(text, document) == text
+    with pytest.raises(TableChanged, match="README.md has no"):
+        summarized("", document)
+    ours = README.read_text()
+    assert summarized(ours, DOCUMENT.read_text()) == ours
+
+
+def blank(folder):
+    """A README without numbers."""
+    readme = folder / "README.md"
+    readme.write_text(
+        "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n<!-- end of table -->\nThe end.\n")
+    return readme
 
 
 def test_a_run_that_broke_keeps_the_row_it_had_and_the_next_is_run(tmp_path, capsys):
     document = tmp_path / "table.md"
     one, other = list(minors().values())[:2]
     document.write_text(merged(EMPTY, [ran(one.kube_version, passed=3)], minors()))
+    readme = blank(tmp_path)
 
     def run_one(minor):
         if minors()[minor] == one:
             raise RunBroken("no tests were collected")
         return ran(other.kube_version)
 
-    assert write_rows(document, list(minors())[:2], run_one) == 1
+    assert write_rows(document, readme, list(minors())[:2], run_one) == 1
     assert [line.split()[3] for line in table_rows(document.read_text()).values()] == ["3", "7"]
     assert "no tests were collected" in capsys.readouterr().err
 
@@ -179,5 +204,6 @@ def test_a_run_that_broke_keeps_the_row_it_had_and_the_next_is_run(tmp_path, cap
 def test_no_minute_is_spent_on_a_table_that_was_changed(tmp_path, capsys):
     document = tmp_path / "table.md"
     document.write_text(EMPTY.replace("<!-- end", "| v1.36.3 | 9 |\n<!-- end"))
-    assert write_rows(document, list(minors())[:1], lambda minor: pytest.fail("it was run")) == 1
+    readme = blank(tmp_path)
+    assert write_rows(document, readme, list(minors())[:1], lambda minor: pytest.fail("it was run")) == 1
     assert "changed by hand" in capsys.readouterr().err and "| v1.36.3 | 9 |" in document.read_text()
