@@ -2,8 +2,8 @@
 
 Runs the end-to-end suite once for each minor version of ``e2e/controlplane`` and writes the table of
 ``docs/compatibility.md`` from pytest's own reports, and the README's from that. The table is written whole, with a
-digest, and rows of minors that were not run stay as they were: one that was changed by hand is refused. Tests that fail are run once more by
-themselves, and the table tells which needed that. The exit status is 0 when nothing failed.
+digest, and rows of minors that were not run stay as they were: one that was changed by hand is refused. Tests that fail
+are run once more by themselves, and the table tells which needed that. The exit status is 0 when nothing failed.
 """
 
 from __future__ import annotations
