@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
 
 from e2e.cluster import MANIFESTS
+from e2e.processes import free_port
 from e2e.realnode import NodeProgram, RealNode
 from e2e.scheduler import shipped_flags
 
@@ -61,6 +63,7 @@ class DevicePlugin:
             "config_file": str(MANIFESTS / "device-config.yaml"),
             "node_config_file": str(MANIFESTS / "node-config.json"),
             "library_source": "",  # the limiter is laid there by `install_limiter`
+            "health_bind_address": f"127.0.0.1:{free_port()}",  # several share the machine's addresses, as pods do not
         } | flags
         self.program: NodeProgram
         self._begun = 0
@@ -131,6 +134,11 @@ class DevicePlugin:
             assert self.program.running(), f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
             assert time.monotonic() < deadline, f"not registered within {timeout:g} s:\n{self.log()[-3000:]}"
             time.sleep(0.05)
+
+    def readiness(self) -> tuple[int, str]:
+        """Status and text of what the kubelet is told when it asks whether the plugin serves."""
+        answer = urllib3.request("GET", f"http://{self._defaults['health_bind_address']}/readyz", retries=False)
+        return answer.status, answer.data.decode().strip()
 
     def allocate_seconds(self) -> list[float]:
         """How long each Allocate took that handed something out, by the plugin's own clock."""

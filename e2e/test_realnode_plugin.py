@@ -163,6 +163,7 @@ def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox
 def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     before = sandbox.running("a")
+    assert plugin.readiness() == (200, "ok")
     real.kill_kubelet()
     real.start_kubelet()
     sandbox.create(shower(HOOK, "b", gpu=1, gpumem=2000))
@@ -270,6 +271,7 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
     successor.start()
     try:
         successor.wait_registered()
+        assert [plugin.readiness(), successor.readiness()] == [(200, "ok")] * 2
         assert plugin.stop() < 10
         assert plugin.program.exit_code == 0
         sandbox.create(shower(HOOK, "new", gpu=1, gpumem=2000))
