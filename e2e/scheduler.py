@@ -25,10 +25,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
-from e2e.kube import Kube
+from e2e.kube import Kube, path_of
+from e2e.pods import pod
 from e2e.processes import Program, free_port
 
-__all__ = ["Certificates", "Scheduler", "install", "second_replica"]
+__all__ = ["Certificates", "Scheduler", "install", "redirect_webhook", "second_replica"]
 
 NAMESPACE = "kube-system"
 Object = dict[str, Any]
@@ -103,6 +104,17 @@ def webhook_configuration(certificates: Certificates, port: int) -> Object:
         bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
         webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
     return configuration
+
+
+def redirect_webhook(kube: Kube, certificates: Certificates, port: int, namespace: str, timeout: float = 30) -> None:
+    """Have the API server ask the process on *port*, and nobody on the port before; returns when it does, as pods in
+    *namespace* show. It hears of a new configuration a moment after that was applied."""
+    kube.apply(webhook_configuration(certificates, port))
+    deadline = time.monotonic() + timeout
+    while kube.call("POST", path_of("Pod", namespace), pod("asked-for", gpu=1),
+                    query={"dryRun": "All"})["spec"]["schedulerName"] != SCHEDULER:
+        assert time.monotonic() < deadline, f"the API server does not ask port {port}"
+        time.sleep(0.05)
 
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:

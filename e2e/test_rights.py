@@ -14,7 +14,7 @@ from e2e.cluster import LocalCluster
 from e2e.pods import pod
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, second_replica, webhook_configuration
+from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, redirect_webhook, second_replica
 
 LOCK = "hami.io/mutex.lock"
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
@@ -46,8 +46,8 @@ def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certifica
     with second_replica(scheduler, account_kubeconfig(local)) as second:
         local.components["kube-scheduler"].stop()
         scheduler.stop()
-        sandbox.kube.apply(webhook_configuration(certificates, second.port))
         second.wait_healthy()
+        redirect_webhook(sandbox.kube, certificates, second.port, sandbox.namespace)
         yield second
 
 
