@@ -106,12 +106,12 @@ def webhook_configuration(certificates: Certificates, port: int) -> Object:
     return configuration
 
 
-def redirect_webhook(kube: Kube, certificates: Certificates, port: int, namespace: str, timeout: float = 30) -> None:
-    """Have the API server ask the process on *port*, and nobody on the port before; returns when it does, as pods in
-    *namespace* show. It hears of a new configuration a moment after that was applied."""
+def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout: float = 30) -> None:
+    """Have the API server ask the process on *port*, where nobody answers on the port before; returns when it does. It
+    hears of a new configuration a moment after that was applied."""
     kube.apply(webhook_configuration(certificates, port))
     deadline = time.monotonic() + timeout
-    while kube.call("POST", path_of("Pod", namespace), pod("asked-for", gpu=1),
+    while kube.call("POST", path_of("Pod", "default"), pod("asked-for", gpu=1),
                     query={"dryRun": "All"})["spec"]["schedulerName"] != SCHEDULER:
         assert time.monotonic() < deadline, f"the API server does not ask port {port}"
         time.sleep(0.05)
@@ -248,9 +248,9 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
         cluster.components.pop("kube-scheduler-1")
         program.kill()
         second.close()
-        cluster.kube.apply(webhook_configuration(certificates, first.port))
         cluster.revive()
         first.run_with()
+        redirect_webhook(cluster.kube, certificates, first.port)
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:

@@ -22,7 +22,9 @@ from e2e.pods import pod
 from e2e.processes import free_port
 from e2e.rights import calls, granted, refused, unused
 from e2e.sandbox import Sandbox
-from e2e.scheduler import NAMESPACE, Certificates, Scheduler, account_kubeconfig, webhook_configuration
+from e2e.scheduler import (
+    NAMESPACE, Certificates, Scheduler, account_kubeconfig, redirect_webhook, webhook_configuration,
+)
 
 SECRET, WEBHOOK = "hami-scheduler-self-signed", "hami-webhook"
 RIGHTS = MANIFESTS.parent / "components" / "self-signed" / "rbac.yaml"
@@ -87,9 +89,9 @@ def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, cer
             return replica
         yield start
     sandbox.kube.delete("MutatingWebhookConfiguration", WEBHOOK)
-    sandbox.kube.apply(webhook_configuration(certificates, local.webhook_port))
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
     scheduler.run_with()
+    redirect_webhook(sandbox.kube, certificates, local.webhook_port)
 
 
 def point_at(kube: Kube, certificates: Certificates, port: int) -> None:

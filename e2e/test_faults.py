@@ -7,7 +7,7 @@ import pytest
 
 from e2e.nodes import gpus
 from e2e.pods import pod
-from e2e.scheduler import lease_holder, redirect_webhook, second_replica, webhook_configuration
+from e2e.scheduler import lease_holder, redirect_webhook, second_replica
 
 PODS = 200
 
@@ -119,7 +119,7 @@ def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, schedul
     sandbox.bound(wait_for=10)
     local.components["kube-scheduler"].kill()
     scheduler.kill()
-    redirect_webhook(sandbox.kube, certificates, standby.port, sandbox.namespace)  # a Service drops dead endpoints
+    redirect_webhook(sandbox.kube, certificates, standby.port)  # a Service drops dead endpoints
     sandbox.create_all([pod(f"later-{number}", gpu=1, gpumem=8000) for number in range(10)])
     assert len(sandbox.started(wait_for=60, timeout=120)) == 60
     assert lease_holder(sandbox.kube) != holder
@@ -131,5 +131,5 @@ def test_the_leader_steps_down(sandbox, local, scheduler, certificates, standby)
     sandbox.bound(wait_for=10)
     local.components["kube-scheduler"].stop()
     scheduler.stop()
-    sandbox.kube.apply(webhook_configuration(certificates, standby.port))
+    redirect_webhook(sandbox.kube, certificates, standby.port)
     assert len(sandbox.started(wait_for=50, timeout=120)) == 50

@@ -47,7 +47,7 @@ def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certifica
         local.components["kube-scheduler"].stop()
         scheduler.stop()
         second.wait_healthy()
-        redirect_webhook(sandbox.kube, certificates, second.port, sandbox.namespace)
+        redirect_webhook(sandbox.kube, certificates, second.port)
         yield second
 
 
