@@ -29,8 +29,8 @@ def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox:
         plugin.wait_offered(10)
         sandbox.create(pod("a", containers=[container("main", gpu=1, gpumem=1000)], scheduler="hami-scheduler"))
         sandbox.running("a")
-        # pods for which nobody has chosen devices, and a lock that names one that there is not: the same event twice, at
-        # least (the scheduler releases such locks in its rounds, and what is said without a lock is another event)
+        # pods for which nobody has chosen devices, and a lock that names one that there is not: the same event twice
+        # at least (the scheduler releases such locks in its rounds, and what is said without a lock is another one)
         strays = [f"stray-{number}" for number in range(4)]
         for name in strays:
             write_lock(real, f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone")
