@@ -217,7 +217,7 @@ def misplaced(entries: list[list[Entry]], places: Places, cards: Mapping[str, Ca
         elif card is not None and card.cut and card.vendor == "NVIDIA" and place is None:
             problems.append(f"container {key[0]} has no place on the MIG card {share.uuid}")
         elif card is not None and place is not None and place not in [
-                (card.uuid, one.name, *spot) for one in card.profiles for spot in one.places
+                (card.uuid, one.name, *partition) for one in card.profiles for partition in one.places
                 if (one.memory, one.cores) == (share.memory, share.cores)]:
             problems.append(f"container {key[0]} holds {share} at {place}, which is none of its places")
     return problems

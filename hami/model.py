@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = [
     "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "MigProfile", "Node", "NodePolicy",
-    "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Spot", "View", "Weights",
+    "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Partition", "DeviceUsage", "Weights",
 ]
 
 
@@ -112,7 +112,7 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Spot:
+class Partition:
     """A part of a device that one container holds alone: the place of a MIG instance, in memory slices, or a core.
 
     *name*: what stands there (a MIG profile), where that matters. *instance*: what it is called since its agent has
@@ -124,7 +124,7 @@ class Spot:
     name: str = ""
     instance: tuple[str, ...] = ()
 
-    def overlaps(self, other: Spot) -> bool:
+    def overlaps(self, other: Partition) -> bool:
         """Both cannot be held at once."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
@@ -137,7 +137,7 @@ class MigProfile:
     memory_mib: int
     cores: int
     slices: int
-    placements: tuple[Spot, ...] = ()
+    placements: tuple[Partition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +169,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class DeviceUsage:
     """A device and what of it is taken.
 
-    *spots*: the parts that containers hold alone. *tags*: what pods that share the device have to know of each other,
+    *partitions*: the parts that containers hold alone. *co_tenants*: what pods that share the device have to know of each other,
     in words of its vendor, one entry a pod.
     """
 
@@ -180,13 +180,13 @@ class View:
     slots_used: int = 0
     memory_used_mib: int = 0
     cores_used: int = 0
-    spots: tuple[Spot, ...] = ()
-    tags: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    co_tenants: tuple[str, ...] = ()
 
-    def charged(self, slots: int, memory_mib: int, cores: int) -> View:
+    def charged(self, slots: int, memory_mib: int, cores: int) -> DeviceUsage:
         """The same device with so much more taken."""
-        return View(self.device, self.slots_used + slots, self.memory_used_mib + memory_mib, self.cores_used + cores,
-                    self.spots, self.tags)
+        return DeviceUsage(self.device, self.slots_used + slots, self.memory_used_mib + memory_mib, self.cores_used + cores,
+                    self.partitions, self.co_tenants)
 
     @property
     def memory_free_mib(self) -> int:
@@ -197,7 +197,7 @@ class View:
     def is_over(self) -> bool:
         """More is taken than there is, or one part twice. Cores of cut devices are rounded and do not count."""
         device = self.device
-        if any(one.overlaps(other) for place, one in enumerate(self.spots) for other in self.spots[:place]):
+        if any(one.overlaps(other) for place, one in enumerate(self.partitions) for other in self.partitions[:place]):
             return True
         return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
                 or (self.cores_used > device.cores and not device.is_cut))
@@ -229,15 +229,15 @@ class Request:
 class Share:
     """Part of one device, held by one container. *type* is the vendor's key, or the word in the annotation.
 
-    *spots* and *tags* as in :class:`View`; they do not stand in the annotation itself.
+    *partitions* and *co_tenants* as in :class:`DeviceUsage`; they do not stand in the annotation itself.
     """
 
     uuid: str
     type: str
     memory_mib: int
     cores: int
-    spots: tuple[Spot, ...] = ()
-    tags: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    co_tenants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
-from hami.model import Container, ContainerKind, Device, Node, Pod, PodRef, QuotaLimits, Request, Share, View
-from hami.scheduling.ask import Ask, ask_of
+from hami.model import Container, ContainerKind, Device, Node, Pod, PodRef, QuotaLimits, Request, Share, DeviceUsage
+from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.usage import Charge
 from hami.vendors.catalog import vendors
@@ -30,7 +30,7 @@ def gpu(uuid="GPU-0", **fields):
 
 def view(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
     """A device of which something may be taken; *fields* are the device's."""
-    return View(gpu(uuid, **fields), slots_used, memory_used_mib, cores_used)
+    return DeviceUsage(gpu(uuid, **fields), slots_used, memory_used_mib, cores_used)
 
 
 def views(*uuids, **fields):
@@ -73,9 +73,9 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
     return Share(uuid, type, memory_mib, cores)
 
 
-def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> Ask:
+def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> PodRequest:
     """What a pod of *containers* asks under the device policy *policy*."""
-    found = ask_of(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
+    found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
     assert found is not None, "no container asks for a device"
     return found
 

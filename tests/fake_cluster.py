@@ -1,4 +1,4 @@
-"""The cluster seam in memory: the same methods as `hami.cluster.cluster.Cluster`, with faults on demand.
+"""The cluster seam in memory: the same methods as `hami.kube.cluster.Cluster`, with faults on demand.
 
 It holds what a test puts in, checks uids and resource versions as the API server does, and remembers every call.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hami.cluster.cluster import LeaseRecord
-from hami.cluster.trust import SecretRecord, WebhookConfiguration
+from hami.kube.cluster import LeaseRecord
+from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node, Pod, PodRef
 

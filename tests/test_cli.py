@@ -14,7 +14,8 @@ from hami import __version__
 from hami.cli import DEFAULTS, PLUGIN_FLAGS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
 from hami.errors import ClusterError
 from hami.plugin.settings import ENVIRONMENT as PLUGIN_ENVIRONMENT
-from hami.settings import Address, parse_node_selector
+from hami.runtime.options import Address
+from hami.scheduler.settings import parse_node_selector
 
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
 

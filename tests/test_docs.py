@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from hami.cli import main
-from hami.listing import entries
+from hami.inspect.vendors import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
-from hami.settings import Settings
+from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
@@ -80,11 +80,11 @@ def test_every_page_can_be_found(path):
     assert path.name == "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
 
 
-def test_the_picture_of_the_floors_is_that_of_the_code():
+def test_the_table_of_packages_matches_the_code():
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", read(ROOT / "docs" / "architecture.md"), re.MULTILINE)
-    floors = [[LEVEL[room] for room in re.findall(r"`(\w+)`", row)] for row in rows]
-    assert sorted(sum(floors, [])) == sorted(level for room, level in LEVEL.items() if room != "__init__")
-    assert all(max(above) < min(below) for above, below in zip(floors, floors[1:]))
+    layers = [[LEVEL[package] for package in re.findall(r"`(\w+)`", row)] for row in rows]
+    assert sorted(sum(layers, [])) == sorted(level for package, level in LEVEL.items() if package != "__init__")
+    assert all(max(above) < min(below) for above, below in zip(layers, layers[1:]))
 
 
 # -- commands and flags
@@ -166,7 +166,7 @@ def test_the_events_are_found():
 @pytest.mark.parametrize("path", [path for path in DOCS if path.name != "configuration.md"], ids=lambda path: path.name)
 def test_words_of_ours_are_events_reasons_and_alerts(path):
     words = {word for span in spans(read(path)) for word in re.findall(r"(?:^|\s)((?:[A-Z][a-z]+){2,})$", span)}
-    backends = {entry.backend for entry in entries(Settings())}
+    backends = {entry.backend for entry in entries(chart_config())}
     assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
 
 
@@ -246,11 +246,11 @@ def literals():
 @cache
 def keys():
     """Names with a domain: texts of the code and of the manifests, and the catalogue's."""
-    listed = {name for entry in entries(Settings()) for value in (
+    listed = {name for entry in entries(chart_config()) for value in (
         entry.count, entry.memory, entry.memory_percent, entry.cores, entry.priority, entry.register, entry.handshake,
         entry.to_allocate, entry.allocated, entry.lock, *entry.selectors, *entry.node_keys, *entry.pod_keys)
         for name in [value] if name}
-    listed |= {key for vendor in vendors(Settings().devices, ascend=True) for key in vendor.extra_keys}
+    listed |= {key for vendor in vendors(chart_config(), ascend=True) for key in vendor.extra_keys}
     manifests = "\n".join(path.read_text() for path in sorted((ROOT / "manifests").rglob("*.yaml")))
     return frozenset({text for text in literals() if KEY.fullmatch(text)} | listed | set(KEY.findall(manifests)))
 
@@ -266,7 +266,7 @@ def test_keys_that_are_named_exist(path):
     assert wrong == []
 
 
-@pytest.mark.parametrize("vendor", list(vendors(Settings().devices, ascend=True)), ids=lambda vendor: vendor.key)
+@pytest.mark.parametrize("vendor", list(vendors(chart_config(), ascend=True)), ids=lambda vendor: vendor.key)
 def test_the_protocol_names_what_is_written_for_a_vendors_agent(vendor):
     named = set(spans(read(ROOT / "docs" / "protocol.md")))
     assert [key for key in vendor.extra_keys if key.replace(f"/{vendor.key}", "/‹chip›") not in named] == []
@@ -276,7 +276,7 @@ def test_quotas_that_are_shown_are_counted():
     """By us what the catalogue calls memory and cores, by Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "README.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
-    counted = {f"limits.{name}" for entry in entries(Settings()) for name in (entry.memory, entry.cores)}
+    counted = {f"limits.{name}" for entry in entries(chart_config()) for name in (entry.memory, entry.cores)}
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 
 

@@ -7,14 +7,14 @@ from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hami.cluster.ledger import Ledger, Policies
-from hami.cluster.node_lock import LockTimes, NodeLocks
+from hami.cache.cache import Cache, Policies
+from hami.scheduler.node_lock import LockTimes, NodeLocks
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.controller.loop import Controller
-from hami.controller.reconcile import Rules
+from hami.scheduler.controller import Controller
+from hami.scheduler.reconcile import Rules
 from hami.scheduling.usage import collapse
-from hami.verbs import BIND_DEADLINE, Verbs
+from hami.scheduler.verbs import BIND_DEADLINE, Verbs
 from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
 
@@ -47,7 +47,7 @@ class Journal(list):
         return [reason for reason, _ in self]
 
 
-class Meter:
+class VerbMetrics:
     """Counts what it is told."""
 
     def __init__(self):
@@ -55,7 +55,7 @@ class Meter:
         self.refused, self.lock_wait = self.reasons.append, self.waits.append
 
 
-class Turn:
+class LeaderTerm:
     """A replica that leads as long as a test says so."""
 
     def __init__(self, leads=True):
@@ -144,20 +144,20 @@ class Replica:
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, pod=None,
                  times=None, patient=False):
-        self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, Turn(leads), Journal(), Meter()
+        self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, LeaderTerm(leads), Journal(), VerbMetrics()
         cluster = cluster or fake
         self.revoked = []
-        self.ledger = Ledger(vendors, policies or Policies(), clock=clock, now=clock.now)
-        self.locks = NodeLocks(cluster, self.ledger.nodes, self.ledger.pods, vendors, times or LockTimes(), clock=clock,
+        self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now)
+        self.locks = NodeLocks(cluster, self.cache.nodes, self.cache.pods, vendors, times or LockTimes(), clock=clock,
                                now=clock.now, revoked=lambda ref, node: self.revoked.append((ref, node)))
         self.locks.acting_since = lambda: self.since
-        self.ledger.nodes.on_lock = self.locks.wake
-        self.ledger.on_dropped = self.locks.wake_pod
-        self.verbs = Verbs(self.ledger, self.locks, cluster, self.events, self.turn, self.meter,
+        self.cache.nodes.on_lock = self.locks.wake
+        self.cache.on_dropped = self.locks.wake_pod
+        self.verbs = Verbs(self.cache, self.locks, cluster, self.events, self.turn, self.meter,
                            scheduler_name="hami-scheduler", force_overwrite=True,
                            clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE))
         self.controller = Controller(
-            cluster, self.ledger, self.locks, self.events, self.turn,
+            cluster, self.cache, self.locks, self.events, self.turn,
             Rules(vendors=vendors, scheduler="hami-scheduler", overwrites=True, expire=300.0),
             pod=pod, clock=clock, now=clock.now)
         self.since = clock.now()
@@ -167,8 +167,8 @@ class Replica:
     def relist(self):
         """What a reflector does at first, and when it has missed something."""
         started = self.clock()
-        for kind, book, things in (("nodes", self.ledger.nodes, self.fake.nodes),
-                                   ("pods", self.ledger.pods, self.fake.pods)):
+        for kind, book, things in (("nodes", self.cache.nodes, self.fake.nodes),
+                                   ("pods", self.cache.pods, self.fake.pods)):
             for thing in things.values():
                 book.upsert(thing)
             book.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
@@ -183,7 +183,7 @@ class Replica:
     def deliver(self, kind, news):
         """What a watch shows next; it has come so far then."""
         for verb, thing in news:
-            getattr(getattr(self.ledger, kind), verb)(thing)
+            getattr(getattr(self.cache, kind), verb)(thing)
         self.cursors[kind] += len(news)
 
     def filter(self, pod, names=None):

@@ -19,7 +19,7 @@ __all__ = ["parse_cards", "parse_topology", "render_allocated"]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 
 
-class _Card(msgspec.Struct, rename="camel"):
+class _MetaxCard(msgspec.Struct, rename="camel"):
     uuid: Annotated[str, msgspec.Meta(pattern="^[^,:;]+$")]  # it has to stand in an allocation
     model: str = ""
     total_dev_count: _Amount = 0
@@ -31,7 +31,7 @@ class _Card(msgspec.Struct, rename="camel"):
     link_zone: int = 0
 
 
-_CARDS = msgspec.json.Decoder(list[_Card])
+_CARDS = msgspec.json.Decoder(list[_MetaxCard])
 _TABLE = msgspec.json.Decoder(dict[int, int])
 
 

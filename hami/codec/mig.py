@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hami.errors import MalformedInput
-from hami.model import Spot
+from hami.model import Partition
 
 __all__ = ["MigAllocation", "cards_without_places", "parse_mig_allocations", "render_mig_allocations"]
 
@@ -19,13 +19,13 @@ _NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # each wor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigAllocation:
     """One instance. *container*: position in the pod, init containers first; *device*: position among the container's
-    shares. *spot*: where on the card, in memory slices, with the profile's name, and what it is called once the device
+    shares. *partition*: where on the card, in memory slices, with the profile's name, and what it is called once the device
     plugin has made it."""
 
     container: int
     device: int
     gpu: str
-    spot: Spot
+    partition: Partition
 
 
 class _Placement(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Placement(msgspec.Struct):
     size: int
 
 
-class _Entry(msgspec.Struct, rename="camel", omit_defaults=True):
+class _MigEntry(msgspec.Struct, rename="camel", omit_defaults=True):
     container_index: int
     device_index: int
     profile: str
@@ -53,7 +53,7 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
     Source: HAMi v2.10, pkg/device/nvidia, DecodeMigAllocations.
     """
     try:
-        entries = msgspec.json.decode(text, type=list[_Entry])
+        entries = msgspec.json.decode(text, type=list[_MigEntry])
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedInput(field, text, f"expected a list of MIG allocations ({error})") from error
     found: dict[tuple[int, int], MigAllocation] = {}
@@ -63,7 +63,7 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
         key = entry.container_index, entry.device_index
         if key in found:
             raise MalformedInput(where, key, "expected one entry for each container and device")
-        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, spot=Spot(
+        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
             entry.placement.start, entry.placement.size, entry.profile, _instance(entry)))
     return tuple(found.values())
 
@@ -80,12 +80,12 @@ def cards_without_places(text: str) -> frozenset[str]:
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
     """The text that :func:`parse_mig_allocations` reads."""
     return msgspec.json.encode([
-        {"containerIndex": one.container, "deviceIndex": one.device, "gpuUUID": one.gpu, "profile": one.spot.name,
-         "placement": {"start": one.spot.start, "size": one.spot.size}, **_identity(one.spot.instance)}
+        {"containerIndex": one.container, "deviceIndex": one.device, "gpuUUID": one.gpu, "profile": one.partition.name,
+         "placement": {"start": one.partition.start, "size": one.partition.size}, **_identity(one.partition.instance)}
         for one in allocations]).decode()
 
 
-def _instance(entry: _Entry) -> tuple[str, ...]:
+def _instance(entry: _MigEntry) -> tuple[str, ...]:
     if not entry.mig_uuid:
         return ()
     return entry.mig_uuid, str(entry.gpu_instance_id), str(entry.compute_instance_id)
@@ -98,7 +98,7 @@ def _identity(instance: tuple[str, ...]) -> dict[str, object]:
     return {"migUUID": uuid, "gpuInstanceID": int(gpu_instance), "computeInstanceID": int(compute_instance)}
 
 
-def _check(where: str, entry: _Entry) -> None:
+def _check(where: str, entry: _MigEntry) -> None:
     runtime = (entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id)
     place = entry.placement
     for problem, broken in (

@@ -5,6 +5,7 @@ What a field does not name is skipped without being built, which is what makes w
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -15,9 +16,11 @@ from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
-__all__ = ["parse_environment", "parse_node", "parse_pod", "parse_quota"]
+__all__ = ["parse_environment", "parse_node", "parse_pod", "parse_quota", "parse_resource_version"]
 
 T = TypeVar("T")
+
+_VERSION = re.compile(r"[0-9]{1,18}")  # anybody may write an annotation, also one that int() does not take
 Quantities = dict[str, str | int | float | None]
 
 
@@ -139,6 +142,11 @@ def parse_pod(data: bytes | msgspec.Raw) -> Pod:
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
     )
+
+
+def parse_resource_version(resource_version: str) -> int:
+    """A resource version as a number that later ones exceed; 0 when it is none."""
+    return int(resource_version) if _VERSION.fullmatch(resource_version) else 0
 
 
 def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[str, str]]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.errors import MalformedInput
-from hami.model import Device, MigProfile, Spot
+from hami.model import Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, parse_integer
 
 __all__ = [
@@ -133,9 +133,9 @@ def _mig_profile(where: str, entry: Mapping[str, Any]) -> MigProfile:
     )
 
 
-def _placement(where: str, entry: Mapping[str, Any]) -> Spot:
+def _placement(where: str, entry: Mapping[str, Any]) -> Partition:
     fields = {str(key).lower(): value for key, value in entry.items()}
-    return Spot(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
+    return Partition(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
 
 
 def _mig_wire(profile: MigProfile) -> dict[str, Any]:

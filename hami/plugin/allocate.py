@@ -16,13 +16,13 @@ from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.errors import AllocationRefused, MalformedInput
 from hami.model import BindPhase, ContainerKind, Pod, Share
-from hami.plugin.cards import Card
-from hami.plugin.roster import Roll
+from hami.devices.cards import Card
+from hami.devices.inventory import InventorySnapshot
 from hami.quantity import strict_integer
 from hami.vendors.spec import Vendor
 
 __all__ = [
-    "Call", "Claim", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "physical", "preferred",
+    "Call", "ContainerShares", "Elsewhere", "Refuse", "Serve", "cards_of", "claims", "is_over", "physical", "preferred",
     "resumed", "whose",
 ]
 
@@ -50,7 +50,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class ContainerShares:
     """A container that asks for devices. *position*: of its shares in the annotation. *outstanding*: not handed out."""
 
     position: int
@@ -66,7 +66,7 @@ class Serve:
     *finished*: nothing of the pod is outstanding then, of no vendor."""
 
     pod: Pod
-    claim: Claim
+    claim: ContainerShares
     writes: Mapping[str, str]
     finished: bool
     inherits: bool = False
@@ -99,7 +99,7 @@ def physical(device_id: str, cards: Collection[str]) -> str:
     return next((shape for shape in shapes if shape in cards), device_id)
 
 
-def claims(pod: Pod, resource: str, vendor: Vendor) -> tuple[Claim, ...]:
+def claims(pod: Pod, resource: str, vendor: Vendor) -> tuple[ContainerShares, ...]:
     """The containers of *pod* that ask for *resource*, init containers first, with what each was allocated.
 
     Texts of all versions are read: those that name each container, and those in which containers without shares are
@@ -120,7 +120,7 @@ def claims(pod: Pod, resource: str, vendor: Vendor) -> tuple[Claim, ...]:
             vendor.allocated, pod.annotations.get(vendor.allocated, ""),
             "expected as many shares as the containers ask for, which is "
             + (", ".join(f"{count} for {name}" for _, name, _, count in asking) or "none"))
-    return tuple(Claim(position=at, name=name, kind=kind, shares=given[at], outstanding=bool(left[at]))
+    return tuple(ContainerShares(position=at, name=name, kind=kind, shares=given[at], outstanding=bool(left[at]))
                  for at, (_, name, kind, _) in zip(positions, asking))
 
 
@@ -152,7 +152,7 @@ def whose(pods: Sequence[Pod], holder: tuple[str, str] | None, call: Call) -> Se
     return _unlocked(*meant[0], call)
 
 
-def resumed(pod: Pod, call: Call, tried: Claim) -> Serve | None:
+def resumed(pod: Pod, call: Call, tried: ContainerShares) -> Serve | None:
     """The outcome of *call* if it was recorded already, by an attempt of this call that did not learn so; else
     ``None``. *tried*: the container of *pod* that was served."""
     if _objection(pod, call) or not pod.annotations.get(call.vendor.to_allocate):
@@ -174,7 +174,7 @@ def is_over(pod: Pod, node: str, keys: Iterable[str]) -> bool:
         phase == BindPhase.SUCCESS and not any(_outstanding(pod, key) for key in keys)))
 
 
-def cards_of(served: Serve, call: Call, roll: Roll, *, limited: bool,
+def cards_of(served: Serve, call: Call, roll: InventorySnapshot, *, limited: bool,
              aligned: bool) -> tuple[tuple[Card, Share], ...]:
     """The shares that are handed out, each with its card.
 
@@ -273,7 +273,7 @@ def _positions(sizes: Sequence[int], asking: Sequence[tuple[int, int]]) -> list[
     return None
 
 
-def _caller(pod: Pod, known: Sequence[Claim], call: Call) -> Claim | None:
+def _caller(pod: Pod, known: Sequence[ContainerShares], call: Call) -> ContainerShares | None:
     """The container of *pod* that the kubelet asks for, if it is one of its."""
     if call.served is not None:
         waiting = [claim for claim in known if (pod.ref.uid, claim.name) not in call.served]
@@ -327,7 +327,7 @@ def _named(pods: Iterable[Pod]) -> str:
     return ", ".join(sorted({str(pod.ref) for pod in pods}))
 
 
-def _serve(pod: Pod, known: Sequence[Claim], caller: Claim, call: Call) -> Serve:
+def _serve(pod: Pod, known: Sequence[ContainerShares], caller: ContainerShares, call: Call) -> Serve:
     rest = [claim for claim in known if claim.outstanding and claim is not caller
             and (pod.ref.uid, claim.name) not in (call.served or ())]
     finished = not rest and not any(_outstanding(pod, key) for key in call.awaited)
@@ -351,7 +351,7 @@ def _outstanding(pod: Pod, key: str) -> bool:
         return True
 
 
-def _unlike(pod: Pod, known: Sequence[Claim], call: Call) -> str:
+def _unlike(pod: Pod, known: Sequence[ContainerShares], call: Call) -> str:
     if call.served is not None:
         left = [claim for claim in known if (pod.ref.uid, claim.name) not in call.served]
     else:

@@ -24,22 +24,22 @@ from typing import Protocol
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from hami.cluster.events import Recorder
+from hami.kube.events import Recorder
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.model import BindPhase, Node, Pod, PodRef
 from hami.plugin.allocate import (
-    Call, Claim, Elsewhere, Refuse, Serve, cards_of, is_over, physical, preferred, resumed, whose,
+    Call, ContainerShares, Elsewhere, Refuse, Serve, cards_of, is_over, physical, preferred, resumed, whose,
 )
-from hami.plugin.config import PluginConfig
-from hami.plugin.grant import Grant, HostFacts, Recipient, instances_grant, shares_grant
-from hami.plugin.mig import Mig
-from hami.plugin.residents import View
-from hami.plugin.roster import Roll
+from hami.devices.config import PluginConfig
+from hami.node.grant import Grant, HostFacts, Recipient, instances_grant, shares_grant
+from hami.devices.mig import Mig
+from hami.node.pods import NodePodsSnapshot
+from hami.devices.inventory import InventorySnapshot
 from hami.vendors.spec import Catalog
 
-__all__ = ["Allocator", "Calls", "Files"]
+__all__ = ["Allocator", "AllocatorCalls", "Files"]
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ Edits = Mapping[str, str | None]
 Ask = Callable[[], Node]
 
 
-class Calls(Protocol):
-    """The calls of `hami.cluster.cluster.Cluster` that are made here."""
+class AllocatorCalls(Protocol):
+    """The calls of `hami.kube.cluster.Cluster` that are made here."""
 
     def node(self, name: str) -> Node | None: ...
     def pod(self, namespace: str, name: str) -> Pod | None: ...
@@ -66,15 +66,15 @@ class Calls(Protocol):
 
 
 class Watch(Protocol):
-    """What is asked of :class:`hami.plugin.residents.Residents`."""
+    """What is asked of :class:`hami.node.pods.NodePods`."""
 
-    def now(self) -> View | None: ...
-    def holding(self, namespace: str, name: str, timeout: float) -> View | None: ...
-    def after(self, view: View, version: str, timeout: float) -> View | None: ...
+    def now(self) -> NodePodsSnapshot | None: ...
+    def holding(self, namespace: str, name: str, timeout: float) -> NodePodsSnapshot | None: ...
+    def after(self, view: NodePodsSnapshot, version: str, timeout: float) -> NodePodsSnapshot | None: ...
 
 
 class Files(Protocol):
-    """What is asked of :class:`hami.plugin.host.Host`."""
+    """What is asked of :class:`hami.node.host.Host`."""
 
     def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts: ...
     def prepare(self, uid: str, container: str) -> None: ...
@@ -93,7 +93,7 @@ class _Attempted:
     pod, if one did."""
 
     ref: PodRef
-    claim: Claim
+    claim: ContainerShares
     locked: str | None
 
 
@@ -121,7 +121,7 @@ class _Judged:
 class Allocator:
     """Hands out the devices of one node. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, cluster: Calls, vendors: Catalog, roll: Callable[[], Roll],
+    def __init__(self, config: PluginConfig, cluster: AllocatorCalls, vendors: Catalog, roll: Callable[[], InventorySnapshot],
                  host: Files, mig: Mig | None, events: Recorder, *, vendor: str = "NVIDIA",
                  watch: Watch | None = None, wake: Callable[[], None] | None = None,
                  beside: Callable[[Ask], Ask] | None = None,
@@ -322,7 +322,7 @@ class Allocator:
             "repeated": not verdict.claim.outstanding, "devices": [share.uuid for share in verdict.claim.shares],
             "by": by, "seconds": round(self._clock() - begun, 4)})
 
-    def _make(self, verdict: Serve, call: Call, view: View | None = None) -> tuple[Grant, Mapping[str, str]]:
+    def _make(self, verdict: Serve, call: Call, view: NodePodsSnapshot | None = None) -> tuple[Grant, Mapping[str, str]]:
         """The grant, and what is to be written on the pod about it. *view*: has its variables; else they are asked
         for."""
         config, pod, claim = self._config, verdict.pod, verdict.claim
@@ -387,7 +387,7 @@ class Allocator:
         self._handed_out(verdict, node, judged.locked, begun, by)
         return grant
 
-    def _guess(self, watch: Watch, ask: Ask, call: Call) -> tuple[View | None, Serve | Refuse | Elsewhere | None]:
+    def _guess(self, watch: Watch, ask: Ask, call: Call) -> tuple[NodePodsSnapshot | None, Serve | Refuse | Elsewhere | None]:
         """Whose call it is by what *watch* has told; if that is nobody's it may be late, and the pod that has the lock
         is waited for."""
         view = watch.now()

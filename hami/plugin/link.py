@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hami.errors import HamiError
-from hami.plugin.config import PluginConfig
+from hami.devices.config import PluginConfig
 from hami.plugin.server import PluginServer, Stamp, register, socket_path, stamp_of
 
 __all__ = ["DEAF_S", "KubeletLink", "Step", "next_step"]

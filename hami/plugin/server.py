@@ -1,7 +1,7 @@
 """The device plugin API, v1beta1, on a unix socket: what the kubelet asks, and what it is answered.
 
 It translates between messages and records. Who gets what is the allocator's business, which cards there are the
-roster's. Facts of the kubelet that it leans on (1.36): one Allocate at a time, one container in it; an error of
+inventory's. Facts of the kubelet that it leans on (1.36): one Allocate at a time, one container in it; an error of
 GetPreferredAllocation fails the pod, an empty answer does not.
 """
 
@@ -20,13 +20,13 @@ import grpc
 
 from hami.errors import HamiError
 from hami.plugin import api_pb2 as api
-from hami.plugin.cards import Card
-from hami.plugin.config import PluginConfig
-from hami.plugin.grant import Grant
-from hami.plugin.registration import kubelet_ids
-from hami.plugin.roster import Roll, Roster
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.node.grant import Grant
+from hami.devices.registration import kubelet_ids
+from hami.devices.inventory import InventorySnapshot, DeviceInventory
 
-__all__ = ["HEALTHY", "UNHEALTHY", "VERSION", "Allocator", "PluginServer", "Stamp", "register", "socket_path",
+__all__ = ["HEALTHY", "UNHEALTHY", "VERSION", "DeviceAllocator", "PluginServer", "Stamp", "register", "socket_path",
            "stamp_of"]
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ Stamp = tuple[int, int, int]
 """Tells a socket from a later one of the same path."""
 
 
-class Allocator(Protocol):
+class DeviceAllocator(Protocol):
     """Who knows what a container gets."""
 
     def allocate(self, device_ids: Sequence[str]) -> Grant: ...
@@ -86,14 +86,14 @@ def register(kubelet_socket: str, endpoint: str, resource: str, timeout: float =
 class PluginServer:
     """One life of the plugin's socket: `start` once, `stop` once. Threads of gRPC call the rest."""
 
-    def __init__(self, path: Path, config: PluginConfig, roster: Roster, allocator: Allocator, *,
+    def __init__(self, path: Path, config: PluginConfig, inventory: DeviceInventory, allocator: DeviceAllocator, *,
                  ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids) -> None:
         """*ids*: under which the kubelet knows a card."""
         self.on_silence: Callable[[], None] = lambda: None
         """Called, by any thread, when the last kubelet that listened has gone."""
         self._path = path
         self._config = config
-        self._roster = roster
+        self._inventory = inventory
         self._allocator = allocator
         self._ids = ids
         self._ending = threading.Event()
@@ -139,7 +139,7 @@ class PluginServer:
         if self._stamp is not None and stamp_of(self._path) == self._stamp:
             self._path.unlink(missing_ok=True)
         self._ending.set()
-        self._roster.nudge()
+        self._inventory.nudge()
         self._server.stop(grace).wait()
         self._threads.shutdown(wait=False)
 
@@ -162,9 +162,9 @@ class PluginServer:
 
         def is_over() -> bool:
             return self._ending.is_set() or not context.is_active()
-        context.add_callback(self._roster.nudge)
+        context.add_callback(self._inventory.nudge)
         with self._counted():
-            while (roll := self._roster.wait_until(lambda roll: is_over() or roll.version != version)) is not None:
+            while (roll := self._inventory.wait_until(lambda roll: is_over() or roll.version != version)) is not None:
                 if is_over():
                     return
                 version = roll.version
@@ -198,7 +198,7 @@ class PluginServer:
         context.abort(status, says)
         raise AssertionError("abort raises")
 
-    def _listed(self, roll: Roll) -> api.ListAndWatchResponse:
+    def _listed(self, roll: InventorySnapshot) -> api.ListAndWatchResponse:
         answer = api.ListAndWatchResponse()
         for card in roll.cards:
             health = UNHEALTHY if card.uuid in roll.unwell else HEALTHY

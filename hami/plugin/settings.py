@@ -16,10 +16,10 @@ import msgspec
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config, parse_device_config
 from hami.errors import HamiError, MalformedInput
-from hami.plugin.config import PluginConfig
-from hami.plugin.health import XidRules, parse_xid_rules
+from hami.devices.config import PluginConfig
+from hami.devices.health import XidRules, parse_xid_rules
 from hami.quantity import INT32_MAX
-from hami.settings import Address, parse_boolean, read_text
+from hami.runtime.options import Address, parse_boolean, read_text
 
 __all__ = [
     "ENVIRONMENT", "ID_STRATEGIES", "LIST_STRATEGIES", "MIG_STRATEGIES", "NODE_CONFIG_FILE", "OPERATING_MODES",
@@ -305,7 +305,7 @@ class _Filter(msgspec.Struct):
     index: list[int] | None = None
 
 
-class _Entry(msgspec.Struct):
+class _NodeEntry(msgspec.Struct):
     """One entry of the node configuration; names in lower case, as they are read without regard to it."""
 
     name: str | None = None
@@ -321,7 +321,7 @@ class _Entry(msgspec.Struct):
 
 
 class _NodeConfig(msgspec.Struct):
-    nodeconfig: list[_Entry] | None = None
+    nodeconfig: list[_NodeEntry] | None = None
 
 
 def _of_node(path: str, node: str) -> dict[str, object]:
@@ -353,7 +353,7 @@ def _lowered(value: object) -> object:
     return [_lowered(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _of_entry(where: str, entry: _Entry) -> dict[str, object]:
+def _of_entry(where: str, entry: _NodeEntry) -> dict[str, object]:
     filtered = entry.filterdevices or _Filter()
     given: Iterable[tuple[str, object]] = (
         ("operating_mode", entry.operatingmode or None),

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hami.errors import AllocationRefused, HamiError
-from hami.plugin.cards import Card, MigDevice
-from hami.plugin.config import PluginConfig
-from hami.plugin.grant import Grant, HostFacts, Recipient, instances_grant
-from hami.plugin.registration import is_filtered
-from hami.plugin.roster import Roster
+from hami.devices.cards import Card, MigDevice
+from hami.devices.config import PluginConfig
+from hami.node.grant import Grant, HostFacts, Recipient, instances_grant
+from hami.devices.registration import is_filtered
+from hami.devices.inventory import DeviceInventory
 
-__all__ = ["MIXED", "SINGLE", "Offer", "StaticMig", "offers"]
+__all__ = ["MIXED", "SINGLE", "InstanceResource", "StaticMig", "offers"]
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +38,17 @@ class Devices(Protocol):
 
 
 class Facts(Protocol):
-    """What is asked of :class:`hami.plugin.host.Host`."""
+    """What is asked of :class:`hami.node.host.Host`."""
 
     def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A resource of the kubelet's, and what there is of it: the instances in *roster*, handed out by *allocator*."""
+class InstanceResource:
+    """A resource of the kubelet's, and what there is of it: the instances in *inventory*, handed out by *allocator*."""
 
     resource: str
-    roster: Roster
+    inventory: DeviceInventory
     allocator: InstanceAllocator
 
 
@@ -83,7 +83,7 @@ class StaticMig:
     """The instances of one node. Threads may share it."""
 
     def __init__(self, config: PluginConfig, strategy: str, source: Devices, host: Facts, *,
-                 serve: Callable[[Offer], None], tell: Callable[[Sequence[MigDevice]], None]) -> None:
+                 serve: Callable[[InstanceResource], None], tell: Callable[[Sequence[MigDevice]], None]) -> None:
         """*serve* is called once for each resource, as soon as there is anything of it. *tell* is told all instances
         before they are offered; it may raise HamiError."""
         self._config = config
@@ -94,7 +94,7 @@ class StaticMig:
         self._tell = tell
         self._guard = threading.Lock()
         self._devices: dict[str, MigDevice] = {}
-        self._offers: dict[str, Offer] = {}
+        self._offers: dict[str, InstanceResource] = {}
         self._parents: dict[str, Card] = {}
         self._unwell: dict[str, str] = {}  # by card
 
@@ -111,8 +111,8 @@ class StaticMig:
             for resource, offer in self._offers.items():
                 members = grouped.get(resource, ())
                 for one in members:
-                    offer.roster.report(one.uuid, self._unwell.get(one.gpu, ""))
-                offer.roster.read([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
+                    offer.inventory.report(one.uuid, self._unwell.get(one.gpu, ""))
+                offer.inventory.read([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
                                    for place, one in enumerate(members)])
         for offer in fresh:
             self._serve(offer)
@@ -126,13 +126,13 @@ class StaticMig:
             concerned = [one.uuid for one in self._devices.values() if one.gpu in ill]
             for offer in self._offers.values():
                 for one in concerned:
-                    offer.roster.report(one, reason)
+                    offer.inventory.report(one, reason)
 
     def close(self) -> None:
         """No more changes: whoever waits goes on."""
         with self._guard:
             for offer in self._offers.values():
-                offer.roster.close()
+                offer.inventory.close()
 
     def _look(self, cards: Sequence[Card]) -> tuple[list[MigDevice], dict[str, str]]:
         """The instances by card and number, those of a card that does not answer as they were; and what is wrong with
@@ -149,21 +149,21 @@ class StaticMig:
                     problems[card.uuid] = str(error)
         return found, problems
 
-    def _offer(self, resource: str) -> Offer:
-        roster = Roster()
-        made = self._offers[resource] = Offer(
-            resource, roster, InstanceAllocator(self._config, self._host, roster, self._devices))
+    def _offer(self, resource: str) -> InstanceResource:
+        inventory = DeviceInventory()
+        made = self._offers[resource] = InstanceResource(
+            resource, inventory, InstanceAllocator(self._config, self._host, inventory, self._devices))
         return made
 
 
 class InstanceAllocator:
     """Hands out the instances of one resource. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, host: Facts, roster: Roster, devices: Mapping[str, MigDevice]) -> None:
-        """*devices*: those of *roster*, and others; it grows."""
+    def __init__(self, config: PluginConfig, host: Facts, inventory: DeviceInventory, devices: Mapping[str, MigDevice]) -> None:
+        """*devices*: those of *inventory*, and others; it grows."""
         self._config = config
         self._host = host
-        self._roster = roster
+        self._inventory = inventory
         self._devices = devices
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
@@ -179,7 +179,7 @@ class InstanceAllocator:
         return ()
 
     def _allocate(self, device_ids: Sequence[str]) -> Grant:
-        roll = self._roster.roll()
+        roll = self._inventory.roll()
         chosen = [card for card in roll.cards if card.uuid in device_ids]
         if unknown := sorted(set(device_ids) - {card.uuid for card in chosen}):
             raise AllocationRefused(f"the kubelet asks for MIG instances that are not on this node: "

@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import NodePolicy, Request
-from hami.scheduling.ask import Ask, Claim
+from hami.scheduling.pod_request import PodRequest, VendorRequest
 from hami.scheduling.fit import Unfit, accepts_model
 from hami.scheduling.index import Index
 from hami.scheduling.place import Placement, place
@@ -52,7 +52,7 @@ class Choice:
 class Refusal:
     """No node fits *ask*. *unfit*: why, for each known node; *unknown*: names that have no devices."""
 
-    ask: Ask
+    ask: PodRequest
     unfit: dict[str, Unfit]
     unknown: tuple[str, ...]
 
@@ -63,9 +63,9 @@ class Verdicts:
     def __init__(self, index: Index, remembered: int = REMEMBERED) -> None:
         self._index = index
         self._remembered = remembered
-        self._tables: OrderedDict[Ask, _Table] = OrderedDict()
+        self._tables: OrderedDict[PodRequest, _Table] = OrderedDict()
 
-    def table(self, ask: Ask) -> _Table:
+    def table(self, ask: PodRequest) -> _Table:
         """The verdicts on *ask*, empty if it was not asked lately."""
         table = self._tables.get(ask)
         if table is None:
@@ -79,14 +79,14 @@ class Verdicts:
 class _Table:
     """Verdicts on one request, row by row."""
 
-    def __init__(self, index: Index, ask: Ask) -> None:
+    def __init__(self, index: Index, ask: PodRequest) -> None:
         self.index = index
         self.ask = ask
         self.state = numpy.zeros(0, dtype=numpy.int8)
         self.version = numpy.zeros(0, dtype=numpy.int64)
         self.answers: dict[int, Placement | Unfit] = {}
-        self.scorers = tuple((claim.vendor.key, claim.vendor.node_score) for claim in ask.claims
-                             if claim.vendor.node_score is not None)
+        self.scorers = tuple((vendor_request.vendor.key, vendor_request.vendor.node_score) for vendor_request in ask.vendor_requests
+                             if vendor_request.vendor.node_score is not None)
         self.unfits: dict[Unfit, Unfit] = {}
 
     def states(self, rows: Array) -> Array:
@@ -127,12 +127,12 @@ class _Table:
                                                    for shares in placement), policy) for key, score in self.scorers)
 
 
-def decide(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], policy: NodePolicy) -> Choice | Refusal:
+def decide(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str], policy: NodePolicy) -> Choice | Refusal:
     """The best of the nodes *names* that fits *ask*, or why none does."""
     return choose_node(index, verdicts, ask, names, policy) or refusals(index, verdicts, ask, names)
 
 
-def choose_node(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str], policy: NodePolicy) -> Choice | None:
+def choose_node(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str], policy: NodePolicy) -> Choice | None:
     """The best of the nodes *names* that fits *ask*; of equally good ones the first by name; ``None`` if none fits.
 
     Binpack takes the fullest node, spread the emptiest.
@@ -181,7 +181,7 @@ def _best_suited(table: _Table, candidates: Array, names: Sequence[str], policy:
                   len(names) - len(fitting), len(names))
 
 
-def refusals(index: Index, verdicts: Verdicts, ask: Ask, names: Sequence[str]) -> Refusal:
+def refusals(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str]) -> Refusal:
     """Why each of the nodes *names* that does not fit *ask* does not; nodes that fit are left out."""
     index.settle()
     table = verdicts.table(ask)
@@ -200,17 +200,17 @@ def _open(table: _Table, rows: Array) -> Array:
     return numpy.asarray(states <= FITS)
 
 
-def may_fit(index: Index, ask: Ask, rows: Array) -> Array:
+def may_fit(index: Index, ask: PodRequest, rows: Array) -> Array:
     """A mask over *rows* that is false only for nodes which certainly cannot fit *ask*."""
     possible = numpy.ones(len(rows), dtype=bool)
     for request in dict.fromkeys(request for container in ask.containers for request in container.requests):
-        possible &= _may_serve(index, ask.claim(request.vendor), request, rows)
+        possible &= _may_serve(index, ask.vendor_request(request.vendor), request, rows)
     return possible
 
 
-def _may_serve(index: Index, claim: Claim, request: Request, rows: Array) -> Array:
+def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, rows: Array) -> Array:
     """Nodes with enough devices that have a slot, the memory and the cores, as far as the vendor has such rules."""
-    columns, rules = index.columns, claim.vendor.rules
+    columns, rules = index.columns, vendor_request.vendor.rules
     fits = columns.vendor[rows] == index.vendors.get(request.vendor, -1)
     if Rule.HEALTH in rules:
         fits &= columns.usable[rows]
@@ -223,10 +223,10 @@ def _may_serve(index: Index, claim: Claim, request: Request, rows: Array) -> Arr
         fits &= columns.memory_free[rows] >= need
     if Rule.CORES in rules:
         fits &= (columns.cores_free[rows] >= min(request.cores, 100)) | columns.cut[rows]
-    if Rule.TYPE in rules and (claim.selector.use_types, claim.selector.nouse_types) != (None, None):
-        accepted = [number for model, number in index.models.items() if accepts_model(claim.selector, model)]
+    if Rule.TYPE in rules and (vendor_request.selector.use_types, vendor_request.selector.nouse_types) != (None, None):
+        accepted = [number for model, number in index.models.items() if accepts_model(vendor_request.selector, model)]
         fits &= numpy.isin(columns.model[rows], accepted)
-    if claim.vendor.repeats is not None:
+    if vendor_request.vendor.repeats is not None:
         return numpy.asarray(numpy.where((fits & columns.cut[rows]).any(axis=1), True,
                                          numpy.count_nonzero(fits, axis=1) >= request.count))
     return numpy.asarray(numpy.count_nonzero(fits, axis=1) >= request.count)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hami.model import Reason, Request, View
-from hami.scheduling.ask import Ask
+from hami.model import Reason, Request, DeviceUsage
+from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.decide import Refusal
 from hami.scheduling.fit import objection
-from hami.vendors.spec import Case, CoresIn, Vendor
+from hami.vendors.spec import FitContext, CoresIn, Vendor
 
 __all__ = ["describe", "nodes_by_reason", "summarize"]
 
@@ -16,7 +16,7 @@ NAMED = 50  # nodes that one event names
 CLOSEST = 3  # nodes whose devices are described
 DEVICES = 8  # devices described of each
 
-Views = Mapping[str, Sequence[View]]
+Views = Mapping[str, Sequence[DeviceUsage]]
 
 
 def nodes_by_reason(refusal: Refusal) -> dict[Reason, list[str]]:
@@ -42,7 +42,7 @@ def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
 def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
     """What the pod asks, and what each device of the closest nodes has free and lacks."""
     ask = refusal.ask
-    asked = "; ".join(_asked(request, ask.claim(request.vendor).vendor) for request in _requests(ask))
+    asked = "; ".join(_asked(request, ask.vendor_request(request.vendor).vendor) for request in _requests(ask))
     found = [(name, views) for name in sorted(refusal.unfit)[:NAMED] if any((views := views_of(name)).values())]
     found.sort(key=lambda item: -max(view.memory_free_mib for vendor in item[1].values() for view in vendor))
     nodes = [f"{name}: {_devices(ask, views)}" for name, views in found[:CLOSEST]]
@@ -50,7 +50,7 @@ def describe(refusal: Refusal, views_of: Callable[[str], Views]) -> str:
     return f"asks {asked}. {where}"
 
 
-def _requests(ask: Ask) -> list[Request]:
+def _requests(ask: PodRequest) -> list[Request]:
     return list(dict.fromkeys(request for container in ask.containers for request in container.requests))
 
 
@@ -61,14 +61,14 @@ def _asked(request: Request, vendor: Vendor) -> str:
     return f"{request.count} × {request.vendor} with {memory if _has_memory(vendor) else ''}{request.cores} cores"
 
 
-def _devices(ask: Ask, views: Views) -> str:
+def _devices(ask: PodRequest, views: Views) -> str:
     first = _requests(ask)[0]
     mine = views.get(first.vendor, ())
     case = ask.case(first.vendor, mine)
     return ", ".join(_device(first, view, case) for view in mine[:DEVICES]) or "no such device"
 
 
-def _device(request: Request, view: View, case: Case) -> str:
+def _device(request: Request, view: DeviceUsage, case: FitContext) -> str:
     device = view.device
     reason = objection(view, request, case)
     cores, cores_used = device.cores, view.cores_used

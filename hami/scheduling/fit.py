@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import ContainerKind, Reason, Request, Selector, Share, View
+from hami.model import ContainerKind, Reason, Request, Selector, Share, DeviceUsage
 from hami.scheduling.order import device_score, sort_views
 from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import collapse, total
 from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Case, Check, Choose, Rule, Short
+from hami.vendors.spec import FitContext, Check, Choose, Rule, Short
 
 __all__ = ["Unfit", "accepts_model", "fit", "objection"]
 
@@ -42,7 +42,7 @@ class _Walk:
     reasons: Counter[Reason] = field(default_factory=Counter)
 
 
-def fit(request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+def fit(request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
     """Shares of the devices of ``case.views`` that *request* gets, in the order in which they were taken."""
     views, vendor = case.views, case.vendor
     if vendor.gate is not None and (reason := vendor.gate(request, case)) is not None:
@@ -59,7 +59,7 @@ def fit(request: Request, case: Case) -> tuple[Share, ...] | Unfit:
     return _first_that_fit(ordered, request, case)
 
 
-def objection(view: View, request: Request, case: Case, picks: Sequence[Share] = (),
+def objection(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share] = (),
               rules: Iterable[Rule | Check] | None = None) -> Reason | None:
     """The first of *rules* (all of the vendor's, if not given) that *view* breaks."""
     for rule in case.vendor.rules if rules is None else rules:
@@ -77,7 +77,7 @@ def accepts_model(selector: Selector, model: str) -> bool:
     return selector.nouse_types is None or not any(item.lower() in name for item in selector.nouse_types)
 
 
-def _first_that_fit(ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
     """The first devices that can serve. With numa-bind, leaving a NUMA node means starting over."""
     walk, numa = _Walk(), None
     before, after = _split(case)
@@ -98,9 +98,9 @@ def _first_that_fit(ordered: Sequence[View], request: Request, case: Case) -> tu
     return _unfit(walk, len(ordered))
 
 
-def _chosen(choose: Choose, ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+def _chosen(choose: Choose, ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
     """Of all devices that can serve, those that the vendor chooses; or why none do."""
-    walk, eligible = _Walk(), list[View]()
+    walk, eligible = _Walk(), list[DeviceUsage]()
     for view in ordered:
         if (reason := objection(view, request, case)) is None:
             eligible.append(view)
@@ -121,12 +121,12 @@ def _chosen(choose: Choose, ordered: Sequence[View], request: Request, case: Cas
     return tuple(walk.picks)
 
 
-def _best_linked(ordered: Sequence[View], request: Request, case: Case) -> tuple[Share, ...] | Unfit:
+def _best_linked(ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
     """Of all devices that can serve, those that are linked best; else the first that fit, or why none do.
 
     With numa-bind they are of one NUMA node: the first, in the order of trying, that has enough.
     """
-    groups: dict[int, list[View]] = {}
+    groups: dict[int, list[DeviceUsage]] = {}
     for view in ordered:
         if objection(view, request, case) is None:
             groups.setdefault(view.device.numa if _binds_numa(case) else 0, []).append(view)
@@ -138,13 +138,13 @@ def _best_linked(ordered: Sequence[View], request: Request, case: Case) -> tuple
     return _first_that_fit(ordered, request, case)
 
 
-def _links(group: Sequence[View]) -> NDArray[numpy.int64]:
+def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
     """How well each two of *group* are linked; a pair that is not known, or a device with itself, not at all."""
     return numpy.array([[a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
                         for a in group], dtype=numpy.int64)
 
 
-def _split(case: Case) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ...]]:
+def _split(case: FitContext) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ...]]:
     """The rules before and after the place where numa-bind starts over."""
     rules = case.vendor.rules
     if not _binds_numa(case):
@@ -153,7 +153,7 @@ def _split(case: Case) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ..
     return rules[:place], rules[place:]
 
 
-def _binds_numa(case: Case) -> bool:
+def _binds_numa(case: FitContext) -> bool:
     """The pod wants one NUMA node, and its vendor is one whose pods may."""
     return case.policy.numa_bind and Rule.NUMA in case.vendor.rules
 
@@ -170,7 +170,7 @@ def _unfit(walk: _Walk, devices: int) -> Unfit:
     return Unfit(tuple(walk.reasons.items()), devices)
 
 
-def _share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def _share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     return (case.vendor.share or common_share)(view, request, case, picks)
 
 
@@ -178,37 +178,37 @@ def _cores(request: Request) -> int:
     return min(request.cores, WHOLE)
 
 
-def _unhealthy(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _unhealthy(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     return None if view.device.healthy else Reason.UNHEALTHY
 
 
-def _cordoned(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _cordoned(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     return Reason.CORDONED if view.device.cordoned else None
 
 
-def _other_type(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _other_type(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     selector = case.selector
     if selector.mode is not None and view.device.mode not in selector.mode:
         return Reason.TYPE_MISMATCH
     return None if accepts_model(selector, view.device.model) else Reason.TYPE_MISMATCH
 
 
-def _other_uuid(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _other_uuid(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     selector, uuid = case.selector, view.device.uuid
     if selector.use_uuids is not None and uuid not in selector.use_uuids:
         return Reason.UUID_MISMATCH
     return Reason.UUID_MISMATCH if selector.nouse_uuids is not None and uuid in selector.nouse_uuids else None
 
 
-def _no_slot(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _no_slot(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     return Reason.NO_SLOT if view.slots_used >= view.device.slots else None
 
 
-def _shared(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _shared(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     return Reason.NOT_ALONE if case.policy.mutex and view.slots_used > 0 else None
 
 
-def _over_quota(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _over_quota(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     budget = case.budget
     if budget.memory_mib is None and budget.cores is None:
         return None
@@ -217,41 +217,41 @@ def _over_quota(view: View, request: Request, case: Case, picks: Sequence[Share]
     return None if budget.covers(*total(charges)) else Reason.QUOTA
 
 
-def _no_memory(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _no_memory(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     free = view.device.memory_mib - view.memory_used_mib
     return Reason.NO_MEMORY if free < request.memory_on(view.device) else None
 
 
-def _no_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _no_cores(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     free = view.device.cores - view.cores_used
     return Reason.NO_CORES if free < _cores(request) and not view.device.is_cut else None
 
 
-def _not_alone(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _not_alone(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """A request for all cores wants the device to itself."""
     exclusive = view.device.cores == WHOLE and _cores(request) == WHOLE
     return Reason.NOT_ALONE if exclusive and view.slots_used > 0 else None
 
 
-def _used_up(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _used_up(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """A request without cores cannot run beside others that hold them all."""
     full = view.device.cores != 0 and view.cores_used == view.device.cores and not view.device.is_cut
     return Reason.NO_CORES_LEFT if full and request.cores == 0 else None
 
 
-def _used(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _used(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """Nobody else has anything of the device."""
     return Reason.NOT_ALONE if view.slots_used > 0 else None
 
 
-def _another_device(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _another_device(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """All containers of a pod share one device, so one that has several leaves none for the others."""
     elsewhere = any(share.uuid != view.device.uuid for kind, shares in case.mine for share in shares
                     if kind is not ContainerKind.INIT)
     return Reason.CUSTOM_RULE if elsewhere else None
 
 
-def _passed(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def _passed(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Device, View
+from hami.model import Device, DeviceUsage
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import Charge
 
@@ -39,9 +39,9 @@ class NodeEntry:
 
     row: int
     inventory: dict[str, tuple[Device, ...]] = field(default_factory=dict)
-    views: dict[str, tuple[View, ...]] = field(default_factory=dict)
+    views: dict[str, tuple[DeviceUsage, ...]] = field(default_factory=dict)
 
-    def all_views(self) -> Iterator[View]:
+    def all_views(self) -> Iterator[DeviceUsage]:
         """The node's devices, vendor by vendor, as registered."""
         for vendor in sorted(self.views):
             yield from self.views[vendor]
@@ -81,7 +81,7 @@ class Columns:
         for name in self.DEVICE:
             setattr(self, name, _grown(getattr(self, name), shape, fill=-1 if name == "vendor" else 0))
 
-    def write(self, row: int, views: Sequence[View], vendors: Sequence[int], models: Sequence[int]) -> None:
+    def write(self, row: int, views: Sequence[DeviceUsage], vendors: Sequence[int], models: Sequence[int]) -> None:
         """Set the row's devices to *views*."""
         width = len(views)
         for name in self.DEVICE:
@@ -112,7 +112,7 @@ class Index:
         self.vendors: dict[str, int] = {}
         self.changes = 0
         self._taken: dict[str, dict[tuple[str, str], list[int]]] = {}  # node, then vendor and uuid: amounts
-        self._held: dict[str, dict[str, list[tuple[str, Charge]]]] = {}  # node, then pod: charges with spots or tags
+        self._held: dict[str, dict[str, list[tuple[str, Charge]]]] = {}  # node, then pod: charges with partitions or co_tenants
         self._namespaces: dict[tuple[str, str], list[int]] = {}
         self._free_rows: list[int] = []
         self._ranked = True
@@ -163,7 +163,7 @@ class Index:
             if (entry := self.nodes.get(node)) is not None:
                 self._refresh(node, entry)
 
-    def views(self, node: str) -> Mapping[str, Sequence[View]]:
+    def views(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
         """The devices of *node* by vendor with what is taken of each; empty when it has none."""
         self.settle()
         entry = self.nodes.get(node)
@@ -220,9 +220,9 @@ class Index:
         self._unsettled[booking.node] = None
 
     def _hold(self, booking: Booking, sign: int) -> None:
-        """Remember the spots and tags in *booking*, or forget them."""
+        """Remember the partitions and co_tenants in *booking*, or forget them."""
         marked = [(vendor, charge) for vendor, charges in booking.charges for charge in charges
-                  if charge.spots or charge.tags]
+                  if charge.partitions or charge.co_tenants]
         if marked and sign > 0:
             self._held.setdefault(booking.node, {})[booking.uid] = marked
         elif marked:
@@ -234,13 +234,13 @@ class Index:
     def _refresh(self, node: str, entry: NodeEntry) -> None:
         """Work out the node's views, score and columns anew."""
         taken = self._taken.get(node, {})
-        entry.views = {vendor: tuple(View(device, *taken.get((vendor, device.uuid), _NOTHING)) for device in devices)
+        entry.views = {vendor: tuple(DeviceUsage(device, *taken.get((vendor, device.uuid), _NOTHING)) for device in devices)
                        for vendor, devices in entry.inventory.items()}
         for held in self._held.get(node, {}).values():
             for vendor, charge in held:
                 if vendor in entry.views:
                     entry.views[vendor] = tuple(
-                        replace(view, spots=view.spots + charge.spots, tags=view.tags + charge.tags)
+                        replace(view, partitions=view.partitions + charge.partitions, co_tenants=view.co_tenants + charge.co_tenants)
                         if view.device.uuid == charge.uuid else view for view in entry.views[vendor])
         views = tuple(entry.all_views())
         self.columns.reserve(entry.row + 1, len(views))

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from hami.model import Device, DevicePolicy, OrderKey, Request, View, Weights
+from hami.model import Device, DevicePolicy, OrderKey, Request, DeviceUsage, Weights
 
 __all__ = ["device_score", "sort_views"]
 
 f32 = numpy.float32
 
 
-def device_score(view: View, request: Request, weights: Weights) -> float:
+def device_score(view: DeviceUsage, request: Request, weights: Weights) -> float:
     """How full *view* is with the container's *request* to its vendor counted in, 0 to 10 for each unit of weight.
 
     A request counts as one slot, for however many devices. Single precision, rounded after each step, as upstream's.
@@ -29,14 +29,14 @@ def device_score(view: View, request: Request, weights: Weights) -> float:
                             + f32(weights.memory) * (f32(memory) / f32(device.memory_mib))))
 
 
-def sort_views(views: Sequence[View], policy: DevicePolicy, scores: Sequence[float]) -> list[View]:
+def sort_views(views: Sequence[DeviceUsage], policy: DevicePolicy, scores: Sequence[float]) -> list[DeviceUsage]:
     """*views* sorted by *policy*; the last is tried first, and of equals the one that was registered last."""
     keys = [_KEYS[key] for key in policy.order]
     order = sorted(range(len(views)), key=lambda i: tuple(key(views[i], scores[i]) for key in keys))
     return [views[i] for i in order]
 
 
-_KEYS: dict[OrderKey, Callable[[View, float], float]] = {
+_KEYS: dict[OrderKey, Callable[[DeviceUsage, float], float]] = {
     OrderKey.SCORE: lambda view, score: score,
     OrderKey.SCORE_DESCENDING: lambda view, score: -score,
     OrderKey.NUMA: lambda view, score: view.device.numa,

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import numpy
 
-from hami.model import View
+from hami.model import DeviceUsage
 
 __all__ = ["node_score"]
 
 f32 = numpy.float32
 
 
-def node_score(views: Iterable[View]) -> float:
+def node_score(views: Iterable[DeviceUsage]) -> float:
     """Used over available slots, cores and memory of all devices of all vendors, each 0 to 10, added up.
 
     The pod that is being placed is not counted. Single precision, as upstream's.

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hami.model import ContainerKind, Share, Spot, View
+from hami.model import ContainerKind, Share, Partition, DeviceUsage
 
-__all__ = ["Charge", "charge_views", "collapse", "hold_spots", "total"]
+__all__ = ["Charge", "charge_views", "collapse", "hold_partitions", "total"]
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one pod takes of one device: slots, memory in MiB, cores in percent; *spots* and *tags* as in View."""
+    """What one pod takes of one device: slots, memory in MiB, cores in percent; *partitions* and *co_tenants* as in DeviceUsage."""
 
     uuid: str
     slots: int
     memory_mib: int
     cores: int
-    spots: tuple[Spot, ...] = ()
-    tags: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    co_tenants: tuple[str, ...] = ()
 
 
-def charge_views(views: Sequence[View], shares: Iterable[Share]) -> tuple[View, ...]:
+def charge_views(views: Sequence[DeviceUsage], shares: Iterable[Share]) -> tuple[DeviceUsage, ...]:
     """*views* after *shares* were taken from them, a slot for each share."""
     taken = list(shares)
     return tuple(
@@ -30,11 +30,11 @@ def charge_views(views: Sequence[View], shares: Iterable[Share]) -> tuple[View, 
         for view in views)
 
 
-def hold_spots(views: Sequence[View], shares: Iterable[Share]) -> Sequence[View]:
-    """*views* with the spots of *shares* taken, and nothing else of them."""
-    held = [share for share in shares if share.spots]
-    return tuple(replace(view, spots=(*view.spots, *(spot for share in held if share.uuid == view.device.uuid
-                                                     for spot in share.spots))) for view in views) if held else views
+def hold_partitions(views: Sequence[DeviceUsage], shares: Iterable[Share]) -> Sequence[DeviceUsage]:
+    """*views* with the partitions of *shares* taken, and nothing else of them."""
+    held = [share for share in shares if share.partitions]
+    return tuple(replace(view, partitions=(*view.partitions, *(partition for share in held if share.uuid == view.device.uuid
+                                                     for partition in share.partitions))) for view in views) if held else views
 
 
 def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]], *,
@@ -50,7 +50,7 @@ def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
     charges = _amounts(kinds, containers, init_done)
-    if any(share.spots or share.tags for shares in containers for share in shares):
+    if any(share.partitions or share.co_tenants for shares in containers for share in shares):
         running = [shares for kind, shares in zip(kinds, containers) if kind is not ContainerKind.INIT or not init_done]
         return tuple(_marked(charge, [share for shares in running for share in shares if share.uuid == charge.uuid])
                      for charge in charges)
@@ -69,20 +69,20 @@ def total(charges: Iterable[Charge]) -> tuple[int, int]:
 _NONE = (0, 0, 0)
 
 
-def _charged(view: View, shares: Sequence[Share]) -> View:
+def _charged(view: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:
     charged = view.charged(len(shares), sum(s.memory_mib for s in shares), sum(s.cores for s in shares))
-    if not any(share.spots or share.tags for share in shares):
+    if not any(share.partitions or share.co_tenants for share in shares):
         return charged
-    return replace(charged, spots=(*view.spots, *(spot for share in shares for spot in share.spots)),
-                   tags=(*view.tags, *(tag for share in shares for tag in share.tags)))
+    return replace(charged, partitions=(*view.partitions, *(partition for share in shares for partition in share.partitions)),
+                   co_tenants=(*view.co_tenants, *(tag for share in shares for tag in share.co_tenants)))
 
 
 def _marked(charge: Charge, shares: Sequence[Share]) -> Charge:
-    """*charge* with the spots and tags of *shares*: each spot is a slot, what several containers say of the pod counts
+    """*charge* with the partitions and co_tenants of *shares*: each partition is a slot, what several containers say of the pod counts
     once."""
-    spots = tuple(sorted({spot for share in shares for spot in share.spots}))
-    tags = tuple(sorted({tag for share in shares for tag in share.tags}))
-    return replace(charge, slots=max(charge.slots, len(spots)), spots=spots, tags=tags)
+    partitions = tuple(sorted({partition for share in shares for partition in share.partitions}))
+    co_tenants = tuple(sorted({tag for share in shares for tag in share.co_tenants}))
+    return replace(charge, slots=max(charge.slots, len(partitions)), partitions=partitions, co_tenants=co_tenants)
 
 
 def _amounts(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]],

@@ -14,14 +14,14 @@ from typing import Any
 
 from hami.codec.device_config import AscendChip, Template
 from hami.errors import MalformedInput
-from hami.model import Device, Node, NodePolicy, Reason, Request, Share, View
+from hami.model import Device, Node, NodePolicy, Reason, Request, Share, DeviceUsage
 from hami.vendors import inventory
 from hami.vendors.admission import Draft, Step
 from hami.vendors.admission import admission as common_admission
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import (
-    Admission, Admit, Annotate, Case, Check, Choose, Emission, Inventory, MakeShare, Short, Vendor,
+    Admission, Admit, Annotate, FitContext, Check, Choose, AnnotationContext, Inventory, MakeShare, Short, Vendor,
 )
 
 __all__ = [
@@ -73,7 +73,7 @@ def admission(chip: AscendChip, family: Collection[str], *, hides: bool) -> Admi
     return admit
 
 
-def gate(request: Request, case: Case) -> Reason | None:
+def gate(request: Request, case: FitContext) -> Reason | None:
     """The pod wants the soft split and the node has none."""
     return Reason.MODE if _is_soft(case) and not all(view.device.info.get(NODE_MODE) for view in case.views) else None
 
@@ -81,7 +81,7 @@ def gate(request: Request, case: Case) -> Reason | None:
 def no_room(chip: AscendChip) -> Check:
     """Too little memory is left for the template."""
 
-    def check(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+    def check(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
         return Reason.NO_MEMORY if view.memory_free_mib < _sized(chip, request, case).memory_on(view.device) else None
 
     return check
@@ -90,7 +90,7 @@ def no_room(chip: AscendChip) -> Check:
 def share(chip: AscendChip) -> MakeShare:
     """The memory of the template in hard split, else what was asked for."""
 
-    def make(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+    def make(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
         return common_share(view, _sized(chip, request, case), case, picks)
 
     return make
@@ -100,7 +100,7 @@ def choose(chip: AscendChip) -> Choose:
     """Whole modules of two, where chips come in pairs; else chips of few networks, where all are in one; else the
     first."""
 
-    def choice(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View] | Short:
+    def choice(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
         if chip.super_pod and request.count > 1:
             found = whole_pairs(eligible, request.count)
             if len(found) < request.count:
@@ -116,7 +116,7 @@ def choose(chip: AscendChip) -> Choose:
 def annotate(chip: AscendChip) -> Annotate:
     """When the chips were chosen, and what the device plugin does with each: its template, memory and cores."""
 
-    def texts(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+    def texts(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
         soft = emission.pod.annotations.get(MODE) == SOFT
         entries = [_entry(one, None if soft else _size(chip, one.memory_mib))
                    for shares in emission.shares for one in shares]
@@ -131,7 +131,7 @@ def written_keys(word: str) -> tuple[str, str]:
     return "predicate-time", f"huawei.com/{word}"
 
 
-def node_score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def node_score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """How much chips are kept in one network, 10 at most for each container."""
     return NETWORK_WEIGHT * concentration(views, placement, _network)
 
@@ -197,7 +197,7 @@ def _size(chip: AscendChip, memory_mib: int) -> Template | None:
     return Template("", chip.memory_allocatable) if memory_mib <= chip.memory_capacity else None
 
 
-def _sized(chip: AscendChip, request: Request, case: Case) -> Request:
+def _sized(chip: AscendChip, request: Request, case: FitContext) -> Request:
     """*request* with the memory of its template. More than a chip has stays, and fits nowhere."""
     if _is_soft(case) or request.memory_mib <= 0 or (size := _size(chip, request.memory_mib)) is None:
         return request
@@ -210,7 +210,7 @@ def _entry(one: Share, size: Template | None) -> Mapping[str, str | int]:
     return {key: value for key, value in entry.items() if value}
 
 
-def _is_soft(case: Case) -> bool:
+def _is_soft(case: FitContext) -> bool:
     return case.says(MODE) == SOFT
 
 
@@ -218,6 +218,6 @@ def _wants_soft(draft: Draft) -> bool:
     return draft.says(MODE) == SOFT
 
 
-def _network(view: View) -> float | None:
+def _network(view: DeviceUsage) -> float | None:
     network = view.device.info.get(NETWORK)
     return network if isinstance(network, (int, float)) and not isinstance(network, bool) else None

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from hami.errors import MalformedInput
-from hami.model import Container, Device, Node, Pod, Reason, Request, Share, Spot, View
+from hami.model import Container, Device, Node, Pod, Reason, Request, Share, Partition, DeviceUsage
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.admission import Draft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.request import amounts
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import Admission, Case, Emission, Short, Vendor
+from hami.vendors.spec import Admission, FitContext, AnnotationContext, Short, Vendor
 
 __all__ = [
     "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "choose", "inventory", "read", "request", "share", "too_few_cores",
@@ -32,7 +32,7 @@ WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
 MOST_CORES = 31  # of a device: their mask is a signed integer of 32 bits on the wire
 PAIR = 2  # cores beyond so many come in multiples of it, as upstream has it before it has seen a node
 RUNS = (1, 4, 8, 16)  # devices that Trainium links to each other, starting at a multiple of as many
-_ALL = Spot(0, MOST_CORES)  # a whole device, however many cores it has
+_ALL = Partition(0, MOST_CORES)  # a whole device, however many cores it has
 
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
@@ -71,14 +71,14 @@ def request(vendor: Vendor, container: Container) -> Request | None:
         return None
 
 
-def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def too_few_cores(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The device has fewer free cores than it would have to give."""
     total = _total(view.device)
     need = min(request.cores, total) if request.cores else total
     return Reason.NO_CORES if len(_free(view)) < need else None
 
 
-def choose(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View] | Short:
+def choose(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
     """The first device that will do; several are of a run of neighbours, which are linked."""
     device = eligible[0].device
     count = -(-request.cores // _total(device)) if request.cores else request.count
@@ -90,7 +90,7 @@ def choose(eligible: Sequence[View], request: Request, case: Case) -> Sequence[V
     return aligned_run(eligible, count, step=1 if inferentia else count) or Short(Reason.NUMA)
 
 
-def share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """The device's first free cores, neighbours if there are any: what the container has not got yet, or all."""
     device = view.device
     if not request.cores:
@@ -100,7 +100,7 @@ def share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> S
     return Share(device.uuid, request.vendor, 0, mask, _runs(mask))
 
 
-def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
     """What the agent of the node sets in the containers: numbers of devices, or of cores, of the whole node.
 
     They follow each other for all containers, as upstream's agent expects them.
@@ -130,7 +130,7 @@ def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) ->
     whole = [_wants_devices(vendor, container) for container in pod.containers]
     if len(whole) != len(containers):
         whole = [False] * len(containers)
-    return tuple(tuple(replace(one, spots=(_ALL,) if all_of_it else _runs(one.cores)) for one in shares)
+    return tuple(tuple(replace(one, partitions=(_ALL,) if all_of_it else _runs(one.cores)) for one in shares)
                  for shares, all_of_it in zip(containers, whole, strict=True))
 
 
@@ -174,8 +174,8 @@ def _total(device: Device) -> int:
     return device.cores.bit_length()
 
 
-def _free(view: View) -> list[int]:
-    held = {core for spot in view.spots for core in range(spot.start, spot.start + spot.size)}
+def _free(view: DeviceUsage) -> list[int]:
+    held = {core for partition in view.partitions for core in range(partition.start, partition.start + partition.size)}
     return [core for core in range(_total(view.device)) if core not in held]
 
 
@@ -191,6 +191,6 @@ def _cores(mask: int) -> list[int]:
     return [core for core in range(mask.bit_length()) if mask >> core & 1]
 
 
-def _runs(mask: int) -> tuple[Spot, ...]:
+def _runs(mask: int) -> tuple[Partition, ...]:
     """The cores in *mask*, those that follow each other as one."""
-    return tuple(Spot(run.start(), len(run[0])) for run in re.finditer("1+", f"{mask:b}"[::-1]))
+    return tuple(Partition(run.start(), len(run[0])) for run in re.finditer("1+", f"{mask:b}"[::-1]))

@@ -12,12 +12,12 @@ from typing import Any
 
 from hami.codec.drs import DrsProfile, parse_drs_capacity, render_drs_assignments
 from hami.errors import MalformedInput
-from hami.model import Container, Device, Node, Reason, Request, Share, View
+from hami.model import Container, Device, Node, Reason, Request, Share, DeviceUsage
 from hami.quantity import strict_integer
 from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.request import WHOLE, amounts, objection
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Admission, Case, Emission, Vendor
+from hami.vendors.spec import Admission, FitContext, AnnotationContext, Vendor
 
 __all__ = [
     "WRITTEN", "admit", "annotate", "gate", "inventory", "no_memory", "no_profile", "no_slice", "request", "share",
@@ -82,27 +82,27 @@ def request(vendor: Vendor, container: Container) -> Request | None:
     return Request(vendor=vendor.key, count=1, memory_mib=memory, cores=cores) if memory or cores else None
 
 
-def gate(request: Request, case: Case) -> Reason | None:
+def gate(request: Request, case: FitContext) -> Reason | None:
     """The node has no profile for *request*."""
     return Reason.MODE if all(_wanted(request, view.device) is None for view in case.views) else None
 
 
-def no_profile(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def no_profile(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The device cannot be cut as *request* wants it."""
     return Reason.MODE if _wanted(request, view.device) is None else None
 
 
-def no_slice(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def no_slice(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """All slices are taken."""
     return Reason.NO_SLOT if _slices_used(view) >= view.device.slots else None
 
 
-def no_memory(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def no_memory(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The profile has more memory than the device has left."""
     return Reason.NO_MEMORY if view.memory_free_mib < share(view, request, case, picks).memory_mib else None
 
 
-def too_few_slices(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def too_few_slices(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The profile has more slices than the device has left.
 
     Slices are counted, not percents: those are rounded up, so that six sixths would be more than a whole.
@@ -112,7 +112,7 @@ def too_few_slices(view: View, request: Request, case: Case, picks: Sequence[Sha
     return Reason.NO_CORES if profile is not None and free < profile.slices else None
 
 
-def share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """The memory of the profile, and its part of the device in percent, rounded up."""
     profile = _wanted(request, view.device)
     if profile is None:
@@ -120,7 +120,7 @@ def share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> S
     return Share(view.device.uuid, request.vendor, profile.memory_gb * GIB, _percent(profile, view.device))
 
 
-def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
     """What Enflame's agent reads: the first container's device and size, and each container's profile."""
     taken = [(container.name, emission.devices[mine.uuid], profile)
              for container, shares in zip(emission.pod.containers, emission.shares, strict=True)
@@ -168,7 +168,7 @@ def _percent(profile: DrsProfile, device: Device) -> int:
     return -(-profile.slices * WHOLE // _profiles(device)[-1].slices)
 
 
-def _slices_used(view: View) -> int:
+def _slices_used(view: DeviceUsage) -> int:
     """How many slices are taken: what the percents of allocations come to, and never less than one for each.
 
     Each percent is rounded up by less than one, which makes no whole slice while a device has ten or fewer; with more

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hami.model import Container, Device, Node, NodePolicy, Reason, Request, Share, View
+from hami.model import Container, Device, Node, NodePolicy, Reason, Request, Share, DeviceUsage
 from hami.vendors import inventory
 from hami.vendors.admission import Draft
 from hami.vendors.request import WHOLE, amounts, common_request
 from hami.vendors.select import WING, on_wings, places_of
-from hami.vendors.spec import Case, Short, Vendor
+from hami.vendors.spec import FitContext, Short, Vendor
 
 __all__ = [
     "CARD_MIB", "choose_cards", "choose_slices", "node_score", "other_slices", "registered", "round_memory",
@@ -32,12 +32,12 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
                              for device in devices)
 
 
-def whole_card(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def whole_card(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """The card with all its memory and cores."""
     return Share(view.device.uuid, request.vendor, view.device.memory_mib, view.device.cores)
 
 
-def choose_cards(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View] | Short:
+def choose_cards(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
     """Linked cards that nobody uses.
 
     That they are unused is no rule of its own: users see what upstream tells them then, that the NUMA node does not
@@ -46,12 +46,12 @@ def choose_cards(eligible: Sequence[View], request: Request, case: Case) -> Sequ
     return choose_slices([view for view in eligible if view.slots_used == 0], request, case)
 
 
-def choose_slices(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View] | Short:
+def choose_slices(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
     """Slices of linked cards."""
     return on_wings(eligible, request.count, case.views) or Short(Reason.NUMA)
 
 
-def other_slices(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def other_slices(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The card is cut in slices of another size; those of one card are all equal."""
     return None if view.memory_used_mib == view.slots_used * request.memory_mib else Reason.CUSTOM_RULE
 
@@ -75,7 +75,7 @@ def slice_request(vendor: Vendor, container: Container) -> Request | None:
     return replace(found, memory_mib=memory, memory_percent=None if asked else WHOLE, cores=memory * 100 // CARD_MIB)
 
 
-def node_score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def node_score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """0 to 3000: how little the pod's cards cut up the wings, those in use counted with them."""
     places = places_of(views)
     used = {places[view.device.uuid] for view in views if view.slots_used > 0}

@@ -15,11 +15,11 @@ from dataclasses import replace
 from hami.codec.metax import parse_cards, parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
-from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, View
+from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, DeviceUsage
 from hami.vendors.admission import Draft
 from hami.vendors.inventory import counted, each_once
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import Case, Emission, MakeShare, Read, Vendor
+from hami.vendors.spec import FitContext, AnnotationContext, MakeShare, Read, Vendor
 
 __all__ = [
     "ALLOCATED", "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "PREDICATE_TIME", "QOS", "SCORES", "TOPOLOGY_AWARE",
@@ -53,7 +53,7 @@ def cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return tuple(replace(device, info=links) for device in devices) if devices is not None else None
 
 
-def card_score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def card_score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """How well so many cards can be had on the node: with the least damage to links (binpack), or the best linked.
 
     A node that does not say counts nothing. (Upstream writes the latter as 2000 less the score, since under spread its
@@ -97,12 +97,12 @@ def class_and_quality(draft: Draft) -> None:
         _check_word(QOS, quality, QUALITIES)
 
 
-def unhealthy(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def unhealthy(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """As for all vendors, in MetaX's own word."""
     return None if view.device.healthy else Reason.SGPU_UNHEALTHY
 
 
-def other_class(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def other_class(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """Pods of a class and pods without do not share a card, nor does an offline pod join online ones."""
     online, offline = _crowd(view)
     mine = case.says(APP_CLASS)
@@ -110,7 +110,7 @@ def other_class(view: View, request: Request, case: Case, picks: Sequence[Share]
     return None if fits else Reason.APP_CLASS
 
 
-def other_quality(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def other_quality(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """A card has one quality of service: that of the pods on it, or what its agent reports where they say none.
 
     It may become any other while nobody uses it, and has none for who takes it whole.
@@ -121,7 +121,7 @@ def other_quality(view: View, request: Request, case: Case, picks: Sequence[Shar
     return None if card <= {"", case.says(QOS) or BEST_EFFORT} else Reason.QOS
 
 
-def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def too_few_cores(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The rules on cores of all vendors, but not for online pods; and more than a card has are not cut to that."""
     device, free = view.device, view.device.cores - view.cores_used
     if not case.vendor.gives_cores(case.says):
@@ -133,7 +133,7 @@ def too_few_cores(view: View, request: Request, case: Case, picks: Sequence[Shar
     return Reason.NO_CORES_LEFT if device.cores and free == 0 and request.cores == 0 else None
 
 
-def choose(eligible: Sequence[View], request: Request, case: Case) -> Sequence[View]:
+def choose(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage]:
     """For an online pod the card with the fewest others, for whole cards those that are linked, else the first."""
     app_class = case.says(APP_CLASS)
     if app_class == ONLINE:
@@ -147,14 +147,14 @@ def share(topology_aware: bool) -> MakeShare:
     """What a pod takes: online ones no compute. *topology_aware*: linked cards are wanted unless the pod says
     otherwise."""
 
-    def make(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+    def make(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
         cores = request.cores if case.vendor.gives_cores(case.says) else 0
         return Share(view.device.uuid, request.vendor, request.memory_on(view.device), cores,
-                     tags=(_tag(case.says, topology_aware),))
+                     co_tenants=(_tag(case.says, topology_aware),))
     return make
 
 
-def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
     """The allocation once more, as MetaX's agent reads it."""
     return {ALLOCATED: render_allocated(emission.shares), PREDICATE_TIME: emission.nanoseconds}
 
@@ -163,16 +163,16 @@ def read(topology_aware: bool) -> Read:
     """The shares with the pod's class and quality, which only its annotations say. *topology_aware*: as for `share`."""
 
     def tagged(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:
-        tags = (_tag(pod.annotations.get, topology_aware),)
-        return tuple(tuple(replace(share, tags=tags) for share in shares) for shares in containers)
+        co_tenants = (_tag(pod.annotations.get, topology_aware),)
+        return tuple(tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers)
     return tagged
 
 
-def score(views: Sequence[View], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """How little an online pod is in others' way, or how well whole cards are linked and what they leave is."""
     shares = [share for shares in placement for share in shares]
     whole = {share.uuid for share in shares if share.cores == WHOLE}
-    words = {word for share in shares for tag in share.tags for word in tag.split()}
+    words = {word for share in shares for tag in share.co_tenants for word in tag.split()}
     if ONLINE in words:
         return WEIGHT * _online_score(views, {share.uuid for share in shares})
     return WEIGHT * _link_score(views, whole) if whole and LINKED in words else 0.0
@@ -194,31 +194,31 @@ def _tag(says: Callable[[str], str | None], topology_aware: bool) -> str:
     return " ".join(filter(None, words))
 
 
-def _words(view: View) -> list[str]:
-    return [word for tag in view.tags for word in tag.split()]
+def _words(view: DeviceUsage) -> list[str]:
+    return [word for tag in view.co_tenants for word in tag.split()]
 
 
-def _crowd(view: View) -> tuple[int, int]:
+def _crowd(view: DeviceUsage) -> tuple[int, int]:
     """How many online and offline pods the card runs."""
     words = _words(view)
     return words.count(ONLINE), words.count(OFFLINE)
 
 
-def _disturbance(view: View) -> tuple[bool, int, int]:
+def _disturbance(view: DeviceUsage) -> tuple[bool, int, int]:
     """Cards on which an online pod would be the first to suspend others come last."""
     online, offline = _crowd(view)
     return online == 0 and offline > 0, online, offline
 
 
-def _zone(view: View) -> int:
+def _zone(view: DeviceUsage) -> int:
     """The cards that are linked to each other; not above 0 for none."""
     zone: int = view.device.info.get("link_zone", 0)
     return zone
 
 
-def _by_link_zones(eligible: Sequence[View], count: int) -> Sequence[View]:
+def _by_link_zones(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceUsage]:
     """The smallest zone that has enough, else zone by zone, the smallest first, cards without one last."""
-    zones: dict[int, list[View]] = {}
+    zones: dict[int, list[DeviceUsage]] = {}
     for view in eligible:
         zones.setdefault(max(_zone(view), 0), []).append(view)
     alone = zones.pop(0, [])
@@ -227,7 +227,7 @@ def _by_link_zones(eligible: Sequence[View], count: int) -> Sequence[View]:
     return enough if enough is not None else [*(view for zone in ordered for view in zone), *alone]
 
 
-def _online_score(views: Sequence[View], chosen: set[str]) -> int:
+def _online_score(views: Sequence[DeviceUsage], chosen: set[str]) -> int:
     total = 0
     for view in views:
         if view.device.uuid in chosen:
@@ -236,7 +236,7 @@ def _online_score(views: Sequence[View], chosen: set[str]) -> int:
     return total
 
 
-def _link_score(views: Sequence[View], chosen: set[str]) -> int:
+def _link_score(views: Sequence[DeviceUsage], chosen: set[str]) -> int:
     """Ten times the links that the pod gets, less those that nobody can have any more."""
     free = [view for view in views if view.slots_used == 0]
     got = _links([view for view in views if view.device.uuid in chosen])
@@ -244,7 +244,7 @@ def _link_score(views: Sequence[View], chosen: set[str]) -> int:
     return 10 * got - (_links(free) - got - left)
 
 
-def _links(views: Sequence[View]) -> int:
+def _links(views: Sequence[DeviceUsage]) -> int:
     """What all links between *views* count."""
     sizes: dict[int, int] = {}
     for view in views:

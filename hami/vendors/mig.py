@@ -11,9 +11,9 @@ from dataclasses import replace
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import MalformedInput
-from hami.model import MigProfile, Pod, Reason, Request, Share, Spot, View
+from hami.model import MigProfile, Pod, Reason, Request, Share, Partition, DeviceUsage
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Case, Emission, Vendor
+from hami.vendors.spec import FitContext, AnnotationContext, Vendor
 
 __all__ = ["MODE", "annotate", "in_mig_mode", "instance_share", "no_place", "read", "unaccounted"]
 
@@ -21,37 +21,37 @@ MODE = "mig"
 _FROM_THE_TOP = ("1g.", "3g.")  # profiles whose instances are placed from the highest start down
 
 
-def in_mig_mode(view: View) -> bool:
+def in_mig_mode(view: DeviceUsage) -> bool:
     """The card is cut in instances, of which one container may have several."""
     return view.device.mode == MODE
 
 
-def unaccounted(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def unaccounted(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """Somebody uses the card in a way that cannot be seen: a MIG card without a place, or another with one."""
     if in_mig_mode(view):
-        return Reason.UNHEALTHY if len(view.spots) < view.slots_used else None
-    return Reason.UNHEALTHY if view.spots else None
+        return Reason.UNHEALTHY if len(view.partitions) < view.slots_used else None
+    return Reason.UNHEALTHY if view.partitions else None
 
 
-def no_place(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def no_place(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """A card in MIG mode has no profile that is large enough and has room."""
     return Reason.MIG_TOPOLOGY if in_mig_mode(view) and _instance(view, request, picks) is None else None
 
 
-def instance_share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def instance_share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """In MIG mode the memory and the cores of an instance, and its place; else what was asked for."""
     found = _instance(view, request, picks) if in_mig_mode(view) else None
     if found is None:
         return common_share(view, request, case, picks)
-    profile, spot = found
-    return Share(view.device.uuid, request.vendor, profile.memory_mib, profile.cores, (spot,))
+    profile, partition = found
+    return Share(view.device.uuid, request.vendor, profile.memory_mib, profile.cores, (partition,))
 
 
-def annotate(vendor: Vendor, emission: Emission) -> Mapping[str, str]:
+def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
     """The places of the pod's instances; nothing when it has none."""
-    found = [MigAllocation(container=container, device=device, gpu=share.uuid, spot=share.spots[0])
+    found = [MigAllocation(container=container, device=device, gpu=share.uuid, partition=share.partitions[0])
              for container, shares in enumerate(emission.shares)
-             for device, share in enumerate(shares) if share.spots]
+             for device, share in enumerate(shares) if share.partitions]
     return {MIG_ALLOCATIONS: render_mig_allocations(found)} if found else {}
 
 
@@ -67,41 +67,41 @@ def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) ->
     if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
     found = {(one.container, one.device): one for one in parse_mig_allocations(MIG_ALLOCATIONS, text)}
-    cards, spots = {one.gpu for one in found.values()}, dict[tuple[int, int], Spot]()
+    cards, partitions = {one.gpu for one in found.values()}, dict[tuple[int, int], Partition]()
     for container, shares in enumerate(containers):
         for device, share in enumerate(shares):
             one = found.pop((container, device), None)
             if one is not None and one.gpu == share.uuid:
-                spots[container, device] = one.spot
+                partitions[container, device] = one.partition
             elif one is not None or share.uuid in cards:
                 raise MalformedInput(MIG_ALLOCATIONS, text, f"expected a place for share {device} of container "
                                                             f"{container} on card {share.uuid}")
     if found:
         raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more places than {vendor.allocated} has shares")
-    return tuple(tuple(replace(share, spots=(spots[container, device],)) if (container, device) in spots else share
+    return tuple(tuple(replace(share, partitions=(partitions[container, device],)) if (container, device) in partitions else share
                        for device, share in enumerate(shares)) for container, shares in enumerate(containers))
 
 
-def _instance(view: View, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Spot] | None:
+def _instance(view: DeviceUsage, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Partition] | None:
     """The smallest profile that holds what *request* needs and has room on the card, and where.
 
     The largest profile is the whole card, even if it has less memory than the card has without being cut.
     """
-    held = (*view.spots, *(spot for share in picks if share.uuid == view.device.uuid for spot in share.spots))
+    held = (*view.partitions, *(partition for share in picks if share.uuid == view.device.uuid for partition in share.partitions))
     profiles = sorted(view.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
     need = request.memory_on(view.device)
     if profiles and not request.memory_mib:
         need = min(need, profiles[-1].memory_mib)
     for profile in profiles:
         if profile.memory_mib >= need:
-            for spot in _places(profile):
-                if not any(spot.overlaps(other) for other in held):
-                    return profile, spot
+            for partition in _places(profile):
+                if not any(partition.overlaps(other) for other in held):
+                    return profile, partition
     return None
 
 
-def _places(profile: MigProfile) -> Iterator[Spot]:
+def _places(profile: MigProfile) -> Iterator[Partition]:
     """The places of *profile* in the order of trying."""
     for place in sorted(profile.placements, key=lambda place: place.start,
                         reverse=profile.name.startswith(_FROM_THE_TOP)):
-        yield Spot(place.start, place.size, profile.name)
+        yield Partition(place.start, place.size, profile.name)

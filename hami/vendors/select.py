@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from hami.model import Share, View
+from hami.model import Share, DeviceUsage
 
 __all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "places_of", "whole_pairs"]
 
@@ -25,7 +25,7 @@ _ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked places of both win
 _WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # how many free devices a wing has, best first, by how many go
 
 
-def grouped(eligible: Sequence[View], count: int, group: Callable[[View], Name | None]) -> Sequence[View]:
+def grouped(eligible: Sequence[DeviceUsage], count: int, group: Callable[[DeviceUsage], Name | None]) -> Sequence[DeviceUsage]:
     """*count* of *eligible* from few groups: the largest group first, then the next; all, when there are no more.
 
     Devices without a group are taken last. One device is simply the first.
@@ -33,8 +33,8 @@ def grouped(eligible: Sequence[View], count: int, group: Callable[[View], Name |
     """
     if count == 1 or len(eligible) <= count:
         return eligible[:count]
-    groups: dict[Name, list[View]] = {}
-    alone: list[View] = []
+    groups: dict[Name, list[DeviceUsage]] = {}
+    alone: list[DeviceUsage] = []
     for view in eligible:
         name = group(view)
         (alone if name is None else groups.setdefault(name, [])).append(view)
@@ -42,8 +42,8 @@ def grouped(eligible: Sequence[View], count: int, group: Callable[[View], Name |
     return [*(view for name in largest_first for view in groups[name]), *alone][:count]
 
 
-def concentration(views: Sequence[View], placement: Sequence[Sequence[Share]],
-                  group: Callable[[View], Name | None]) -> float:
+def concentration(views: Sequence[DeviceUsage], placement: Sequence[Sequence[Share]],
+                  group: Callable[[DeviceUsage], Name | None]) -> float:
     """How much the containers' devices keep together: for each container the part of its devices that its largest
     group has, added up; 0 if any device has no group."""
     groups = {view.device.uuid: group(view) for view in views}
@@ -56,12 +56,12 @@ def concentration(views: Sequence[View], placement: Sequence[Sequence[Share]],
     return found
 
 
-def whole_pairs(eligible: Sequence[View], count: int) -> Sequence[View]:
+def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceUsage]:
     """As many of *eligible* as go into *count* in whole pairs: devices 0 and 1, 2 and 3, and so on, lowest pair first.
 
     Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination910C.
     """
-    pairs: dict[int, list[View]] = {}
+    pairs: dict[int, list[DeviceUsage]] = {}
     for view in eligible:
         pairs.setdefault(view.device.index // 2, []).append(view)
     whole = [pairs[place] for place in sorted(pairs)
@@ -69,7 +69,7 @@ def whole_pairs(eligible: Sequence[View], count: int) -> Sequence[View]:
     return [view for pair in whole[:count // 2] for view in pair]
 
 
-def on_wings(eligible: Sequence[View], count: int, listed: Sequence[View]) -> Sequence[View]:
+def on_wings(eligible: Sequence[DeviceUsage], count: int, listed: Sequence[DeviceUsage]) -> Sequence[DeviceUsage]:
     """*count* (1, 2, 4 or 8) of *eligible* that are linked with each other; none when there is no such choice.
 
     Of the eight places of a server, 0 to 3 and 4 to 7 are wings, in which all are linked; across, 0 and 4, 1 and 5, 2
@@ -82,7 +82,7 @@ def on_wings(eligible: Sequence[View], count: int, listed: Sequence[View]) -> Se
     return [seated[place] for place in _linked_places(sorted(place for place in seated if place < 2 * WING), count)]
 
 
-def aligned_run(eligible: Sequence[View], count: int, *, step: int = 1) -> Sequence[View]:
+def aligned_run(eligible: Sequence[DeviceUsage], count: int, *, step: int = 1) -> Sequence[DeviceUsage]:
     """*count* of *eligible* whose indexes follow each other, beginning at a multiple of *step*; none if there are none.
 
     The lowest such run, in the order of indexes.
@@ -96,7 +96,7 @@ def aligned_run(eligible: Sequence[View], count: int, *, step: int = 1) -> Seque
     return ()
 
 
-def places_of(listed: Sequence[View]) -> Mapping[str, int]:
+def places_of(listed: Sequence[DeviceUsage]) -> Mapping[str, int]:
     """Where each device sits, by uuid: its index, or where indexes do not tell devices apart, its place in the list."""
     indexes = [view.device.index for view in listed]
     if len(set(indexes)) < len(indexes):

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import Reason, Request, Share, View
+from hami.model import Reason, Request, Share, DeviceUsage
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import Case
+from hami.vendors.spec import FitContext
 
 __all__ = ["common_share", "compute_units", "nothing_but_the_device", "too_few_units"]
 
 
-def common_share(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def common_share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """The memory and the cores asked for; more cores than a device has are all of them."""
     return Share(view.device.uuid, request.vendor, request.memory_on(view.device), min(request.cores, WHOLE))
 
 
-def nothing_but_the_device(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def nothing_but_the_device(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """A slot, without any amounts: for vendors whose agents count devices only."""
     return Share(view.device.uuid, request.vendor, 0, 0)
 
 
-def compute_units(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Share:
+def compute_units(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
     """Cores as compute units, of which each make of device has another number: at least one, at most all.
 
     Without a percentage they come with the whole memory, or not at all.
@@ -35,7 +35,7 @@ def compute_units(view: View, request: Request, case: Case, picks: Sequence[Shar
     return Share(device.uuid, request.vendor, memory, units)
 
 
-def too_few_units(view: View, request: Request, case: Case, picks: Sequence[Share]) -> Reason | None:
+def too_few_units(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The device has no more so many compute units, or none at all where some are asked for."""
     units = compute_units(view, request, case, picks).cores
     missing = view.device.cores - view.cores_used < units or (request.cores > 0 and units == 0)

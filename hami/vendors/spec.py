@@ -18,11 +18,11 @@ from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.model import (
     Budget, Container, ContainerKind, Device, DevicePolicy, Node, NodePolicy, Pod, Reason, Request, Selector, Share,
-    View, Weights,
+    DeviceUsage, Weights,
 )
 
 __all__ = [
-    "Admission", "Admit", "Annotate", "Case", "Catalog", "Check", "Choose", "CoresIn", "Emission", "Gate", "Inventory",
+    "Admission", "Admit", "Annotate", "FitContext", "Catalog", "Check", "Choose", "CoresIn", "AnnotationContext", "Gate", "Inventory",
     "MakeShare", "NodeScore", "Read", "RequestOf", "Rule", "SelectorKeys", "Short", "Vendor", "Words",
 ]
 
@@ -125,7 +125,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class FitContext:
     """What a vendor's functions may look at besides the device and the request.
 
     *vendor*: whose devices are asked for. *said*: those of the pod's annotations that its record names in *pod_keys*.
@@ -139,7 +139,7 @@ class Case:
     selector: Selector
     budget: Budget
     said: tuple[tuple[str, str], ...] = ()
-    views: Sequence[View] = ()
+    views: Sequence[DeviceUsage] = ()
     kind: ContainerKind = ContainerKind.APP
     placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
 
@@ -164,7 +164,7 @@ class Short:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emission:
+class AnnotationContext:
     """What is known when a pod's annotations are written.
 
     *shares*: those of the vendor for each container, init containers first. *devices*: the node's, by uuid.
@@ -190,13 +190,13 @@ class Emission:
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 Admit = Callable[["Vendor", Mapping[str, Any], Mapping[str, Any]], Admission]
 RequestOf = Callable[["Vendor", Container], "Request | None"]
-Check = Callable[[View, Request, Case, Sequence[Share]], "Reason | None"]
-Gate = Callable[[Request, Case], "Reason | None"]
-Choose = Callable[[Sequence[View], Request, Case], "Sequence[View] | Short"]
-MakeShare = Callable[[View, Request, Case, Sequence[Share]], Share]
-Annotate = Callable[["Vendor", Emission], Mapping[str, str]]
+Check = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
+Gate = Callable[[Request, FitContext], "Reason | None"]
+Choose = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | Short"]
+MakeShare = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share]
+Annotate = Callable[["Vendor", AnnotationContext], Mapping[str, str]]
 Read = Callable[["Vendor", Pod, "tuple[tuple[Share, ...], ...]"], "tuple[tuple[Share, ...], ...]"]
-NodeScore = Callable[[Sequence[View], "tuple[tuple[Share, ...], ...]", NodePolicy], float]
+NodeScore = Callable[[Sequence[DeviceUsage], "tuple[tuple[Share, ...], ...]", NodePolicy], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,7 +270,7 @@ class Vendor:
     request: RequestOf | None = None
     gate: Gate | None = None
     rules: tuple[Rule | Check, ...] = ()
-    repeats: Callable[[View], bool] | None = None
+    repeats: Callable[[DeviceUsage], bool] | None = None
     choose: Choose | None = None
     share: MakeShare | None = None
     annotate: Annotate | None = None

@@ -42,8 +42,8 @@ from gunicorn.http.unreader import SocketUnreader
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
-from hami.interpreter import take_turns
-from hami.pages import listen
+from hami.runtime.interpreter import set_switch_interval
+from hami.web.pages import listen
 from hami.web.tls import TlsContext
 
 __all__ = ["App", "Timeouts", "serve"]
@@ -72,7 +72,7 @@ class Timeouts:
 
     *head*: for a first byte, a TLS handshake, the head of a request. *request*: from the first byte to the end of the
     body. *write*: to take the answer. *keep_alive*: between requests; longer than the 90 s for which Go's clients keep
-    theirs, as a POST that meets a closing connection is not sent again. *patience*: to hold a thread without sending
+    theirs, as a POST that meets a closing connection is not sent again. *timeout*: to hold a thread without sending
     while others wait for one; longer than an honest client takes on a machine that has no time for it. *linger*: to
     send the rest of a request once the stop has begun, and to close after the last answer.
     Source: HAMi v2.10 has 15 and 60 seconds for head and request; Go's http.DefaultTransport.IdleConnTimeout.
@@ -82,7 +82,7 @@ class Timeouts:
     request: float = 60.0
     write: float = 60.0
     keep_alive: float = 120.0
-    patience: float = 2.0
+    timeout: float = 2.0
     linger: float = 1.0
 
 
@@ -263,7 +263,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         # made here, after the fork: Python 3.13 does not start a thread that its parent has made
         self._stopper = threading.Thread(target=self._call_on_stop, name="stop", daemon=True)
         self._turns = _Turns()
-        take_turns()
+        set_switch_interval()
         _allow_open_files(OPEN_FILES)
         super().init_process()
 
@@ -394,7 +394,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """One turn of the loop; shorter ones while someone waits for a thread."""
         if len(self._busy) > self._plan.threads or self._stop_began is not None:
-            timeout = min(timeout, self._plan.timeouts.patience / 4, LOOK_SECONDS)
+            timeout = min(timeout, self._plan.timeouts.timeout / 4, LOOK_SECONDS)
         super().wait_for_and_dispatch_events(timeout)
         self._count_off()
 
@@ -412,7 +412,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def _cut_slow_clients(self, wanted: int) -> None:
         """Take threads back from up to *wanted* clients that have kept one waiting for longest."""
         timeouts = self._plan.timeouts
-        limit = time.monotonic() - (timeouts.patience if self._stop_began is None else timeouts.linger)
+        limit = time.monotonic() - (timeouts.timeout if self._stop_began is None else timeouts.linger)
         waiting = [(since, conn) for conn in self._busy
                    if (since := conn.reading_since) is not None and since <= limit and not conn.has_unread()]
         for _, conn in sorted(waiting, key=lambda entry: entry[0])[:wanted]:

@@ -9,14 +9,14 @@ from pytest import param
 
 from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import MalformedInput
-from hami.model import Spot
+from hami.model import Partition
 from tests.codec.fuzz import damaged, mutated
 
 ENTRY = {"containerIndex": 0, "deviceIndex": 1, "gpuUUID": "GPU-m", "profile": "2g.10gb",
          "placement": {"start": 2, "size": 2}}
 MADE = {"migUUID": "MIG-1", "gpuInstanceID": 3, "computeInstanceID": 0}
-PLACED = MigAllocation(container=0, device=1, gpu="GPU-m", spot=Spot(2, 2, "2g.10gb"))
-REALISED = MigAllocation(container=0, device=1, gpu="GPU-m", spot=Spot(2, 2, "2g.10gb", ("MIG-1", "3", "0")))
+PLACED = MigAllocation(container=0, device=1, gpu="GPU-m", partition=Partition(2, 2, "2g.10gb"))
+REALISED = MigAllocation(container=0, device=1, gpu="GPU-m", partition=Partition(2, 2, "2g.10gb", ("MIG-1", "3", "0")))
 
 
 def text(*entries):
@@ -99,7 +99,7 @@ def test_any_text_is_read_or_malformed(written):
     except MalformedInput:
         return
     assert len({(one.container, one.device) for one in found}) == len(found)
-    assert all(one.gpu and one.spot.name and one.spot.start >= 0 and one.spot.size >= 1 for one in found)
+    assert all(one.gpu and one.partition.name and one.partition.start >= 0 and one.partition.size >= 1 for one in found)
     assert parse_mig_allocations("field", render_mig_allocations(found)) == found
 
 
@@ -110,7 +110,7 @@ INSTANCES = st.just(()) | st.tuples(NAMES, NUMBERS.map(str), NUMBERS.map(str))
 
 @given(allocations=st.lists(st.builds(
     MigAllocation, container=NUMBERS, device=NUMBERS, gpu=NAMES,
-    spot=st.builds(Spot, NUMBERS, st.integers(1, 2 ** 31), NAMES, INSTANCES)),
+    partition=st.builds(Partition, NUMBERS, st.integers(1, 2 ** 31), NAMES, INSTANCES)),
     unique_by=lambda one: (one.container, one.device)))
 def test_what_is_written_is_read_back(allocations):
     assert parse_mig_allocations("field", render_mig_allocations(allocations)) == tuple(allocations)

@@ -10,7 +10,7 @@ from pytest import param
 from hami.codec.register import (parse_bool, parse_devices, parse_devices_text, parse_pair_scores,
                                  render_devices_json, render_devices_text)
 from hami.errors import MalformedInput
-from hami.model import Device, MigProfile, Spot
+from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
@@ -25,11 +25,11 @@ G1_MIG = ('[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA 
           '[{"name":"1g.5gb","memoryMB":4864,"core":15,"sliceCount":1,"placements":[{"start":6,"size":1}]}],'
           '"health":true}]')
 MIG = (gpu("GPU-m", slots=7, memory_mib=40960, model="NVIDIA A100", mode="mig", mig_profiles=(
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Spot(6, 1),)),)),)
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(6, 1),)),)),)
 
 int32 = st.integers(0, 2**31 - 1)
 words = st.text(st.characters(codec="utf-8", exclude_characters=",:;", exclude_categories=["Cs", "Cc"]))
-places = st.builds(Spot, int32, int32)
+places = st.builds(Partition, int32, int32)
 profiles = st.builds(MigProfile, name=st.text(), memory_mib=int32, cores=int32, slices=int32,
                      placements=st.lists(places, max_size=3).map(tuple))
 

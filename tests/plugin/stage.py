@@ -9,11 +9,11 @@ from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
 from hami.plugin.allocate import Call
 from hami.plugin.allocator import Allocator
-from hami.plugin.cards import Card
-from hami.plugin.config import PluginConfig
-from hami.plugin.grant import HostFacts
-from hami.plugin.residents import Resident, View
-from hami.plugin.roster import Roster
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.node.grant import HostFacts
+from hami.node.pods import NodePod, NodePodsSnapshot
+from hami.devices.inventory import DeviceInventory
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
@@ -161,10 +161,10 @@ class LateWatch:
         pods, version = {}, 0
         for version, name, pod in self.cluster.history[:self.told]:
             pods[name] = pod
-        return View(tuple(self.resident(pod) for pod in pods.values() if pod and pod.node_name == NODE), version)
+        return NodePodsSnapshot(tuple(self.resident(pod) for pod in pods.values() if pod and pod.node_name == NODE), version)
 
     def resident(self, pod):
-        return Resident(pod, {one.name: self.cluster.environments.get((pod.ref.uid, one.name), {})
+        return NodePod(pod, {one.name: self.cluster.environments.get((pod.ref.uid, one.name), {})
                               for one in pod.containers})
 
 
@@ -209,8 +209,8 @@ class Stage:
         self.events = Events()
         self.time = 0.0
         self.cards = cards
-        self.roster = Roster()
-        self.roster.read(cards)
+        self.inventory = DeviceInventory()
+        self.inventory.read(cards)
         self.config = PluginConfig(node=NODE, **config)
         self.mig = mig
         self.start()
@@ -219,7 +219,7 @@ class Stage:
         """A new process of the plugin."""
         tokens = (f"token-{number}" for number in itertools.count())
         self.allocator = Allocator(
-            self.config, self.cluster, BOTH, self.roster.roll, self.host, self.mig, self.events,
+            self.config, self.cluster, BOTH, self.inventory.roll, self.host, self.mig, self.events,
             watch=self.watch if self.watched else None, wake=self.wake, beside=self.beside,
             clock=lambda: self.time, sleep=self.sleep, token=lambda: next(tokens))
 

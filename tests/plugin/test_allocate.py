@@ -5,7 +5,7 @@ from pytest import param
 
 from hami.errors import AllocationRefused, MalformedInput
 from hami.plugin.allocate import Elsewhere, Refuse, Serve, cards_of, claims, is_over, physical, preferred, whose
-from hami.plugin.roster import Roll
+from hami.devices.inventory import InventorySnapshot
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
 from tests.plugin.stage import (
@@ -223,7 +223,7 @@ def served(*shares, count=None, inherits=False):
 def handed(verdict, request_, **modes):
     try:
         return [(card.uuid, share.memory_mib) for card, share in cards_of(
-                    verdict, request_, Roll(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
+                    verdict, request_, InventorySnapshot(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
     except AllocationRefused as error:
         return str(error)
 

@@ -123,8 +123,8 @@ def test_an_unwell_card_is_not_handed_out():
 
 
 turned_bad = pytest.mark.parametrize("turn, why", [
-    param(lambda roster: roster.report(A, "XID 79"), "XID 79", id="an XID"),
-    param(lambda roster: roster.read(CARDS[1:]), "the driver does not list it any more", id="not listed any more"),
+    param(lambda inventory: inventory.report(A, "XID 79"), "XID 79", id="an XID"),
+    param(lambda inventory: inventory.read(CARDS[1:]), "the driver does not list it any more", id="not listed any more"),
 ])
 
 
@@ -132,7 +132,7 @@ turned_bad = pytest.mark.parametrize("turn, why", [
 @pytest.mark.parametrize("asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")])
 def test_a_card_that_has_turned_bad_since_the_pod_was_placed_is_not_handed_out(turn, why, asked, phase):
     stage = stage_of(asked)
-    turn(stage.roster)
+    turn(stage.inventory)
     assert refused(stage, B) == f"container c was allocated card {A}, which cannot be used: {why}"
     assert (stage.said(PHASE), stage.held) == (phase, None)
     assert why in stage.events.of("default/p")[0]
@@ -143,7 +143,7 @@ def test_a_pod_that_runs_keeps_the_card_that_it_has_when_the_kubelet_asks_again(
     """As it would if the kubelet had not lost its record."""
     stage = Stage(replace(SERVED, phase="Running"))
     stage.host.record = set()
-    turn(stage.roster)
+    turn(stage.inventory)
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
     assert stage.pod().annotations == SERVED.annotations
 

@@ -6,9 +6,9 @@ import pytest
 
 from hami.errors import HamiError
 from hami.plugin.link import DEAF_S, KubeletLink, Step, next_step
-from hami.plugin.roster import Roster
+from hami.devices.inventory import DeviceInventory
 from hami.plugin.server import PluginServer, stamp_of
-from tests.plugin.cards import cards, config
+from tests.devices.cards import cards, config
 from tests.plugin.kubelet import PATIENCE, Kubelet
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
@@ -50,13 +50,13 @@ def clock():
 @pytest.fixture
 def links(directory, clock):
     """Makes links, that are not run."""
-    roster = Roster()
-    roster.read(cards("GPU-a"))
+    inventory = DeviceInventory()
+    inventory.read(cards("GPU-a"))
     made = []
 
     def make(**fields):
         settings = config(split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
-        link = KubeletLink(settings, lambda path: PluginServer(path, settings, roster, None), clock=clock)
+        link = KubeletLink(settings, lambda path: PluginServer(path, settings, inventory, None), clock=clock)
         made.append(link)
         return link
     yield make

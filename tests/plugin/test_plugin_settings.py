@@ -6,7 +6,7 @@ import pytest
 
 from hami.codec.device_config import chart_config
 from hami.errors import HamiError, MalformedInput
-from hami.plugin.config import PluginConfig
+from hami.devices.config import PluginConfig
 from hami.plugin.settings import PluginSettings, read_plugin_settings
 
 

@@ -7,10 +7,10 @@ import grpc
 import pytest
 
 from hami.errors import ClusterError, HamiError
-from hami.plugin.grant import DeviceNode, Grant, Mount
-from hami.plugin.roster import Roster
+from hami.node.grant import DeviceNode, Grant, Mount
+from hami.devices.inventory import DeviceInventory
 from hami.plugin.server import PluginServer, register, socket_path, stamp_of
-from tests.plugin.cards import cards, config
+from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
 GRANT = Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}, annotations={"cdi.k8s.io/x": "y"}, cdi_devices=("v/c=d",),
@@ -42,21 +42,21 @@ class Hands:
 
 
 @pytest.fixture
-def roster():
+def inventory():
     """Two cards."""
-    found = Roster()
+    found = DeviceInventory()
     found.read(cards("GPU-a", "GPU-b", numa=1))
     return found
 
 
 @pytest.fixture
-def start(directory, roster):
+def start(directory, inventory):
     """Starts a server; its socket is in the kubelet's directory."""
     servers = []
 
     def start(hands=None, **fields):
         settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
-        server = PluginServer(socket_path(settings), settings, roster, hands or Hands())
+        server = PluginServer(socket_path(settings), settings, inventory, hands or Hands())
         servers.append(server)
         server.start()
         return server
@@ -78,23 +78,23 @@ def test_all_parts_of_all_cards_are_listed(start, kubelet):
     assert kubelet.heard() == HEALTHY
 
 
-def test_the_full_list_is_sent_again_when_a_card_turns_bad_and_well_again(start, kubelet, roster):
+def test_the_full_list_is_sent_again_when_a_card_turns_bad_and_well_again(start, kubelet, inventory):
     start()
     kubelet.listen()
     assert kubelet.heard() == HEALTHY
-    roster.report("GPU-b", "XID 79")
+    inventory.report("GPU-b", "XID 79")
     assert kubelet.heard() == HEALTHY | {"GPU-b-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
-    roster.report("GPU-b", "")
+    inventory.report("GPU-b", "")
     assert kubelet.heard() == HEALTHY
 
 
-def test_several_may_listen(start, kubelet, roster):
+def test_several_may_listen(start, kubelet, inventory):
     server = start()
     kubelet.listen()
     kubelet.listen()
     assert [kubelet.heard(), kubelet.heard()] == [HEALTHY, HEALTHY]
     assert server.streams == 2
-    roster.report("GPU-a", "XID 79")
+    inventory.report("GPU-a", "XID 79")
     assert kubelet.heard() == kubelet.heard() != HEALTHY
 
 
@@ -107,15 +107,15 @@ def test_a_list_ends_with_the_server(start, kubelet):
     assert server.streams == 0
 
 
-def test_a_stream_whose_listener_has_gone_ends(start, kubelet, roster):
+def test_a_stream_whose_listener_has_gone_ends(start, kubelet, inventory):
     server = start()
     kubelet.listen()
     kubelet.heard()
     kubelet.deafen()
     assert kubelet.heard() is None
-    version, looks = roster.roll().version, 0
+    version, looks = inventory.roll().version, 0
     while server.streams and (looks := looks + 1) < 1000:
-        roster.wait(version, 0.01)
+        inventory.wait(version, 0.01)
     assert server.streams == 0
 
 
@@ -218,8 +218,8 @@ def test_a_path_too_long_for_a_socket_is_refused():
         socket_path(config(kubelet_socket=f"/{'k' * 90}/kubelet.sock"))
 
 
-def test_a_directory_that_is_not_there_is_refused_by_name(directory, roster):
-    server = PluginServer(directory / "away" / "x.sock", config(), roster, Hands())
+def test_a_directory_that_is_not_there_is_refused_by_name(directory, inventory):
+    server = PluginServer(directory / "away" / "x.sock", config(), inventory, Hands())
     with pytest.raises((HamiError, OSError), match="away"):
         server.start()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.model import Node, NodePolicy, Reason, Spot, View
+from hami.model import Node, NodePolicy, Reason, Partition, DeviceUsage
 from hami.scheduling.decide import Verdicts, decide
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.catalog import vendors
@@ -74,8 +74,8 @@ def test_cores_that_are_a_mask_are_counted():
     known = vendors(chart_config())
     vendor = known.named("AWSNeuron")
     first, second = vendor.inventory(vendor, node)
-    taken = (View(first, slots_used=1, cores_used=0b10, spots=(Spot(1),)),
-             View(second, slots_used=2, cores_used=0b11, spots=(Spot(0), Spot(1))))
+    taken = (DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
+             DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))))
     text = describe(refusal(ask(container({vendor.cores: 2}), vendors=known), cluster(neuron=taken), ("neuron",)),
                     lambda name: {vendor.key: taken})
     assert text == (

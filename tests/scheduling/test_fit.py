@@ -228,24 +228,24 @@ def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
     (wanted,) = asked.containers[0].requests
     found = fit(wanted, asked.case("NVIDIA", views))
     exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(views, wanted.count))
-    greedy_may_miss = wanted.memory_mib == 0 and asked.claim("NVIDIA").budget.memory_mib is not None
+    greedy_may_miss = wanted.memory_mib == 0 and asked.vendor_request("NVIDIA").budget.memory_mib is not None
     assert exists == (not isinstance(found, Unfit)) or (exists and greedy_may_miss)
 
 
 def serves(asked, wanted, choice):
     """*choice* of devices can serve *wanted*; written down once more, from the reference."""
-    claim, policy = asked.claim("NVIDIA"), asked.policy
+    vendor_request, policy = asked.vendor_request("NVIDIA"), asked.policy
     if policy.numa_bind and len({v.device.numa for v in choice}) > 1:
         return False
     memory = sum(need(wanted, v) for v in choice)
     cores = min(wanted.cores, 100)
-    if claim.budget.memory_mib is not None and memory > claim.budget.memory_mib:
+    if vendor_request.budget.memory_mib is not None and memory > vendor_request.budget.memory_mib:
         return False
-    if claim.budget.cores is not None and cores * len(choice) > claim.budget.cores:
+    if vendor_request.budget.cores is not None and cores * len(choice) > vendor_request.budget.cores:
         return False
     return all(
         v.device.healthy and not v.device.cordoned and v.device.mode != "mig"
-        and wanted_by(claim.selector, v.device)
+        and wanted_by(vendor_request.selector, v.device)
         and v.slots_used < v.device.slots and not (policy.mutex and v.slots_used)
         and v.memory_used_mib + need(wanted, v) <= v.device.memory_mib and v.cores_used + cores <= v.device.cores
         and not (v.device.cores == cores == 100 and v.slots_used)

@@ -98,5 +98,5 @@ def test_the_pod_never_takes_more_than_is_free(seed):
     for taken in charges:
         assert not by_uuid[taken.uuid].charged(taken.slots, taken.memory_mib, taken.cores).is_over
         assert by_uuid[taken.uuid].device.healthy and not by_uuid[taken.uuid].device.cordoned
-    assert asked.claim("NVIDIA").budget.covers(*total(charges))
+    assert asked.vendor_request("NVIDIA").budget.covers(*total(charges))
     assert all(len({s.uuid for s in shares}) == len(shares) for shares in placement)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pytest import param
 
 from hami.codec.device_config import Names, chart_config
-from hami.model import Device, Node, Request, View
+from hami.model import Device, Node, Request, DeviceUsage
 from hami.vendors.catalog import vendors
 from tests.vendors.rows import Asked, Denied, Fits
 
@@ -21,17 +21,17 @@ def vendor(key, **names):
     return vendors(changed, ascend=True, iluvatar=True).named(key)
 
 
-def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, tags=(), **fields):
+def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, co_tenants=(), **fields):
     """A device of which something may be taken; *fields* are the device's."""
     made = {"uuid": uuid, "vendor": vendor.key, "model": vendor.key, "slots": 10, "memory_mib": 32768}
-    return View(Device(**made | fields), slots_used, memory_used_mib, cores_used, tags=tags)
+    return DeviceUsage(Device(**made | fields), slots_used, memory_used_mib, cores_used, co_tenants=co_tenants)
 
 
 def on_node(vendor, name="n", annotations=None, taken=None, **capacity):
     """The devices that *vendor* finds on a node; *taken*: slots, memory and cores by index."""
     node = Node(name=name, annotations=annotations or {}, capacity={
         getattr(vendor, resource): str(amount) for resource, amount in capacity.items()})
-    return [View(device, *(taken or {}).get(device.index, ())) for device in vendor.inventory(vendor, node)]
+    return [DeviceUsage(device, *(taken or {}).get(device.index, ())) for device in vendor.inventory(vendor, node)]
 
 
 def given(vendor, count=None, memory=None, cores=None):

@@ -1,6 +1,6 @@
-"""A ledger over a few nodes, and pods that are placed on them one after the other."""
+"""A cache over a few nodes, and pods that are placed on them one after the other."""
 
-from hami.cluster.ledger import Ledger, Policies
+from hami.cache.cache import Cache, Policies
 from hami.scheduling.decide import Choice
 from tests.builders import pod
 from tests.vendors.chart import CHART
@@ -8,22 +8,22 @@ from tests.world import Clock
 
 
 def books(*nodes):
-    """A ledger that knows *nodes*."""
+    """A cache that knows *nodes*."""
     clock = Clock()
-    ledger = Ledger(CHART, Policies(), clock=clock, now=clock.now)
+    cache = Cache(CHART, Policies(), clock=clock, now=clock.now)
     for node in nodes:
-        ledger.nodes.upsert(node)
-    return ledger
+        cache.nodes.upsert(node)
+    return cache
 
 
-def run(ledger, name, *containers):
+def run(cache, name, *containers):
     """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
     asked = pod(*containers, name=name)
-    answer = ledger.choose(asked, [*ledger.views()])
+    answer = cache.choose(asked, [*cache.views()])
     if not isinstance(answer, Choice):
         return None
-    reservation = ledger.begin_bind(asked.ref, answer.node)
-    ledger.confirm(reservation)
+    reservation = cache.begin_bind(asked.ref, answer.node)
+    cache.confirm(reservation)
     bound = pod(*containers, name=name, node_name=answer.node, annotations=reservation.annotations)
-    ledger.pods.upsert(bound)
+    cache.pods.upsert(bound)
     return bound

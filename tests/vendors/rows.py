@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 from hami.codec.allocation import render_shares
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
-from hami.scheduling.ask import Ask, ContainerAsk, ask_of
+from hami.scheduling.pod_request import PodRequest, ContainerRequest, make_pod_request
 from hami.scheduling.fit import Unfit
 from hami.scheduling.place import place
-from hami.scheduling.writing import written
+from hami.scheduling.annotations import written
 from hami.vendors.admission import admit
 from hami.vendors.request import request_of
-from hami.vendors.spec import Catalog, Emission, Vendor
+from hami.vendors.spec import Catalog, AnnotationContext, Vendor
 from tests.builders import APP, container
 
 NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
@@ -91,7 +91,7 @@ class Fits:
             not isinstance(found, Unfit) and self.vendor.writes_model)
         if not isinstance(found, Unfit):
             devices = {view.device.uuid: view.device for view in self.views}
-            texts = written(self.vendor, Emission(pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
+            texts = written(self.vendor, AnnotationContext(pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
             assert texts.pop(self.vendor.allocated) == self.outcome
             if self.vendor.to_allocate:
                 assert texts.pop(self.vendor.to_allocate) == self.outcome
@@ -109,16 +109,16 @@ class Fits:
             containers.append(Container(name=f"c{position}", kind=kind, limits=after, requests=requests))
         return Pod(ref=PodRef("default", "pod1", "uid-1"), annotations=annotations, containers=tuple(containers))
 
-    def ask(self, pod) -> Ask:
+    def ask(self, pod) -> PodRequest:
         """What the pod asks, devices in the order given."""
         catalog = Catalog([self.vendor])
         if self.request is not None:
             stand_in = container({self.vendor.count: "1"})
-            found = ask_of(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
+            found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
             assert found is not None, "the stand-in for the request asks for nothing"
-            found = replace(found, containers=(ContainerAsk(APP, (self.request,)),))
+            found = replace(found, containers=(ContainerRequest(APP, (self.request,)),))
         else:
-            found = ask_of(pod, catalog, "spread", self.budgets)
+            found = make_pod_request(pod, catalog, "spread", self.budgets)
             assert found is not None, "no container asks for a device"
         return replace(found, policy=replace(found.policy, order=()))
 

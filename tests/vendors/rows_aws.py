@@ -3,14 +3,14 @@
 from pytest import param
 
 from hami.codec.device_config import chart_config
-from hami.model import Device, Request, Spot, View
+from hami.model import Device, Request, Partition, DeviceUsage
 from hami.vendors.catalog import vendors
 from tests.builders import INIT
 from tests.vendors.rows import Asked, Denied, Fits
 
 NEURON = vendors(chart_config()).named("AWSNeuron")
 COUNT, CORES = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
-ALL = Spot(0, 31)
+ALL = Partition(0, 31)
 MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 
 
@@ -18,11 +18,11 @@ def asked(count=1, cores=0):
     return Request(vendor="AWSNeuron", count=count, cores=cores)
 
 
-def device(index=0, *spots, each=2, kind="inf2.xlarge", used=None, healthy=True, mask=0):
-    """A device of node n; *spots* are its cores that are taken, by one container each."""
+def device(index=0, *partitions, each=2, kind="inf2.xlarge", used=None, healthy=True, mask=0):
+    """A device of node n; *partitions* are its cores that are taken, by one container each."""
     found = Device(uuid=f"n-AWSNeuron-{index}", vendor="AWSNeuron", model="AWSNeuron", slots=each, memory_mib=0,
                    cores=(1 << each) - 1, index=index, healthy=healthy, info={"instance_type": kind})
-    return View(found, len(spots) if used is None else used, 0, mask, spots)
+    return DeviceUsage(found, len(partitions) if used is None else used, 0, mask, partitions)
 
 
 def devices(count, *taken, kind="trn1.32xlarge", **fields):
@@ -83,7 +83,7 @@ DENIED = [
 FOUR_CORES = dict(each=4, kind="inf1.6xlarge")
 FITS = [
     fits([device()], {CORES: 1}, shares((0, 1)), written=ids(0, cores=True), id="W1"),
-    fits([device(0, Spot(0))], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True), id="W2"),
+    fits([device(0, Partition(0))], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True), id="W2"),
     fits(devices(16, 0), {COUNT: 4}, shares((4, 3), (5, 3), (6, 3), (7, 3)), written=ids(4, 5, 6, 7), id="W3"),
     fits(devices(2), {COUNT: 2}, "1/2 NumaNotFit", id="W4"),
     fits(devices(16, 7), {COUNT: 8}, shares(*((i, 3) for i in range(8, 16))), written=ids(*range(8, 16)),
@@ -91,10 +91,10 @@ FITS = [
     fits(devices(16, 7, 13), {COUNT: 8}, "1/16 NumaNotFit, 2/16 CardInsufficientCore", id="W6 no half is free"),
     fits(devices(16, 5, 14, kind="inf2.48xlarge"), {COUNT: 8}, shares(*((i, 3) for i in range(6, 14))),
          written=ids(*range(6, 14)), id="W7"),
-    fits([device(0, Spot(0))], {CORES: 2}, "1/1 CardInsufficientCore", id="W8"),
+    fits([device(0, Partition(0))], {CORES: 2}, "1/1 CardInsufficientCore", id="W8"),
 
     fits([device(0), device(1)], {COUNT: 1}, shares((1, 3)), written=ids(1), id="Neuron one device is any device"),
-    fits([device(0, Spot(1))], {COUNT: 1}, "1/1 CardInsufficientCore", id="Neuron a device whose core is taken"),
+    fits([device(0, Partition(1))], {COUNT: 1}, "1/1 CardInsufficientCore", id="Neuron a device whose core is taken"),
     fits([device(0, ALL)], {CORES: 1}, "1/1 CardInsufficientCore", id="Neuron a device that is taken"),
     fits([device(0, ALL, used=2)], {CORES: 1}, "1/1 CardTimeSlicingExhausted", id="Neuron no slot"),
     fits([device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth", id="Neuron a broken device"),
@@ -122,13 +122,13 @@ FITS = [
     fits([device(i, kind="inf2.48xlarge", healthy=i != 1) for i in range(4)], {COUNT: 2}, shares((2, 3), (3, 3)),
          written=ids(2, 3), id="A4 a run has no broken device"),
     fits([device(**FOUR_CORES)], {COUNT: 1}, shares((0, 15)), written=ids(0), id="A5 a whole device is all its cores"),
-    fits([device(0, Spot(0, 2), **FOUR_CORES)], {CORES: 2}, shares((0, 12)), written=ids(2, 3, cores=True),
+    fits([device(0, Partition(0, 2), **FOUR_CORES)], {CORES: 2}, shares((0, 12)), written=ids(2, 3, cores=True),
          id="A5 the third and the fourth core"),
-    fits([device(0, Spot(0), Spot(3), **FOUR_CORES)], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True),
+    fits([device(0, Partition(0), Partition(3), **FOUR_CORES)], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True),
          id="A5 the first free core"),
-    fits([device(0, Spot(1), **FOUR_CORES)], {CORES: 2}, shares((0, 12)), written=ids(2, 3, cores=True),
+    fits([device(0, Partition(1), **FOUR_CORES)], {CORES: 2}, shares((0, 12)), written=ids(2, 3, cores=True),
          id="A5 cores beside each other"),
-    fits([device(0, Spot(1), Spot(3), **FOUR_CORES)], {CORES: 2}, shares((0, 5)), written=ids(0, 2, cores=True),
+    fits([device(0, Partition(1), Partition(3), **FOUR_CORES)], {CORES: 2}, shares((0, 5)), written=ids(0, 2, cores=True),
          id="A5 cores that are left"),
     fits([device(**FOUR_CORES)], {CORES: 4}, shares((0, 15)), written=ids(0, 1, 2, 3, cores=True),
          id="A5 four cores are one device of four"),

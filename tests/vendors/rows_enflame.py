@@ -4,7 +4,7 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.codec.drs import DrsProfile
-from hami.model import Budget, Device, Request, View
+from hami.model import Budget, Device, Request, DeviceUsage
 from hami.vendors.catalog import vendors
 from tests.vendors.rows import Asked, Denied, Fits
 
@@ -25,7 +25,7 @@ def device(index=0, slots_used=0, memory=0, cores=0, profiles=(SIXTH, HALF, ALL)
     found = Device(uuid=f"n-enflame-drs-{index}", vendor="Enflame", model="Enflame", slots=slices, index=index,
                    memory_mib=most * 1024, mode="drs", healthy=healthy,
                    info={"minor": str(index + 7), "profiles": profiles})
-    return View(found, slots_used, memory, cores)
+    return DeviceUsage(found, slots_used, memory, cores)
 
 
 def given(index, memory, percent):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pytest import param
 
-from hami.model import MigProfile, Spot
+from hami.model import MigProfile, Partition
 from tests.builders import NVIDIA, nvidia, request, view
 from tests.vendors.rows import Asked, Denied, Fits
 
@@ -90,9 +90,9 @@ TRIANGLE = [linked("dev-0", to1=100, to2=200), linked("dev-1", to0=100, to2=150)
 NUMA_BIND = {"nvidia.com/numa-bind": "true"}
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 MIG = view("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
-    MigProfile(name="3g.20gb", memory_mib=19968, cores=43, slices=3, placements=(Spot(0, 4), Spot(4, 4))),
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=tuple(Spot(i, 1) for i in range(7))),
-    MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2, placements=tuple(Spot(i, 2) for i in (0, 2, 4)))))
+    MigProfile(name="3g.20gb", memory_mib=19968, cores=43, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=tuple(Partition(i, 1) for i in range(7))),
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2, placements=tuple(Partition(i, 2) for i in (0, 2, 4)))))
 
 
 def places(*instances):
@@ -121,22 +121,22 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
          "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)), id="N10"),
     fits(NVIDIA, [MIG], nv(1, gpumem=4864), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 6, 1)),
          id="NVIDIA MIG small profiles go to the far end"),
-    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(0, 2), Spot(4, 2)))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 2)))], nv(1, gpumem=8000), {},
          "GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 2, 2)), id="NVIDIA MIG a gap is used"),
-    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(1, 1), Spot(3, 3)))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(MIG, slots_used=2, partitions=(Partition(1, 1), Partition(3, 3)))], nv(1, gpumem=8000), {},
          "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG memory is left but no place"),
-    fits(NVIDIA, [replace(MIG, slots_used=2, spots=(Spot(0, 2), Spot(4, 1)))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 1)))], nv(1, gpumem=8000), {},
          "GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 2, 2)), id="NVIDIA MIG another profile beside"),
-    fits(NVIDIA, [replace(MIG, slots_used=3, spots=(Spot(0, 2), Spot(2, 2), Spot(4, 1)))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(MIG, slots_used=3, partitions=(Partition(0, 2), Partition(2, 2), Partition(4, 1)))], nv(1, gpumem=8000), {},
          "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG full for this profile"),
-    fits(NVIDIA, [replace(MIG, slots_used=6, cores_used=90, spots=tuple(Spot(place) for place in range(6)))],
+    fits(NVIDIA, [replace(MIG, slots_used=6, cores_used=90, partitions=tuple(Partition(place) for place in range(6)))],
          nv(1, gpumem=4000, gpucores=15), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 6, 1)),
          id="NVIDIA MIG seven sevenths, though each counts as 15 percent"),
-    fits(NVIDIA, [replace(MIG, slots_used=3, cores_used=100, spots=(Spot(4, 3),) * 3)], nv(1, gpumem=4000), {},
+    fits(NVIDIA, [replace(MIG, slots_used=3, cores_used=100, partitions=(Partition(4, 3),) * 3)], nv(1, gpumem=4000), {},
          "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 3, 1)), id="NVIDIA MIG no cores are left by rounding"),
     fits(NVIDIA, [replace(MIG, slots_used=1)], nv(1, gpumem=8000), {}, "1/1 CardNotHealth",
          id="NVIDIA MIG a user without a place"),
-    fits(NVIDIA, [replace(view("GPU-0", 1), spots=(Spot(0, 2),))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(view("GPU-0", 1), partitions=(Partition(0, 2),))], nv(1, gpumem=8000), {},
          "1/1 CardNotHealth", id="NVIDIA a place on a card that is not cut"),
     fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "hami-core"}, "1/1 CardTypeMismatch",
          id="NVIDIA MIG not wanted"),

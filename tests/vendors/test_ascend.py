@@ -13,11 +13,11 @@ from hami.model import NodePolicy
 from hami.scheduling.fit import Unfit
 from hami.scheduling.place import place
 from hami.scheduling.usage import charge_views
-from hami.scheduling.writing import written
+from hami.scheduling.annotations import written
 from hami.vendors.admission import admit
 from hami.vendors.catalog import vendors
 from hami.vendors.request import request_of
-from hami.vendors.spec import Emission
+from hami.vendors.spec import AnnotationContext
 from tests.builders import ask, container, node, pod, share
 from tests.vendors.rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
@@ -33,7 +33,7 @@ def test_a9_memory_times_factor(factor, memory_mib):
 
 
 def emission(*containers, annotations=None, devices=()):
-    return Emission(pod=pod(annotations=annotations or {}), node="n", shares=containers,
+    return AnnotationContext(pod=pod(annotations=annotations or {}), node="n", shares=containers,
                     devices={view.device.uuid: view.device for view in devices}, now=NOW)
 
 

@@ -8,14 +8,14 @@ from pytest import param
 from hami.codec.allocation import parse_shares
 from hami.codec.device_config import DeviceConfig, Names
 from hami.errors import MalformedInput
-from hami.model import Device, Node, Reason, Spot
+from hami.model import Device, Node, Reason, Partition
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from tests.builders import container, pod
 from tests.vendors.ledgers import books, run
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 
-ALL = Spot(0, 31)
+ALL = Partition(0, 31)
 LABEL = "node.kubernetes.io/instance-type"
 
 
@@ -62,28 +62,28 @@ def test_nodes_that_cannot_be_read(node, problem):
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
-    ledger = books(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
-    assert list(ledger.views()) == ["good"]
-    assert LABEL in ledger.nodes.problems()["bad", "AWSNeuron"]
+    cache = books(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
+    assert list(cache.views()) == ["good"]
+    assert LABEL in cache.nodes.problems()["bad", "AWSNeuron"]
 
 
 def read(text, *containers):
     found = aws.read(NEURON, pod(*containers), parse_shares("allocated", text))
-    return [[(share.cores, share.spots) for share in shares] for shares in found]
+    return [[(share.cores, share.partitions) for share in shares] for shares in found]
 
 
 CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
 
 
 @pytest.mark.parametrize("text, containers, expected", [
-    param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Spot(0),))]], id="the first core"),
-    param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Spot(1),))]], id="the second core"),
-    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Spot(2, 2),))]], id="two neighbours"),
-    param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Spot(0), Spot(2)))]], id="two that are not"),
+    param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]], id="the first core"),
+    param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
+    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbours"),
+    param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Partition(0), Partition(2)))]], id="two that are not"),
     param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="A5 no core, as upstream may write"),
     param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="A5 a device, of which upstream names two cores"),
     param(";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"),
-    param("d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Spot(0, 2),))]], id="nobody knows whose"),
+    param("d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Partition(0, 2),))]], id="nobody knows whose"),
 ])
 def test_cores_are_read_back_from_the_mask(text, containers, expected):
     assert read(text, *containers) == expected
@@ -96,45 +96,45 @@ ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {
 @given(asked=ASKED, each=st.sampled_from([1, 2, 4, 8]), gone=st.sets(st.integers(0, 11)))
 def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
     node = instance(neuron=4, neuroncore=4 * each)
-    ledger = books(node)
+    cache = books(node)
     bound = {}
     for number, limits in enumerate(asked):
-        if (found := run(ledger, f"p{number}", *map(container, limits))) is not None:
+        if (found := run(cache, f"p{number}", *map(container, limits))) is not None:
             bound[number] = found
         if number in gone and number in bound:
-            ledger.pods.remove(bound.pop(number))
-        for view in ledger.views().get("n", ()):
-            held = [core for spot in view.spots for core in range(spot.start, min(spot.start + spot.size, each))]
+            cache.pods.remove(bound.pop(number))
+        for view in cache.views().get("n", ()):
+            held = [core for partition in view.partitions for core in range(partition.start, min(partition.start + partition.size, each))]
             assert len(held) == len(set(held)), "a core was given twice"
             assert view.slots_used <= view.device.slots
     again = books(node)
     for found in bound.values():
         again.pods.upsert(found)
-    assert [sorted(view.spots) for view in again.views()["n"]] == [sorted(view.spots) for view in ledger.views()["n"]]
-    assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in ledger.views()["n"]]
+    assert [sorted(view.partitions) for view in again.views()["n"]] == [sorted(view.partitions) for view in cache.views()["n"]]
+    assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in cache.views()["n"]]
 
 
 def test_a24_a_count_among_requests_alone_is_of_devices():
-    ledger = books(instance(neuron=2, neuroncore=4))
+    cache = books(instance(neuron=2, neuroncore=4))
     asked = pod(container(requests={COUNT: "1"}))
-    ledger.choose(asked, ["n"])
-    annotations = ledger.reservation(asked.ref.uid).annotations
+    cache.choose(asked, ["n"])
+    annotations = cache.reservation(asked.ref.uid).annotations
     assert annotations["AWS_NEURON_IDS"] == "1"
     assert "NEURON_RESOURCE_TYPE" not in annotations
 
 
 def test_a5_the_cores_of_a_device_are_those_of_its_own_node():
     """Upstream keeps the number of the first node that it ever saw."""
-    ledger = books(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
+    cache = books(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
     found = {}
     for name in ("two", "four"):
         asked = pod(container({COUNT: "1"}), name=name)
-        ledger.choose(asked, [name])
-        found[name] = ledger.reservation(asked.ref.uid).annotations[NEURON.allocated]
+        cache.choose(asked, [name])
+        found[name] = cache.reservation(asked.ref.uid).annotations[NEURON.allocated]
     assert found == {"two": "two-AWSNeuron-0,AWSNeuron,0,3:;", "four": "four-AWSNeuron-0,AWSNeuron,0,15:;"}
 
 
 def test_what_a_request_needs_is_the_cores_of_the_device_at_most():
     asked = aws.request(NEURON, container({CORES: "4"}))
     assert aws.too_few_cores(device(), asked, None, ()) is None
-    assert aws.too_few_cores(device(0, Spot(0)), asked, None, ()) is Reason.NO_CORES
+    assert aws.too_few_cores(device(0, Partition(0)), asked, None, ()) is Reason.NO_CORES

@@ -44,14 +44,14 @@ def test_a_node_without_the_annotation():
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
     with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
         DRS.inventory(DRS, sliced(0))
-    ledger = books(sliced(0, name="bad"), sliced(6))
-    assert list(ledger.views()) == ["n"]
-    assert "expected a capacity" in ledger.nodes.problems()["bad", "Enflame"]
+    cache = books(sliced(0, name="bad"), sliced(6))
+    assert list(cache.views()) == ["n"]
+    assert "expected a capacity" in cache.nodes.problems()["bad", "Enflame"]
 
 
 def test_six_sixths_go_on_a_device_and_a_seventh_waits():
-    ledger = books(sliced(6))
-    assert [run(ledger, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
+    cache = books(sliced(6))
+    assert [run(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
 
 
 def test_a12_slices_are_known_after_a_restart():
@@ -70,22 +70,22 @@ ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {
 
 @given(asked=ASKED, gone=st.sets(st.integers(0, 15)), capacity=st.integers(1, 6))
 def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, gone, capacity):
-    ledger = books(sliced(capacity, capacity))
+    cache = books(sliced(capacity, capacity))
     slices, bound = {}, {}
     for number, limits in enumerate(asked):
         name = f"p{number}"
-        if (found := run(ledger, name, *asking(*limits))) is not None:
+        if (found := run(cache, name, *asking(*limits))) is not None:
             given = json.loads(found.annotations["assigned-containers"])
             uuids = [text.split(",")[0] for text in found.annotations[DRS.allocated].split(";")[:-1]]
             slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))
             bound[name] = found
         if number in gone and name in bound:
-            ledger.pods.remove(bound.pop(name))
+            cache.pods.remove(bound.pop(name))
             del slices[name]
-    for view in ledger.views()["n"]:
+    for view in cache.views()["n"]:
         taken = sum(count for held in slices.values() for uuid, count in held if uuid == view.device.uuid)
         assert taken <= capacity and not view.is_over
     again = books(sliced(capacity, capacity))
     for one in bound.values():
         again.pods.upsert(one)
-    assert again.views() == ledger.views()
+    assert again.views() == cache.views()

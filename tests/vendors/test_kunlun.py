@@ -3,7 +3,7 @@
 import pytest
 from pytest import param
 
-from hami.model import NodePolicy, View
+from hami.model import NodePolicy, DeviceUsage
 from hami.scheduling.fit import Unfit
 from hami.scheduling.place import place
 from hami.scheduling.usage import charge_views
@@ -57,7 +57,7 @@ REGISTERED = '[{"id":"xpu-0","count":1,"devmem":98304,"devcore":%d,"type":"XPU",
 def test_a_card_is_not_over_while_there_is_memory_for_slices(cores):
     """Whatever is registered as the number of its slots and cores: a pod that fits is not turned away at bind."""
     (device,) = SLICES.inventory(SLICES, node("n", annotations={SLICES.register: REGISTERED % cores}))
-    card, taken = [View(device)], 0
+    card, taken = [DeviceUsage(device)], 0
     while not isinstance(found := place({"XPU": card}, ask(container(vxpu(1, 24576)), vendors=[SLICES])), Unfit):
         card, taken = charge_views(card, found[0]), taken + 1
         assert not card[0].is_over

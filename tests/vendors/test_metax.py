@@ -11,7 +11,7 @@ from hami.errors import MalformedInput
 from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, Verdicts, decide
 from hami.scheduling.index import Index
-from hami.scheduling.reading import read_booking
+from hami.scheduling.read_booking import read_booking
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import ask, container
@@ -73,11 +73,11 @@ def test_a13_the_best_linked_node_wins_under_either_policy(policy, key, best):
 
 
 def test_scores_that_change_are_seen():
-    ledger = books()
+    cache = books()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
-        ledger.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
+        cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
                                  capacity={GPU.count: "1"}))
-        (view,) = ledger.node_views("n")["Metax-GPU"]
+        (view,) = cache.node_views("n")["Metax-GPU"]
         assert view.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
@@ -159,21 +159,21 @@ def test_score_of_sgpus_goes_before_usage(views, shares, score, policy):
 ])
 def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     shares = taken(annotations=annotations)
-    assert {share.tags for share in shares} == {(tag,)}
+    assert {share.co_tenants for share in shares} == {(tag,)}
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
               annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
     booking, problems = read_booking(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
-    assert (key, charge.tags, problems) == ("Metax-SGPU", (tag,), ())
+    assert (key, charge.co_tenants, problems) == ("Metax-SGPU", (tag,), ())
 
 
 @pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
-    ledger = books()
-    ledger.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
+    cache = books()
+    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
     asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
                 annotations=annotations)
-    assert ledger.covers("default", asked) is fits
+    assert cache.covers("default", asked) is fits
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
@@ -183,7 +183,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
     index.book(read_booking(pod, "n", Catalog([SGPU]), index.views)[0])
     (view,) = index.views("n")["Metax-SGPU"]
-    assert (view.tags, view.slots_used) == (("offline best-effort",), 2)
+    assert (view.co_tenants, view.slots_used) == (("offline best-effort",), 2)
 
 
 def test_quality_is_that_of_the_first_pod_until_the_card_is_free():

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import parse_shares
-from hami.controller.reconcile import Rules, pod_moves
+from hami.scheduler.reconcile import Rules, pod_moves
 from hami.errors import MalformedInput
-from hami.model import MigProfile, Spot, View
+from hami.model import MigProfile, Partition, DeviceUsage
 from hami.vendors import mig
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
 from tests.vendors.ledgers import books, run
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1, placements=tuple(Spot(i, 1) for i in range(7))),
-    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2, placements=tuple(Spot(i, 2) for i in (0, 2, 4))),
-    MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Spot(0, 4), Spot(4, 4))),
-    MigProfile(name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Spot(0, 4),)),
-    MigProfile(name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Spot(0, 8),)),
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1, placements=tuple(Partition(i, 1) for i in range(7))),
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2, placements=tuple(Partition(i, 2) for i in (0, 2, 4))),
+    MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
+    MigProfile(name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Partition(0, 4),)),
+    MigProfile(name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Partition(0, 8),)),
 )
 ALLOWED = {(profile.name, place.start, place.size) for profile in PROFILES for place in profile.placements}
 
@@ -34,8 +34,8 @@ def card(uuid="GPU-m", index=0, **fields):
 CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
 
 
-def view_of(ledger, uuid="GPU-m"):
-    return next(view for view in ledger.views()["n1"] if view.device.uuid == uuid)
+def view_of(cache, uuid="GPU-m"):
+    return next(view for view in cache.views()["n1"] if view.device.uuid == uuid)
 
 
 def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
@@ -58,8 +58,8 @@ def test_places_are_read_back():
                   entry(start=2), entry(container=2, profile="1g.5gb", start=6, size=1, migUUID="MIG-7",
                                         gpuInstanceID=9, computeInstanceID=0))
     shares = mig.read(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.allocated]))
-    assert [[share.spots for share in mine] for mine in shares] == [
-        [(Spot(2, 2, "2g.10gb"),), ()], [], [(Spot(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
+    assert [[share.partitions for share in mine] for mine in shares] == [
+        [(Partition(2, 2, "2g.10gb"),), ()], [], [(Partition(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
 
 
 def test_shares_of_cards_that_are_not_cut_need_no_places():
@@ -86,76 +86,76 @@ BROKEN = [  # allocated, places, cards that count as taken whole
 
 @pytest.mark.parametrize("allocated, places, taken", BROKEN)
 def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, taken):
-    ledger = books(CARDS)
+    cache = books(CARDS)
     broken = bound(allocated, places=places if isinstance(places, str) else json.dumps(places))
-    ledger.pods.upsert(broken)
-    assert ledger.pods.unreadable() == [broken.ref]
+    cache.pods.upsert(broken)
+    assert cache.pods.unreadable() == [broken.ref]
     for name in "mno":
-        view = view_of(ledger, f"GPU-{name}")
+        view = view_of(cache, f"GPU-{name}")
         assert (view.slots_used, view.memory_free_mib) == ((view.device.slots, 0) if name in taken
                                                            else (0, view.device.memory_mib))
     rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300)
-    (warning,) = [move for move in pod_moves(ledger.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
+    (warning,) = [move for move in pod_moves(cache.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
     assert warning.reason == "AllocationUnreadable"
 
 
 def test_beside_an_instance_of_v25_to_v29_nothing_is_placed_until_it_has_gone():
-    ledger = books(node("n1", card()))
+    cache = books(node("n1", card()))
     earlier = bound("GPU-m[1-0],NVIDIA,9728,15:;", places="")
-    ledger.pods.upsert(earlier)
-    assert run(ledger, "next", gpus(memory=4864)) is None
-    ledger.pods.remove(earlier)
-    assert run(ledger, "next", gpus(memory=4864)) is not None
+    cache.pods.upsert(earlier)
+    assert run(cache, "next", gpus(memory=4864)) is None
+    cache.pods.remove(earlier)
+    assert run(cache, "next", gpus(memory=4864)) is not None
 
 
 def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
-    ledger = books(node("n1", card()))
-    ledger.pods.upsert(bound(ONE, places=""))
-    assert run(ledger, "next", gpus(memory=4864)) is None
-    assert mig.unaccounted(view_of(ledger), None, None, ()) is not None
+    cache = books(node("n1", card()))
+    cache.pods.upsert(bound(ONE, places=""))
+    assert run(cache, "next", gpus(memory=4864)) is None
+    assert mig.unaccounted(view_of(cache), None, None, ()) is not None
 
 
 def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
-    ledger = books(node("n1", gpu("GPU-m")))
-    ledger.pods.upsert(bound(ONE, entry()))
-    assert run(ledger, "next", gpus(memory=100)) is None
+    cache = books(node("n1", gpu("GPU-m")))
+    cache.pods.upsert(bound(ONE, entry()))
+    assert run(cache, "next", gpus(memory=100)) is None
 
 
 def test_a23_the_largest_profile_is_the_whole_card():
-    ledger = books(node("n1", card()))
-    found = run(ledger, "whole", gpus())
+    cache = books(node("n1", card()))
+    found = run(cache, "whole", gpus())
     assert found.annotations[NVIDIA.allocated] == "GPU-m,NVIDIA,40192,100:;"
-    assert run(ledger, "next", gpus(memory=1)) is None
+    assert run(cache, "next", gpus(memory=1)) is None
 
 
 def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
-    ledger = books(node("n1", card()))
-    before = run(ledger, "a", gpus(memory=8000))
+    cache = books(node("n1", card()))
+    before = run(cache, "a", gpus(memory=8000))
     (place,) = json.loads(before.annotations[PLACES])
     made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
-    ledger.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
+    cache.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
                            annotations=before.annotations | {PLACES: json.dumps([made])}))
-    (spot,) = view_of(ledger, place["gpuUUID"]).spots
-    assert spot.instance == ("MIG-7", "3", "0")
+    (partition,) = view_of(cache, place["gpuUUID"]).partitions
+    assert partition.instance == ("MIG-7", "3", "0")
 
 
 @pytest.mark.parametrize("kinds", [(INIT, APP), (INIT, INIT), (SIDECAR, APP), (INIT, SIDECAR, APP), (INIT, APP, APP)],
                          ids=lambda kinds: "-".join(kind.value for kind in kinds))
 def test_containers_of_a_pod_never_share_a_place(kinds):
-    ledger = books(node("n1", card()))
-    found = run(ledger, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
+    cache = books(node("n1", card()))
+    found = run(cache, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
     starts = [one["placement"]["start"] for one in json.loads(found.annotations[PLACES])]
     assert sorted(starts) == [0, 2, 4][:len(kinds)]
-    view = view_of(ledger)
-    assert len(view.spots) == len(kinds) == view.slots_used
+    view = view_of(cache)
+    assert len(view.partitions) == len(kinds) == view.slots_used
 
 
 def test_places_of_init_containers_are_free_when_those_are_done():
-    ledger = books(node("n1", card()))
+    cache = books(node("n1", card()))
     containers = gpus(memory=8000, kind=INIT), gpus(memory=8000)
-    found = run(ledger, "a", *containers)
-    ledger.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
-    assert len(view_of(ledger).spots) == 1
+    found = run(cache, "a", *containers)
+    cache.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
+    assert len(view_of(cache).partitions) == 1
 
 
 SIZES = st.sampled_from([1, 4864, 5000, 9984, 10000, 19968, 30000, None])
@@ -166,19 +166,19 @@ PODS = st.lists(st.lists(st.tuples(SIZES, st.sampled_from([INIT, SIDECAR, APP]),
 @given(asked=PODS, gone=st.sets(st.integers(0, 13)))
 def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, gone):
     listed = node("n1", card("GPU-m"), card("GPU-n", 1))
-    ledger, alive = books(listed), {}
+    cache, alive = books(listed), {}
     for number, containers in enumerate(asked):
         name = f"p{number}"
-        found = run(ledger, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
+        found = run(cache, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
         if found is not None:
             alive[name] = found
         if number in gone and name in alive:
-            ledger.pods.remove(alive.pop(name))
-        for view in ledger.views()["n1"]:
+            cache.pods.remove(alive.pop(name))
+        for view in cache.views()["n1"]:
             assert not view.is_over
-            assert len(view.spots) == view.slots_used
-            assert {(spot.name, spot.start, spot.size) for spot in view.spots} <= ALLOWED
-    assert readable(ledger.views()["n1"]) == readable(read_anew(listed, alive)["n1"])
+            assert len(view.partitions) == view.slots_used
+            assert {(partition.name, partition.start, partition.size) for partition in view.partitions} <= ALLOWED
+    assert readable(cache.views()["n1"]) == readable(read_anew(listed, alive)["n1"])
 
 
 def read_anew(listed, alive):
@@ -191,7 +191,7 @@ def read_anew(listed, alive):
 
 def readable(views):
     """*views* without the order in which pods were seen."""
-    return [View(view.device, view.slots_used, view.memory_used_mib, view.cores_used, tuple(sorted(view.spots)))
+    return [DeviceUsage(view.device, view.slots_used, view.memory_used_mib, view.cores_used, tuple(sorted(view.partitions)))
             for view in views]
 
 

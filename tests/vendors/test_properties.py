@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hami.errors import MalformedInput
-from hami.model import Device, View
-from hami.scheduling.ask import ask_of
+from hami.model import Device, DeviceUsage
+from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.index import Index
 from hami.scheduling.place import place
-from hami.scheduling.reading import read_booking
+from hami.scheduling.read_booking import read_booking
 from hami.scheduling.usage import collapse
-from hami.scheduling.writing import written
-from hami.vendors.spec import Catalog, Emission
+from hami.scheduling.annotations import written
+from hami.vendors.spec import Catalog, AnnotationContext
 from tests.builders import APP, INIT, SIDECAR
 from tests.vendors.chart import CHART, given
 from tests.vendors.rows import NOW, Fits
@@ -73,7 +73,7 @@ def some_view(rng, device):
     """The device with something taken, now and then all of it, or more than there is."""
     used = rng.choice((0, 0, 0, 1, device.slots))
     parts = (0, 0, 0, 0.1, 0.5, 1, 1.1)
-    return View(device, used, int(device.memory_mib * rng.choice(parts)), int(device.cores * rng.choice(parts)))
+    return DeviceUsage(device, used, int(device.memory_mib * rng.choice(parts)), int(device.cores * rng.choice(parts)))
 
 
 def some_annotations(rng):
@@ -102,7 +102,7 @@ def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
     views = [some_view(rng, device) for device in some_devices(rng, key, plain)]
     annotations, policy = some_annotations(rng), rng.choice(POLICIES)
     pod = some_pod(rng, vendor, plain, (APP,), annotations)
-    if pod is None or (asked := ask_of(pod, Catalog([vendor]), policy, {})) is None:
+    if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), policy, {})) is None:
         return
     (request,) = asked.containers[0].requests
     found = fit(request, asked.case(key, views))
@@ -162,7 +162,7 @@ def walk(key, seed):
         annotations = some_annotations(rng) | some_classes(rng)
         kinds = tuple(rng.choices((APP, INIT, SIDECAR), (4, 1, 1), k=rng.choice((1, 1, 2, 3))))
         pod = some_pod(rng, vendor, plain, kinds, annotations)
-        if pod is None or (asked := ask_of(pod, Catalog([vendor]), rng.choice(POLICIES), {})) is None:
+        if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES), {})) is None:
             continue
         index.unbook(f"uid-{number - rng.randint(3, 9)}")
         found = place(index.views("n"), asked)
@@ -181,7 +181,7 @@ def some_classes(rng):
 def bound(pod, vendor, asked, found, index):
     """The booking that is read back from what is written, which says all that was decided."""
     devices = {view.device.uuid: view.device for view in index.views("n")[vendor.key]}
-    texts = written(vendor, Emission(pod=pod, node="n", shares=found, devices=devices, now=NOW))
+    texts = written(vendor, AnnotationContext(pod=pod, node="n", shares=found, devices=devices, now=NOW))
     pod = replace(pod, annotations={**pod.annotations, **texts})
     booking, problems = read_booking(pod, "n", Catalog([vendor]), index.views)
     assert (booking.charges, problems) == (((vendor.key, collapse(asked.kinds, found)),), ())
@@ -190,7 +190,7 @@ def bound(pod, vendor, asked, found, index):
 
 def is_over(view):
     """More is taken of the card than there is, or pods share it that may not."""
-    device, words = view.device, [set(tag.split()) for tag in view.tags]
+    device, words = view.device, [set(tag.split()) for tag in view.co_tenants]
     of_class = {bool(one & {"online", "offline"}) for one in words}
     qualities = {word for one in words for word in one} - {"online", "offline"}
     return (view.slots_used > device.slots or view.memory_used_mib > device.memory_mib

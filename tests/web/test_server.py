@@ -28,7 +28,7 @@ from hami.web.server import _Turns, serve
 
 PROGRAM = textwrap.dedent("""
     import json, os, signal, sys, threading, time
-    from hami import logs
+    from hami.runtime import logs
     from hami.errors import ClusterError
     from hami.web.server import Timeouts, serve
     from hami.web.tls import TlsContext, client_is_trusted
@@ -338,7 +338,7 @@ def test_a_head_that_trickles_in_is_closed_in_time(shared):
     b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"garbage\r\n\r\n",
 ], ids=["nothing", "line", "body", "answered and not closed", "garbage"])
 def test_many_such_clients_do_not_keep_another_waiting(start, sent):
-    server = start(threads=8, timeouts={"patience": 0.05})
+    server = start(threads=8, timeouts={"timeout": 0.05})
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(server.connect(sent))
@@ -354,7 +354,7 @@ def test_when_connections_run_out_idle_ones_make_room(start):
 
 
 def test_waiting_requests_are_not_cut_for_others(start):
-    server = start(threads=4, timeouts={"patience": 0.05})
+    server = start(threads=4, timeouts={"timeout": 0.05})
     waiting = [in_background(server.get, "/wait") for _ in range(3)]
     with contextlib.ExitStack() as stack:
         for _ in range(8):

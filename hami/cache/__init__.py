@@ -1,0 +1,1 @@
+"""Nodes, pods, quotas and reservations in memory. No network."""

@@ -1,0 +1,130 @@
+"""Secrets with keys, and the part of a webhook configuration that says whom the API server trusts, as records."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hami.errors import MalformedInput
+
+__all__ = ["SecretRecord", "Webhook", "WebhookConfiguration", "parse_secret", "parse_webhook_configuration",
+           "render_bundle", "render_secret"]
+
+TLS = "kubernetes.io/tls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRecord:
+    """A Secret. *resource_version*: empty for one that is not there yet.
+
+    *source* is the object as it was read: what we do not know of survives an update.
+    """
+
+    namespace: str
+    name: str
+    data: Mapping[str, bytes] = field(repr=False)
+    resource_version: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Where one webhook of a configuration is called, and with which CAs (PEM). *service*: namespace and name."""
+
+    name: str
+    service: tuple[str, str] | None = None
+    url: str = ""
+    bundle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfiguration:
+    """A MutatingWebhookConfiguration, as far as TLS is concerned."""
+
+    name: str
+    webhooks: tuple[Webhook, ...]
+    resource_version: str
+
+
+class _TrustMeta(msgspec.Struct, rename="camel"):
+    name: str
+    resource_version: str
+    namespace: str = ""
+
+
+class _Secret(msgspec.Struct):
+    metadata: _TrustMeta
+    data: dict[str, str] | None = None
+
+
+class _Service(msgspec.Struct):
+    namespace: str
+    name: str
+
+
+class _ClientConfig(msgspec.Struct, rename="camel"):
+    service: _Service | None = None
+    url: str | None = None
+    ca_bundle: str | None = None
+
+
+class _Webhook(msgspec.Struct, rename="camel"):
+    name: str
+    client_config: _ClientConfig
+
+
+class _Configuration(msgspec.Struct):
+    metadata: _TrustMeta
+    webhooks: list[_Webhook] | None = None
+
+
+def parse_secret(data: bytes) -> SecretRecord:
+    """The record of a v1 Secret. Raises: MalformedInput, which quotes nothing of it."""
+    try:
+        wire = msgspec.json.decode(data, type=_Secret)
+        source = msgspec.json.decode(data, type=dict[str, Any])
+        content = {key: base64.b64decode(text) for key, text in (wire.data or {}).items()}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedInput("secret", "", str(error)) from error
+    return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=content,
+                        resource_version=wire.metadata.resource_version, source=source)
+
+
+def render_secret(secret: SecretRecord) -> dict[str, Any]:
+    """The Secret to create or to put in place of the one that was read. Of type kubernetes.io/tls when it is new."""
+    meta = dict(secret.source.get("metadata") or {})
+    meta.pop("managedFields", None)  # the server keeps them itself
+    meta |= {"namespace": secret.namespace, "name": secret.name}
+    if secret.resource_version:
+        meta["resourceVersion"] = secret.resource_version
+    content = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
+    return {"type": TLS, **secret.source, "apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": content}
+
+
+def parse_webhook_configuration(data: bytes) -> WebhookConfiguration:
+    """The record of a MutatingWebhookConfiguration. Raises: MalformedInput."""
+    try:
+        wire = msgspec.json.decode(data, type=_Configuration)
+        webhooks = tuple(_webhook(item) for item in wire.webhooks or ())
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedInput("webhook configuration", data[:200].decode(errors="replace"), str(error)) from error
+    return WebhookConfiguration(name=wire.metadata.name, webhooks=webhooks,
+                                resource_version=wire.metadata.resource_version)
+
+
+def _webhook(wire: _Webhook) -> Webhook:
+    client = wire.client_config
+    return Webhook(name=wire.name, url=client.url or "", bundle=base64.b64decode(client.ca_bundle or ""),
+                   service=(client.service.namespace, client.service.name) if client.service else None)
+
+
+def render_bundle(configuration: WebhookConfiguration, bundle: bytes) -> dict[str, Any]:
+    """A strategic merge patch (webhooks merge by name): *bundle* in every webhook, if the object is still the same."""
+    text = base64.b64encode(bundle).decode()
+    return {"metadata": {"resourceVersion": configuration.resource_version},
+            "webhooks": [{"name": webhook.name, "clientConfig": {"caBundle": text}}
+                         for webhook in configuration.webhooks]}

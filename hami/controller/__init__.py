@@ -1,1 +1,0 @@
-"""Keeps the cluster's annotations true: handshakes, stuck allocations, locks left behind, pods that slipped past."""

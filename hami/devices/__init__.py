@@ -1,0 +1,1 @@
+"""The cards of a node: NVML, MIG, mock, health, inventory."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, reflector, events, Lease. The only importer of ``kubernetes``."""

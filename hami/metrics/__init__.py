@@ -1,1 +1,0 @@
-"""Metrics: what the cluster shares out, and how the scheduler itself fares."""

@@ -1,0 +1,178 @@
+"""What a container is handed: environment, mounts, device nodes and CDI names, made of the shares that are its own.
+
+Decides only. What lies on the host is told it as :class:`HostFacts`.
+Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, getAllocateResponse and Allocate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hami.model import Share
+from hami.devices.cards import Card
+from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
+from hami.devices.config import PluginConfig
+
+__all__ = [
+    "CDI", "DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "instances_grant", "shares_grant", "wanted_extras",
+]
+
+CDI = frozenset({"cdi-annotations", "cdi-cri"})
+"""The strategies by which the container runtime is given names."""
+LISTED = "/var/run/nvidia-container-devices"  # a directory of this name tells the container runtime what is visible
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+LOCK_DIRECTORY = "/tmp/vgpulock"
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A host path that the container sees."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNode:
+    """A device node of the host that the container may use; *permissions*: letters of ``rwm``."""
+
+    container_path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """All that one container gets, as the kubelet passes it on to the container runtime."""
+
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What lies on the host. *library*: the limiter as it is to be mounted. *license*: there is one to be mounted.
+    *nodes*: control nodes of the driver that exist, without the prefix of the configuration. *instance_nodes*: those
+    of the MIG instances that are handed out. *classes*: those of CDI, besides the cards', that can be named."""
+
+    library: str
+    license: bool = False
+    nodes: tuple[str, ...] = CONTROL_NODES
+    instance_nodes: tuple[str, ...] = ()
+    classes: frozenset[str] = frozenset(CLASSES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipient:
+    """Whose grant it is. *env*: the variables that its specification sets itself. *token*: a text that no other grant
+    has, a random UUID."""
+
+    pod_uid: str
+    container: str
+    token: str
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_limited(self) -> bool:
+        """The limiter is preloaded, unless the specification itself says that it shall not be."""
+        return self.env.get("CUDA_DISABLE_CONTROL") not in _TRUE
+
+
+def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts,
+                 recipient: Recipient) -> Grant:
+    """The grant of a container that shares cards. *parts*: its shares with their cards, in any order.
+
+    Limits are numbered in the order of the driver, as CUDA numbers the devices of the container once it is told to go
+    by the bus, too; with several devices that order and each device's own core limit are said as well.
+    """
+    parts = sorted(parts, key=lambda part: part[0].index)
+    base = _listed(config, [(card.uuid, str(card.index)) for card, _ in parts], [card for card, _ in parts], host,
+                   recipient)
+    directory = f"{config.hook_path}/vgpu"
+    env = dict(base.env)
+    for place, (_, share) in enumerate(parts):
+        env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{share.memory_mib}m"
+    env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
+    if len(parts) > 1:
+        env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the specification's own value comes later and wins
+    env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}.cache"
+    if config.memory_scaling > 1:
+        env["CUDA_OVERSUBSCRIBE"] = "true"
+    if config.log_level:
+        env["LIBCUDA_LOG_LEVEL"] = config.log_level
+    if config.disable_core_limit:
+        env["GPU_CORE_UTILIZATION_POLICY"] = "disable"
+    mounts = [
+        Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
+        Mount(container_path=directory, host_path=f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"),
+        Mount(container_path=LOCK_DIRECTORY, host_path=LOCK_DIRECTORY),
+    ]
+    if recipient.is_limited:
+        mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
+                            read_only=True))
+    if host.license:
+        mounts += [Mount(container_path="/tmp/license", host_path=f"{directory}/license", read_only=True),
+                   Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{directory}/vgpuvalidator",
+                         read_only=True)]
+    return Grant(env=env, mounts=(*base.mounts, *mounts), devices=base.devices, annotations=base.annotations,
+                 cdi_devices=base.cdi_devices)
+
+
+def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
+    """Those of `EXTRAS` that containers are to get."""
+    return tuple(name for name in EXTRAS if getattr(config, name))
+
+
+def instances_grant(config: PluginConfig, instances: Sequence[str], cards: Sequence[Card], host: HostFacts,
+                    recipient: Recipient) -> Grant:
+    """The grant of a container that has MIG instances (by UUID) on *cards*: the hardware holds the limits."""
+    return _listed(config, [(uuid, uuid) for uuid in instances], cards, host, recipient)
+
+
+def _listed(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Sequence[Card], host: HostFacts,
+            recipient: Recipient) -> Grant:
+    """What makes devices visible, by the strategies of the configuration. *names*: UUID and index of each."""
+    strategies = set(config.list_strategies)
+    ids = list(dict.fromkeys(index if config.id_strategy == "index" else uuid for uuid, index in names))
+    cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
+    annotations = {f"{config.cdi_prefix}nvidia-device-plugin_{recipient.token}": ",".join(cdi)} \
+        if cdi and "cdi-annotations" in strategies else {}
+    named = cdi if "cdi-cri" in strategies else ()
+    if strategies <= CDI:
+        return Grant(annotations=annotations, cdi_devices=named)
+    env: dict[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+    if "envvar" in strategies:
+        env["NVIDIA_VISIBLE_DEVICES"] = ",".join(ids)
+        if config.imex_channels:
+            env["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, config.imex_channels))
+    if "volume-mounts" in strategies:
+        env["NVIDIA_VISIBLE_DEVICES"] = LISTED
+        listed = [*ids, *(f"imex/{channel}" for channel in config.imex_channels)]
+        mounts = tuple(Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null") for name in listed)
+    env |= {f"NVIDIA_{name.upper()}": "enabled" for name in wanted_extras(config)}
+    devices = _nodes(config, cards, host) if config.pass_device_specs else ()
+    return Grant(env=env, mounts=mounts, devices=devices, annotations=annotations, cdi_devices=named)
+
+
+def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tuple[str, ...]:
+    """Names of the devices, and of what all containers get besides, as far as the host has that: one that nobody has
+    specified would keep the container from starting."""
+    besides = [*((IMEX, str(channel)) for channel in config.imex_channels),
+               *((name, ALL) for name in wanted_extras(config))]
+    return (*(f"{VENDOR}/{GPU}={one}" for one in ids),
+            *(f"{VENDOR}/{kind}={name}" for kind, name in besides if kind in host.classes))
+
+
+def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:
+    own = dict.fromkeys(card.node for card in sorted(cards, key=lambda card: card.minor))
+    paths = (*host.nodes, *own, *host.instance_nodes,
+             *(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in config.imex_channels))
+    return tuple(DeviceNode(container_path=path, host_path=config.dev_root.rstrip("/") + path) for path in paths)

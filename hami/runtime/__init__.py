@@ -1,0 +1,1 @@
+"""What every process needs: log format, periodic tasks, interpreter settings."""

@@ -1,0 +1,241 @@
+"""What the scheduler process was told: flags, environment and device configuration, as one frozen record.
+
+The defaults of all flags are here. Wire forms of single values are parsed here as well; which flags exist is the
+business of the command line.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from hami.codec.device_config import DeviceConfig, Fallback, chart_config, parse_device_config
+from hami.codec.device_section import Flagged
+from hami.errors import HamiError, MalformedInput
+from hami.model import Node
+from hami.runtime.options import Address, parse_seconds, read_text
+
+__all__ = [
+    "DEVICE_POLICIES", "NODE_POLICIES", "NodeSelector", "Settings", "parse_device_policy_flag", "parse_node_selector", "read_settings",
+]
+
+SELF_SIGNED_FILE = "tls.pem"
+"""The one file of ``--self-signed-cert-dir``: certificate and key, so that both are replaced at once."""
+
+NODE_POLICIES = ("binpack", "spread")
+DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
+
+DAY = 86_400.0  # seconds
+LEAST_LIFETIME = 20.0  # seconds; what is shorter is renewed faster than it can be handed on
+
+_SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # sections that count when switched on only
+
+_KEY = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+_TERM = re.compile(
+    rf"\s*(?:(?P<absent>!\s*)?(?P<bare>{_KEY})"
+    rf"|(?P<key>{_KEY})\s*(?P<operator>==|=|!=)\s*(?P<value>{_VALUE})"
+    rf"|(?P<member>{_KEY})\s+(?P<set>in|notin)\s*\((?P<values>\s*{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)\))\s*(?=,|\Z)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """One requirement: the label's value is, or is not, among *values* (``None``: the label is there at all)."""
+
+    key: str
+    values: frozenset[str] | None
+    negated: bool = False
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        present = self.key in labels and (self.values is None or labels[self.key] in self.values)
+        return present is not self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelector:
+    """Which nodes are looked at; without terms all of them. *text*: as it was written."""
+
+    text: str = ""
+    terms: tuple[_Term, ...] = ()
+
+    def matches(self, node: Node) -> bool:
+        """Whether *node* has the labels asked for."""
+        return all(term.holds(node.labels) for term in self.terms)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that can be set from outside. Times in seconds.
+
+    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two *http_bind* speaks TLS.
+    *self_signed_cert_dir*: where the server's certificate is kept when we make it ourselves; empty for off. It lies in
+    *self_signed_cert_secret*, the API server is told of its CA in *self_signed_webhook*, and it lasts as long as
+    *self_signed_cert_lifetime*, the CA as long as *self_signed_ca_lifetime*.
+    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none.
+    *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
+    *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said. *devices*: without a file, the chart's.
+    """
+
+    http_bind: Address = Address("127.0.0.1", 8080)
+    extender_bind_address: Address | None = None
+    metrics_bind_address: Address = Address("", 9395)
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    threads: int = 1024
+
+    self_signed_cert_dir: str = ""
+    self_signed_cert_secret: str = "hami-scheduler-self-signed"
+    self_signed_webhook: str = "hami-webhook"
+    self_signed_cert_lifetime: float = 90 * DAY
+    self_signed_ca_lifetime: float = 3650 * DAY
+
+    scheduler_name: str = "hami-scheduler"
+    node_scheduler_policy: str = "binpack"
+    gpu_scheduler_policy: str = "spread"
+    force_overwrite_default_scheduler: bool = True
+    node_selector: NodeSelector = NodeSelector()
+    node_lock_timeout: float = 300.0
+    node_lock_retry_timeout: float = 28.0
+
+    leader_elect: bool = False
+    leader_elect_resource_name: str = ""
+    leader_elect_resource_namespace: str = ""
+    kube_qps: float = 0.0
+    kube_burst: int = 0
+    kube_timeout: int = 0
+
+    device_config_file: str = ""
+    devices: DeviceConfig = field(default_factory=chart_config)
+    enable_ascend: bool = False
+    enable_iluvatar: bool = False
+
+    log_format: str = "text"
+    verbosity: int = 0
+    debug: bool = False
+    profiling: bool = False
+    legacy_metrics: bool = False
+
+    pod_name: str = ""
+    pod_namespace: str = "kube-system"
+
+
+def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, named: Fallback = MappingProxyType({}),
+                  known: Collection[str] = ()) -> Settings:
+    """Settings of the flags that were *given*, by field name, and the environment; the device configuration is read.
+
+    *named*: what other flags say in place of the device configuration. *known*: its sections that vendors of third
+    parties read.
+    Raises: HamiError when a file cannot be read or settings do not go together.
+    """
+    values: dict[str, object] = {"pod_name": environ.get("POD_NAME", ""), **given}
+    if namespace := environ.get("POD_NAMESPACE"):
+        values["pod_namespace"] = namespace
+    if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
+        values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
+    values["devices"] = _devices(str(values.get("device_config_file", "")), values, named, known)
+    if directory := str(values.get("self_signed_cert_dir", "")):
+        _check_self_signed(values)
+        values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
+    if unknown := values.keys() - {entry.name for entry in fields(Settings)}:
+        raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
+    settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
+    _check(settings)
+    return settings
+
+
+def _check_self_signed(values: Mapping[str, object]) -> None:
+    for flag in ("cert_file", "key_file"):
+        if values.get(flag):
+            raise HamiError(f"--self-signed-cert-dir with --{flag}: either we make the certificate or somebody else")
+
+
+def _check(settings: Settings) -> None:
+    if not LEAST_LIFETIME <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
+        raise HamiError(f"--self-signed-cert-lifetime: expected {LEAST_LIFETIME:g}s or more, and no more than "
+                        "--self-signed-ca-lifetime")
+    if bool(settings.cert_file) != bool(settings.key_file):
+        given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")
+        raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
+    if settings.client_ca_file and not settings.cert_file:
+        raise HamiError("--client-ca-file without --cert_file and --key_file: only over HTTPS do clients show theirs")
+    if (address := settings.extender_bind_address) is not None and not _is_loopback(address.host):
+        raise HamiError(f"--extender-bind-address={address}: expected an address of loopback, as it speaks plain HTTP")
+    if settings.node_lock_timeout <= 0:
+        raise HamiError("--node-lock-timeout: expected more than 0s")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _devices(path: str, values: Mapping[str, object], named: Fallback, known: Collection[str]) -> DeviceConfig:
+    """The device configuration, in which flags that name what is switched off have no say."""
+    fallback: dict[str, Mapping[str, Flagged]] = {}
+    notes = []
+    for place, flagged in named.items():
+        switch = _SWITCHES.get(re.split(r"[.\[]", place)[0], "")
+        if switch and not values.get(switch):
+            notes += [f"{flag}: counts with --{switch.replace('_', '-')} only, skipped" for _, flag in flagged.values()]
+        else:
+            fallback[place] = flagged
+    config = _read_device_config(path, fallback, known) if path else chart_config(fallback)
+    return replace(config, notes=(*config.notes, *notes))
+
+
+def _read_device_config(path: str, fallback: Fallback, known: Collection[str]) -> DeviceConfig:
+    return parse_device_config(read_text("--device-config-file", path), path, fallback=fallback, known=known)
+
+
+def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        value = parse(text)
+    except MalformedInput as error:
+        raise MalformedInput(f"environment variable {name}", text, error.problem) from error
+    if value <= 0:
+        raise MalformedInput(f"environment variable {name}", text, "expected more than 0s")
+    return value
+
+
+def parse_device_policy_flag(text: str) -> str:
+    """*text* when it is one device policy or a chain of them with commas. Raises: MalformedInput."""
+    if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
+        raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several of them with commas")
+    return text
+
+
+def parse_node_selector(text: str) -> NodeSelector:
+    """A label selector as kubectl takes it: ``k=v``, ``k!=v``, ``k in (a,b)``, ``k notin (a,b)``, ``k``, ``!k``, with
+    commas for «and». A label that is missing is not equal to any value.
+
+    Raises: MalformedInput. Source: k8s.io/apimachinery, pkg/labels, Parse.
+    """
+    terms: list[_Term] = []
+    place = -1
+    while text.strip() and place < len(text):
+        found = _TERM.match(text, place + 1)
+        if found is None:
+            raise MalformedInput("label selector", text, "expected key=value, key!=value, key in (a,b), "
+                                                         "key notin (a,b), key or !key, with commas between them")
+        terms.append(_term(found))
+        place = found.end()
+    return NodeSelector(text, tuple(terms))
+
+
+def _term(found: re.Match[str]) -> _Term:
+    if found["bare"] is not None:
+        return _Term(found["bare"], None, found["absent"] is not None)
+    if found["key"] is not None:
+        return _Term(found["key"], frozenset({found["value"]}), found["operator"] == "!=")
+    values = frozenset(value.strip() for value in found["values"].split(","))
+    return _Term(found["member"], values, found["set"] == "notin")

@@ -1,0 +1,137 @@
+"""Vendors of third parties: packages that schedule devices of their own, found by the entry points ``hami.vendors``.
+
+The name of an entry point is that of its section in the device configuration. What it stands for is called with that
+section (empty where there is none) and returns a vendor, or several. Whatever goes wrong with one is an error that
+names it: a scheduler that silently leaves out devices would be worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from hami.codec.device_config import SECTIONS, DeviceConfig
+from hami.codec.device_section import parse_resource_name
+from hami.codec.keys import is_scheduler_owned
+from hami.errors import HamiError, MalformedInput
+from hami.model import Device, Node, Pod, Share
+from hami.vendors.catalog import vendors
+from hami.vendors.spec import Catalog, Vendor
+
+__all__ = ["GROUP", "catalog", "full_catalog", "sections"]
+
+GROUP = "hami.vendors"
+
+T = TypeVar("T")
+Shares = tuple[tuple[Share, ...], ...]
+
+_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # with what is added it is part of a label's key
+
+
+def sections() -> tuple[str, ...]:
+    """The sections of the device configuration that third parties read, sorted; nothing is imported.
+
+    Raises: HamiError when two packages claim one, or one claims a section of ours.
+    """
+    return tuple(entry.name for entry in _found())
+
+
+def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
+    """All vendors that *devices* names, ours and those of third parties; *ascend* and *iluvatar* chips only when switched on.
+
+    Raises: HamiError in one sentence that names the entry point, when one cannot be loaded or is at odds with others.
+    """
+    made = list(vendors(devices, ascend=ascend, iluvatar=iluvatar))
+    together = Catalog(made)
+    for entry in _found():
+        made += _vendors_of(entry, devices.thirds.get(entry.name, {}))
+        try:
+            together = Catalog(made)
+        except MalformedInput as error:
+            raise _failure(entry, str(error)) from error
+    return together
+
+
+def full_catalog(devices: DeviceConfig) -> Catalog:
+    """The same with all that a switch can switch on."""
+    return catalog(devices, ascend=True, iluvatar=True)
+
+
+def _found() -> list[EntryPoint]:
+    found = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    known: dict[str, EntryPoint] = {}
+    for entry in found:
+        if entry.name in SECTIONS:
+            raise _failure(entry, "expected a name that is not a section of HAMi's own")
+        if known.setdefault(entry.name, entry) != entry:
+            raise _failure(entry, f"expected another name than that of {known[entry.name].value}")
+    return list(known.values())
+
+
+def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor]:
+    try:
+        made = entry.load()(section)
+        found = [made] if isinstance(made, Vendor) else list(made)
+    except MalformedInput as error:
+        raise _failure(entry, f"section {entry.name}: {error}") from error
+    except Exception as error:  # code that is not ours may raise anything
+        raise _failure(entry, f"cannot be loaded: {type(error).__name__}: {error}") from error
+    for vendor in found:
+        if not isinstance(vendor, Vendor):
+            raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
+        _check(entry, vendor)
+    return [_guarded(vendor) for vendor in found]
+
+
+def _guarded(vendor: Vendor) -> Vendor:
+    """*vendor*, whose readers of nodes and pods stumble over one object only, however they do it."""
+    inventory, read = vendor.inventory, vendor.read
+
+    def guarded_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
+        return _read(lambda: inventory(vendor, node), vendor, f"node {node.name}")
+
+    def guarded_read(vendor: Vendor, pod: Pod, containers: Shares) -> Shares:
+        assert read is not None
+        return _read(lambda: read(vendor, pod, containers), vendor, f"pod {pod.ref}")
+
+    return replace(vendor, inventory=guarded_inventory, read=guarded_read if read is not None else None)
+
+
+def _read(read: Callable[[], T], vendor: Vendor, where: str) -> T:
+    try:
+        return read()
+    except MalformedInput:
+        raise
+    except Exception as error:  # code that is not ours may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise MalformedInput(where, what, f"vendor {vendor.key} cannot read it") from error
+
+
+def _check(entry: EntryPoint, vendor: Vendor) -> None:
+    """What would only show when pods are placed: names that cannot stand where they are written."""
+    rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
+        ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
+        ("count", [vendor.count], bool, "expected a resource name"),
+        ("resources", vendor.resources, _is_resource, "expected resource names such as nvidia.com/gpu"),
+        ("allocated", [vendor.allocated, vendor.to_allocate or vendor.allocated], is_scheduler_owned,
+         "expected a key that users may not write, such as hami.io/acme-devices-allocated"),
+    )
+    for field, texts, is_right, problem in rules:
+        for text in texts:
+            if not (isinstance(text, str) and is_right(text)):
+                raise _failure(entry, f"vendor {vendor.key}: {field} {text!r}: {problem}")
+
+
+def _is_resource(text: str) -> bool:
+    try:
+        parse_resource_name(text)
+    except MalformedInput:
+        return False
+    return True
+
+
+def _failure(entry: EntryPoint, problem: str) -> HamiError:
+    return HamiError(f"{GROUP}: {entry.name} = {entry.value}: {problem}")

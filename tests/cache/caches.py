@@ -1,0 +1,45 @@
+"""A cache with a node of two cards, and short ways to ask it."""
+
+from hami.cache.cache import Cache, Policies
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.scheduling.decide import Choice
+from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod
+from tests.world import Clock
+
+BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
+
+
+def bound_to(name, text, *containers, version="50", **fields):
+    """A pod that is bound and carries *text* as its allocation."""
+    return pod(*(containers or (gpus(),)), name=name, node_name="n1", resource_version=version,
+               annotations=BOUND | {NVIDIA.allocated: text}, **fields)
+
+
+class Books(Cache):
+    """A cache with one node of two cards, and short ways to ask it."""
+
+    def __init__(self, *nodes, **options):
+        self.time = Clock()
+        super().__init__(ONLY_NVIDIA, Policies(), clock=self.time, now=self.time.now, **options)
+        for one in nodes or (node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1)),):
+            self.nodes.upsert(one)
+
+    def place(self, asked, *names):
+        answer = self.choose(asked, names or ("n1",))
+        return answer.node if isinstance(answer, Choice) else None
+
+    def used(self, uuid="GPU-0", node="n1"):
+        found = next(view for view in self.views()[node] if view.device.uuid == uuid)
+        return found.slots_used, found.memory_used_mib, found.cores_used
+
+    def free(self, uuid="GPU-0"):
+        return self.used(uuid) == (0, 0, 0)
+
+    def outcome_unknown(self, asked):
+        """A bind of *asked* that ended without an answer."""
+        self.place(asked)
+        reservation = self.begin_bind(asked.ref, "n1")
+        self.confirm(reservation)
+        self.mark_unknown(reservation)
+        self.give_up(reservation, drop=False)
+        return reservation

@@ -1,0 +1,28 @@
+"""Cards with defaults, so that a test names only what matters. Unless it says otherwise, a card is an A100 of 80 GB."""
+
+from hami.codec.device_config import MigAllowance
+from hami.model import MigProfile, Partition
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+
+ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "3g.40gb", "7g.79gb")),)
+SMALL = MigProfile(name="1g.10gb", memory_mib=9728, cores=15, slices=1,
+                   placements=tuple(Partition(at, 1) for at in range(7)))
+HALF = MigProfile(name="3g.40gb", memory_mib=40192, cores=43, slices=3, placements=(Partition(0, 4), Partition(4, 4)))
+WHOLE = MigProfile(name="7g.80gb", memory_mib=81038, cores=100, slices=7, placements=(Partition(0, 8),))
+
+
+def card(uuid="GPU-0", **fields):
+    """A card."""
+    return Card(**{"uuid": uuid, "index": 0, "minor": 0, "model": "NVIDIA A100-SXM4-80GB",
+                   "memory_mib": 81920} | fields)
+
+
+def cards(*uuids, **fields):
+    """Cards of one make, with indexes in the order given."""
+    return [card(uuid, index=index, minor=index, **fields) for index, uuid in enumerate(uuids)]
+
+
+def config(**fields):
+    """Settings of a node."""
+    return PluginConfig(**{"node": "n1"} | fields)

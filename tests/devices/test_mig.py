@@ -1,0 +1,411 @@
+"""Instances come and go with the pods that have them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.mig import MigAllocation, render_mig_allocations
+from hami.errors import AllocationRefused, Conflict, HamiError, HostError
+from hami.model import MigProfile, Partition
+from hami.devices.cards import Instance
+from hami.devices.mig import Mig
+from tests.fake_cluster import FakeCluster
+from tests.plugin.stage import (
+    A, AWAY, B, C, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share,
+)
+
+KEY = "hami.io/vgpu-mig-allocations"
+PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(0), Partition(1)))
+CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
+
+
+@pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
+def watched(request, monkeypatch):
+    """Whether the plugin has a watch of the node's pods: what comes of its calls is the same."""
+    monkeypatch.setattr(Stage, "watched", request.param)
+    return request.param
+
+
+class Driver:
+    """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make. ``lost``: cards that
+    say nothing; ``asked``: those that were asked what is on them."""
+
+    def __init__(self, *instances, refuses=()):
+        self.instances = list(instances)
+        self.refuses = refuses
+        self.enabled = []
+        self.lost = set()
+        self.asked = []
+        self.made = 0
+
+    def existing(self, gpu):
+        self.asked.append(gpu)
+        if gpu in self.lost:
+            raise HamiError(f"{gpu}: GPU is lost")
+        return [one for one in self.instances if one.gpu == gpu]
+
+    def create(self, gpu, profile, start, size):
+        if (gpu, start) in self.refuses:
+            raise HamiError(f"card {gpu}: insufficient resources")
+        wanted = Partition(start, size)
+        assert not any(one.gpu == gpu and Partition(one.start, one.size).overlaps(wanted) for one in self.instances)
+        self.made += 1
+        one = instance(gpu, start, profile, size, uuid=f"MIG-new-{self.made}")
+        self.instances.append(one)
+        return one
+
+    def destroy(self, one):
+        self.instances.remove(one)
+
+    def enable_mig(self, gpu):
+        if gpu == B and self.refuses:
+            raise HamiError(f"card {gpu}: reset required")
+        self.enabled.append(gpu)
+
+    @property
+    def uuids(self):
+        return [one.uuid for one in self.instances]
+
+
+def instance(gpu=A, start=0, profile="1g.5gb", size=1, **fields):
+    return Instance(**{"gpu": gpu, "profile": profile, "start": start, "size": size, "uuid": f"MIG-{gpu[4:12]}-{start}",
+                       "gpu_instance": start + 7, "compute_instance": 0} | fields)
+
+
+def partition(start=0, gpu=A, container=0, device=0, profile="1g.5gb", size=1):
+    return MigAllocation(container=container, device=device, gpu=gpu, partition=Partition(start, size, profile))
+
+
+def cut(*allocations, containers=None, name="p", **fields):
+    """A pod that was given these places, each its container's."""
+    sizes = {}
+    for one in allocations:
+        sizes.setdefault(one.container, []).append(share(one.gpu, 4864, 15))
+    return placed(*(containers or [asking(f"c{at}", len(shares)) for at, shares in sizes.items()]), name=name,
+                  shares=list(sizes.values()), annotations={KEY: render_mig_allocations(allocations)}, **fields)
+
+
+def numbered(gpu, phase="Running"):
+    """A pod that HAMi v2.5 to v2.9 gave an instance of the card, without saying where it lies."""
+    return placed(asking(), shares=[[share(f"{gpu}[1-0]", 4864, 15)]], phase=phase)
+
+
+def garbled(text_of_mig="[", **fields):
+    """A pod whose owner has written nonsense where its instances stand."""
+    return placed(asking(), **{"name": "bad", "phase": "Running", "annotations": {KEY: text_of_mig}} | fields)
+
+
+def mig_of(driver, *pods, cards=CUT):
+    return Mig(NODE, FakeCluster(pods=pods), driver, lambda: cards)
+
+
+def stage_of(driver, pod, *others, cards=CUT):
+    stage = Stage(pod, *others, lock=lock_of(pod), operating_mode="mig", cards=cards)
+    stage.mig = Mig(NODE, stage.cluster, driver, lambda: cards)
+    stage.start()
+    return stage
+
+
+def test_an_instance_is_made_recorded_and_made_visible():
+    driver = Driver()
+    stage = stage_of(driver, cut(partition(1)))
+    grant = stage.allocator.allocate(ids(B))
+    assert (grant.env, grant.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}, ())
+    assert json.loads(stage.said(KEY)) == [{
+        "containerIndex": 0, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "placement": {"start": 1, "size": 1},
+        "migUUID": "MIG-new-1", "gpuInstanceID": 8, "computeInstanceID": 0}]
+    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert stage.host.prepared == []
+
+
+def test_all_instances_are_told_of_before_a_new_one_is_handed_out():
+    driver, told = Driver(instance(B, 1)), []
+    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=lambda all: told.append([one.uuid for one in all]))
+    pod = cut(partition(1))
+    mig.make(pod, 0, [share(A)])
+    assert told == [driver.uuids[::-1]] == [["MIG-new-1", "MIG-00000001-1"]]
+    mig.reconcile([pod])
+    assert told[1:] == [["MIG-new-1"]]
+
+
+def test_an_instance_that_cannot_be_told_of_is_not_handed_out():
+    def refuse(instances):
+        if instances:
+            raise HostError("/var/run/cdi: No space left on device")
+    driver = Driver()
+    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=refuse)
+    with pytest.raises(HostError, match="No space left"):
+        mig.make(cut(partition(1)), 0, [share(A)])
+    assert driver.uuids == []
+
+
+def test_several_containers_have_instances_of_their_own():
+    driver = Driver()
+    stage = stage_of(driver, cut(partition(0), partition(1, container=1), partition(0, gpu=B, container=1, device=1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    stage.remember("c0")
+    assert stage.allocator.allocate(ids(A, B)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"}
+    assert [one["migUUID"] for one in json.loads(stage.said(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+
+
+@pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
+def test_an_instance_made_by_mistake_is_written_nowhere_and_waits_for_its_pod(watched):
+    """The kubelet asks for another pod, of which the watch has not told."""
+    driver, mine = Driver(), cut(partition(1))
+    stage = stage_of(driver, mine)
+    stage.cluster.put_pod(cut(partition(0), name="other"))
+    stage.watch.lag = lambda: 1
+    with pytest.raises(AllocationRefused, match="2 containers may be meant"):
+        stage.allocator.allocate(ids(A))
+    assert (stage.pod().annotations, driver.uuids) == (mine.annotations, ["MIG-new-1"])
+    stage.cluster.delete_pod("default", "other")
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+
+
+def test_defect_12_a_pod_that_changes_meanwhile_is_read_again_and_the_instance_kept():
+    driver = Driver()
+    stage = stage_of(driver, cut(partition()))
+    stage.cluster.fail("annotate_pod", Conflict("modified", 409), times=2)
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == ["MIG-new-1"]
+
+
+def test_an_instance_that_exists_is_used():
+    driver = Driver(instance(start=1))
+    stage = stage_of(driver, cut(partition(1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": instance(start=1).uuid}
+
+
+def test_what_was_made_is_undone_when_the_rest_cannot_be():
+    driver = Driver(refuses=[(A, 1)])
+    stage = stage_of(driver, cut(partition(0), partition(1, device=1)))
+    with pytest.raises(HamiError, match="insufficient resources"):
+        stage.allocator.allocate(ids(A, A))
+    assert driver.uuids == []
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+def test_an_instance_in_the_way_that_no_pod_has_is_destroyed_first():
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2))
+    stage = stage_of(driver, cut(partition(1)))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == ["MIG-new-1"]
+
+
+@pytest.mark.parametrize("other, busy", [
+    param([cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")], False, id="of another pod"),
+    param([], True, id="in use"),
+])
+def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
+    stage = stage_of(driver, cut(partition(1)), *other)
+    stage.remember("c0", "other")
+    with pytest.raises(AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"):
+        stage.allocator.allocate(ids(A))
+    assert driver.uuids == [instance().uuid]
+
+
+HALF = instance(uuid="")  # without a compute instance, and so without a name
+
+
+@pytest.mark.parametrize("there", [
+    param(HALF, id="made by half"),
+    param(instance(profile="1g.5gb+me"), id="of another profile"),
+])
+@pytest.mark.parametrize("recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")])
+def test_what_lies_at_the_place_and_is_not_what_the_pod_shall_have_is_made_anew(there, recorded):
+    driver, place = Driver(there), partition()
+    stage = stage_of(driver, cut(replace(place, partition=replace(place.partition, instance=recorded))))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert json.loads(stage.said(KEY))[0]["migUUID"] == "MIG-new-1"
+    assert driver.uuids == ["MIG-new-1"]
+
+
+@pytest.mark.parametrize("there, others, says", [
+    param(replace(HALF, busy=True), [], "MIG instance 7, made by half, .1g.5gb. is in the way", id="made by half"),
+    param(instance(profile="1g.5gb+me", busy=True), [], "in the way", id="of another profile, in use"),
+    param(instance(profile="1g.5gb+me"), [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")], "in the way",
+          id="of another pod"),
+])
+def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
+    driver = Driver(there)
+    stage = stage_of(driver, cut(partition()), *others)
+    stage.remember("c0", "other")
+    with pytest.raises(AllocationRefused, match=says):
+        stage.allocator.allocate(ids(A))
+    assert driver.instances == [there]
+
+
+def test_a_pod_s_own_instance_is_used_whatever_it_is_called():
+    there, place = instance(profile="1g.6gb", busy=True), partition()
+    stage = stage_of(Driver(there), cut(replace(place, partition=replace(place.partition, instance=(there.uuid, "7", "0")))))
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
+
+
+@pytest.mark.parametrize("recorded", [param(False, id="unknown"), param(True, id="its own")])
+def test_an_instance_at_the_place_that_is_in_use(recorded):
+    there = instance(busy=True)
+    place = partition()
+    if recorded:
+        place = replace(place, partition=replace(place.partition, instance=(there.uuid, "7", "0")))
+    stage = stage_of(Driver(there), cut(place))
+    if recorded:
+        assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
+    else:
+        with pytest.raises(AllocationRefused, match="in use by processes of which no pod is known"):
+            stage.allocator.allocate(ids(A))
+
+
+@pytest.mark.parametrize("pod, why", [
+    param(placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0", id="no places"),
+    param(placed(asking(), shares=[[share(A)]], annotations={KEY: render_mig_allocations([partition(gpu=B)])}),
+          "has 1 instances for container 0, which do not match its 1 shares", id="on another card"),
+    param(placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}), "expected a list of MIG allocations",
+          id="unreadable"),
+])
+def test_places_that_do_not_fit_the_shares_are_refused(pod, why):
+    stage = stage_of(Driver(), pod)
+    with pytest.raises(HamiError, match=why):
+        stage.allocator.allocate(ids(A))
+    assert (stage.said(PHASE), stage.held) == ("failed", None)
+
+
+def test_a_card_that_is_not_in_mig_mode_is_switched():
+    driver = Driver()
+    stage = stage_of(driver, cut(partition(0), partition(1, device=1)), cards=(replace(CUT[0], mig=False), *CUT[1:]))
+    stage.allocator.allocate(ids(A, A))
+    assert driver.enabled == [A]
+
+
+@pytest.mark.parametrize("pods, busy, left", [
+    param([], False, False, id="no pod"),
+    param([], True, True, id="no pod, but in use"),
+    param([cut(partition(), phase="Running")], False, True, id="running"),
+    param([cut(partition())], False, True, id="about to start"),
+    param([cut(partition(), phase="Running", deleting=True)], False, True, id="defect 12: terminating, containers may run"),
+    param([cut(partition(), phase="Succeeded")], False, False, id="succeeded"),
+    param([cut(partition(), phase="Failed")], False, False, id="failed"),
+    param([cut(partition(profile="1g.6gb"), phase="Running")], False, True, id="running, under another name"),
+    param([cut(partition(1), phase="Running")], False, False, id="another place"),
+    param([cut(partition(gpu=B), phase="Running")], False, False, id="another card"),
+    param([cut(partition(), node="n2", phase="Running")], False, False, id="another node"),
+    param([numbered(A)], False, True, id="somewhere on the card, of v2.5 to v2.9"),
+    param([numbered(B)], False, False, id="somewhere on another card"),
+    param([numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"),
+])
+def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
+    driver = Driver(instance(busy=busy))
+    mig_of(driver, *pods).reconcile()
+    assert bool(driver.instances) is left
+
+
+def test_when_pods_cannot_be_listed_nothing_is_destroyed():
+    driver = Driver(instance())
+    mig = mig_of(driver, cut(partition(1), phase="Running"))
+    mig._cluster.fail("pods_on", AWAY)
+    with pytest.raises(HamiError):
+        mig.reconcile()
+    assert len(driver.instances) == 1
+
+
+@pytest.mark.parametrize("pod, kept", [
+    param(garbled(shares=[[share(A)]]), [A], id="on its cards"),
+    param(garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'), [A, C], id="on several"),
+    param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
+    param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
+    param(garbled(text="GPU,", left=";"), [A, B, C], id="on any, as it does not say its cards either"),
+    param(garbled(text="", left=""), [], id="placed by nobody"),
+    param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
+])
+def test_nothing_is_destroyed_on_cards_of_a_pod_that_does_not_say_what_it_has(pod, kept, caplog):
+    driver = Driver(instance(), instance(gpu=B), instance(gpu=C))
+    mig = mig_of(driver, pod)
+    mig.reconcile()
+    mig.reconcile()
+    assert [one.gpu for one in driver.instances] == kept
+    assert [record.pod for record in caplog.records if record.levelname == "WARNING"] == ["default/bad"] * bool(kept)
+
+
+def test_a_pod_that_does_not_say_what_it_has_keeps_no_other_from_its_instance():
+    driver = Driver(instance(start=0, profile="2g.10gb", size=2), instance(gpu=B))
+    stage = stage_of(driver, cut(partition(1)), garbled(shares=[[share(B)]]))
+    stage.remember("c", "bad")
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.uuids == [instance(gpu=B).uuid, "MIG-new-1"]
+
+
+def test_a_lost_card_keeps_no_other_from_being_tidied(caplog):
+    driver, told = Driver(instance(), instance(gpu=B)), []
+    mig = Mig(NODE, FakeCluster(pods=[cut(partition(gpu=B), phase="Running")]), driver, lambda: CUT,
+              tell=lambda all: told.append([one.uuid for one in all]))
+    mig.reconcile()
+    driver.lost = {B}
+    driver.instances.append(instance(start=1))
+    mig._cluster.delete_pod("default", "p")
+    mig.reconcile()
+    mig.reconcile()
+    assert driver.uuids == [instance(gpu=B).uuid]
+    assert told == [driver.uuids] * 3
+    assert [record.card for record in caplog.records if record.levelname == "WARNING"] == [B]
+
+
+def test_a_lost_card_keeps_no_pod_from_an_instance_of_another():
+    driver = Driver()
+    driver.lost = {B}
+    stage = stage_of(driver, cut(partition()))
+    stage.mig.start()
+    driver.asked.clear()
+    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    assert driver.asked == [A]
+
+
+def test_nothing_is_made_on_a_lost_card():
+    driver = Driver()
+    driver.lost = {A}
+    stage = stage_of(driver, cut(partition()))
+    with pytest.raises(HamiError, match="GPU is lost"):
+        stage.allocator.allocate(ids(A))
+    assert (driver.made, stage.said(PHASE)) == (0, "failed")
+
+
+def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
+    driver = Driver(instance(), instance(start=1))
+
+    def destroy(one):
+        if one.start == 0:
+            raise HamiError("in use")
+        driver.instances.remove(one)
+
+    driver.destroy = destroy
+    assert mig_of(driver).reconcile() == [instance(start=1)]
+
+
+def test_instances_on_cards_that_are_not_offered_are_somebody_else_s():
+    driver = Driver(instance(), instance(gpu=B))
+    mig_of(driver, cards=CUT[:1]).reconcile()
+    assert [one.gpu for one in driver.instances] == [B]
+
+
+def test_a_restarted_plugin_adopts_what_pods_have_and_switches_the_rest():
+    driver = Driver(instance(), instance(start=1), instance(gpu=B), refuses=[()])
+    cards = tuple(replace(card, mig=card.uuid == A) for card in CUT)
+    mig_of(driver, cut(partition(), phase="Running"), cards=cards).start()
+    assert driver.uuids == [instance().uuid]
+    assert driver.enabled == [card.uuid for card in CARDS[2:]]  # the second has to be reset first
+
+
+def test_a_start_without_an_api_server_destroys_nothing():
+    driver = Driver(instance())
+    mig = mig_of(driver)
+    mig._cluster.fail("pods_on", AWAY)
+    mig.start()
+    assert driver.uuids == [instance().uuid]
+
+
+def test_sweeping_reconciles():
+    driver = Driver(instance())
+    stage = stage_of(driver, cut(partition(1)))
+    stage.allocator.sweep()
+    assert driver.uuids == []

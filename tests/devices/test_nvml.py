@@ -1,0 +1,271 @@
+"""Cards as NVML knows them: any call may fail for one of them."""
+
+import pynvml
+import pytest
+
+from hami.errors import HamiError
+from hami.devices.health import XidRules
+from hami.devices.nvml import LIBRARY, NvmlCards, library_path
+from tests.devices.cards import ALLOWLIST
+from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
+
+LOST, TIMEOUT, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_UNKNOWN
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def three(**fields):
+    """A driver with three cards."""
+    return FakeNvml(*(Gpu(f"GPU-{index}", minor=index + 4, bus=f"00000000:{index + 1:02X}:00.0", **fields)
+                      for index in range(3)))
+
+
+def test_what_a_card_is(tmp_path):
+    (tmp_path / "bus/pci/devices/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0000:01:00.0/numa_node").write_text("1\n")
+    (tmp_path / "bus/pci/devices/0000:02:00.0").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0000:02:00.0/numa_node").write_text("-1\n")
+    first, second, third = NvmlCards(three(memory=80 * GIB - 1), sysfs=tmp_path).cards()
+    assert (first.uuid, first.index, first.minor, first.memory_mib, first.model, first.problem) == (
+        "GPU-0", 0, 4, 81919, "NVIDIA A100-SXM4-80GB", "")
+    assert [first.numa, second.numa, third.numa] == [1, None, None]
+    assert (first.mig, first.profiles, first.links) == (False, (), {})
+
+
+def test_a_card_in_mig_mode_and_the_sizes_that_are_allowed():
+    card, *_ = NvmlCards(three(mig=True, profiles=A100), ALLOWLIST).cards()
+    assert card.mig
+    assert [(one.name, one.memory_mib, one.cores, one.slices, len(one.placements)) for one in card.profiles] == [
+        ("1g.10gb", 9728, 15, 1, 7), ("3g.40gb", 40192, 43, 3, 2), ("7g.79gb", 81038, 100, 7, 1)]
+
+
+@pytest.mark.parametrize("function, status, problem", [
+    ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
+    ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
+    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetMinorNumber", LOST, "minor number: GPU is lost"),
+    ("nvmlDeviceGetMinorNumber", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
+    ("nvmlDeviceGetPciInfo", LOST, ""),
+    ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
+    ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
+])
+def test_a_call_that_fails_for_one_card_leaves_the_others_as_they_are(function, status, problem):
+    nvml = three(mig=True, profiles=A100)
+    fine = NvmlCards(nvml, ALLOWLIST).cards()
+    nvml.fail(function, status, 1)
+    found = NvmlCards(nvml, ALLOWLIST).cards()
+    assert [found[0], found[2]] == [fine[0], fine[2]]
+    assert (found[1].uuid, found[1].problem) == ("GPU-1", problem)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_card_without_a_name_is_left_out_and_said_once(function, caplog):
+    nvml = three()
+    nvml.fail(function, LOST, 0)
+    source = NvmlCards(nvml)
+    for _ in range(2):
+        assert [(card.uuid, card.index) for card in source.cards()] == [("GPU-1", 1), ("GPU-2", 2)]
+    assert [record.message for record in caplog.records] == ["a card is left out"]
+
+
+def test_a_driver_that_does_not_even_count_is_an_error():
+    nvml = three()
+    nvml.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(HamiError, match="does not count the cards: Driver Not Loaded"):
+        NvmlCards(nvml).cards()
+
+
+def test_cards_for_displays_are_left_out():
+    assert NvmlCards(FakeNvml(Gpu("GPU-0", name="DGX Display"), Gpu("GPU-1"))).cards()[0].uuid == "GPU-1"
+
+
+# ---- links
+
+
+def pair(links_there=(), links_back=(), level=pynvml.NVML_TOPOLOGY_SYSTEM):
+    """A driver with two cards."""
+    return FakeNvml(Gpu("GPU-0", bus="00000000:01:00.0", links=links_there, near={1: level}),
+                    Gpu("GPU-1", bus="00000000:02:00.0", links=links_back, near={0: level}))
+
+
+@pytest.mark.parametrize("nvml, score", [
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SYSTEM), 10, id="across the system"),
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_NODE), 20, id="one NUMA node"),
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_HOSTBRIDGE), 30, id="one host bridge"),
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_MULTIPLE), 40, id="several switches"),
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SINGLE), 50, id="one switch"),
+    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_INTERNAL), 60, id="one board"),
+    pytest.param(pair((1, 1), (0, 0)), 210, id="two links"),
+    pytest.param(pair((1, None), (0, None)), 110, id="one of them off"),
+    pytest.param(pair(("switch",) * 12, ("switch",) * 18), 1210, id="through a switch, as many as both have"),
+    pytest.param(pair(("switch",) * 20, ("switch",) * 20), 1810, id="18 at most"),
+    pytest.param(pair(("switch",), ()), 10, id="a switch of one alone"),
+    pytest.param(pair((1, 1), (0,)), 10, id="a broken link"),
+])
+def test_scores_of_a_pair(nvml, score):
+    first, second = NvmlCards(nvml, links=True).cards()
+    assert (first.links, second.links) == ({"GPU-1": score}, {"GPU-0": score})
+
+
+def test_a_pair_whose_links_differ_is_told_once():
+    told = []
+    source = NvmlCards(pair((1, 1), (0,)), links=True, warn=lambda *said: told.append(said))
+    for _ in range(2):
+        source.cards()
+    assert told == [("AsymmetricGPUP2PLink",
+                     "GPU-0 has 2 NVLinks to GPU-1, which has 1 back: the pair counts as not linked")]
+
+
+@pytest.mark.parametrize("function, score", [
+    ("nvmlDeviceGetTopologyCommonAncestor", 200), ("nvmlDeviceGetNvLinkState", 10),
+    ("nvmlDeviceGetNvLinkRemotePciInfo", 10), ("nvmlDeviceGetPciInfo", 10),
+])
+def test_a_score_that_cannot_be_read_is_none_and_nothing_else(function, score):
+    nvml = pair((1, 1), (0, 0))
+    nvml.fail(function, NOT_SUPPORTED)
+    assert [card.links for card in NvmlCards(nvml, links=True).cards()] == [{"GPU-1": score}, {"GPU-0": score}]
+
+
+# ---- health
+
+
+class Watch:
+    """Watches until all events have been heard; what was reported."""
+
+    def __init__(self, nvml, events, rules=XidRules(), after=lambda: None):
+        self.reports = []
+        self.pauses = []
+        nvml.events = list(events)
+
+        def pause(seconds):
+            self.pauses.append(seconds)
+            after()
+        turns = iter(range(50))  # a watch that does not end would else hang
+        NvmlCards(nvml, xids=rules, pause=pause).watch_health(
+            lambda uuid, reason: self.reports.append((uuid, reason)),
+            lambda: not nvml.events or next(turns) >= 49)
+        assert nvml.open_sets == 0
+
+    @property
+    def troubles(self):
+        """Reports of what is wrong."""
+        return [report for report in self.reports if report[1]]
+
+
+def test_all_cards_are_watched_for_xids_alone():
+    nvml = three()
+    Watch(nvml, [TIMEOUT])
+    assert nvml.registered == [(f"GPU-{index}", pynvml.nvmlEventTypeXidCriticalError) for index in range(3)]
+
+
+@pytest.mark.parametrize("xid, rules, troubles", [
+    pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="one that counts"),
+    pytest.param(31, XidRules(), [], id="one of programs"),
+    pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="one that was enabled"),
+    pytest.param(79, XidRules(ignored=frozenset({79})), [], id="one that was disabled"),
+    pytest.param(79, XidRules(ignored=None, enabled=frozenset({48})), [], id="all but another disabled"),
+])
+def test_an_xid(xid, rules, troubles):
+    nvml = three()
+    assert Watch(nvml, [TIMEOUT, nvml.xid(1, xid), TIMEOUT], rules).troubles == troubles
+
+
+def test_with_all_xids_ignored_nobody_listens():
+    nvml = three()
+    Watch(nvml, [TIMEOUT], XidRules(ignored=None))
+    assert nvml.calls == []
+
+
+def test_an_event_of_another_kind_is_none():
+    nvml = three()
+    assert Watch(nvml, [nvml.xid(1, 79, kind=pynvml.nvmlEventTypeDoubleBitEccError)]).troubles == []
+
+
+def test_an_xid_in_an_instance_names_it():
+    nvml = three()
+    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).troubles == [("GPU-0", "XID 79 in MIG instance 2/2")]
+
+
+def test_an_xid_of_a_card_that_cannot_be_named_is_of_all():
+    nvml = three()
+    event = nvml.xid(1, 79)
+
+    class Late(list):
+        def pop(self, place):
+            nvml.fail("nvmlDeviceGetUUID", LOST)
+            return list.pop(self, place)
+    nvml.events = Late([event])
+    reports = []
+    NvmlCards(nvml).watch_health(lambda *said: reports.append(said), lambda: not nvml.events)
+    assert reports[-1] == ("", "XID 79, of a card that cannot be named: GPU is lost")
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+def test_a_card_that_cannot_be_watched_is_unwell_until_it_can(function):
+    nvml = three()
+    nvml.fail(function, LOST, 1)
+
+    class Healing(list):
+        def pop(self, place):
+            if len(self) == 3:
+                nvml.heal()
+            return list.pop(self, place)
+    nvml.events = Healing([TIMEOUT] * 12)
+    reports = []
+    NvmlCards(nvml).watch_health(lambda *said: reports.append(said), lambda: not nvml.events)
+    assert reports == [("GPU-0", ""), ("GPU-1", "its health cannot be watched: GPU is lost"), ("GPU-2", ""),
+                       ("GPU-1", "")]
+
+
+def test_a_card_that_has_no_events_is_well():
+    nvml = three()
+    nvml.fail("nvmlDeviceRegisterEvents", NOT_SUPPORTED, 1)
+    assert Watch(nvml, [TIMEOUT]).troubles == []
+
+
+def test_events_that_are_interrupted_are_listened_to_anew_after_a_pause():
+    nvml = three()
+    watch = Watch(nvml, [UNKNOWN, nvml.xid(2, 79), TIMEOUT])
+    assert watch.troubles == [("GPU-2", "XID 79")]
+    assert watch.pauses == [1.0]
+
+
+def test_a_driver_that_cannot_listen_makes_all_cards_unwell_until_it_can():
+    nvml = three()
+    nvml.fail("nvmlEventSetCreate", UNKNOWN)
+    watch = Watch(nvml, [TIMEOUT], after=nvml.heal)
+    assert watch.reports == [("", "health cannot be watched: Unknown Error"), *((f"GPU-{i}", "") for i in range(3))]
+
+
+def test_cards_of_a_driver_without_events_are_well():
+    nvml, said = three(), []
+    nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
+    NvmlCards(nvml).watch_health(lambda uuid, reason: said.append((uuid, reason)), lambda: False)
+    assert said == []
+
+
+def test_cards_that_share_a_node_have_none_of_their_own():
+    nodes = [[card.node for card in NvmlCards(three(), shared_node=node).cards()] for node in ("", "/dev/dxg")]
+    assert nodes == [["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6"], ["/dev/dxg"] * 3]
+
+
+def test_an_xid_is_for_good_whatever_else_comes_and_goes():
+    nvml = three()
+    events = [nvml.xid(1, 79), UNKNOWN, TIMEOUT]
+    assert Watch(nvml, events).reports[-1] == ("GPU-1", "XID 79")
+
+
+# ---- the library
+
+
+@pytest.mark.parametrize("folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"])
+def test_the_library_of_the_driver_s_root_is_taken(tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "libnvidia-ml.so.570").touch()
+    (tmp_path / folder / LIBRARY).symlink_to("libnvidia-ml.so.570")
+    assert library_path(str(tmp_path)) == str(tmp_path / folder / "libnvidia-ml.so.570")
+
+
+@pytest.mark.parametrize("root", ["", "/", "/nowhere"])
+def test_else_the_linker_finds_it(root):
+    assert library_path(root) == LIBRARY

@@ -1,0 +1,150 @@
+"""The catalogue as a table."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hami.cli import TABLE_FORMATS
+from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
+from hami.inspect.vendors import FORMATS, entries, entry_of, render
+from hami.vendors.spec import CoresIn, SelectorKeys, Vendor, Words
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
+
+
+def vendor(key="Acme", **fields):
+    """A vendor that nobody asks for devices."""
+    return Vendor(**{"key": key, "count": f"{key.lower()}.com/card", "inventory": lambda vendor, node: None} | fields)
+
+
+def chip(word, **fields):
+    """One of several backends that differ in their name."""
+    return vendor(word, **{"count": f"acme.com/{word}", "allocated": f"hami.io/{word}-devices-allocated"} | fields)
+
+
+@pytest.mark.parametrize("made, memory_unit, cores_unit, default", [
+    (vendor(), "", "", "whole devices"),
+    (vendor(memory="a/m"), "MiB", "", "all memory"),
+    (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
+    (vendor(memory="a/m", memory_factor=1024, memory_units=True), "1024 MiB, or as written (512Mi)", "", "all memory"),
+    (vendor(memory="a/m", words=Words(memory="MiB, or half")), "MiB, or half", "", "all memory"),
+    (vendor(words=Words(memory="MiB, or half", cores="Cubes")), "", "", "whole devices"),
+    (vendor(cores="a/c", cores_in=CoresIn.COMPUTE_UNITS), "", "% of a device, as compute units", "whole devices"),
+    (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
+    (vendor(memory_percent="a/p"), "", "", "all memory"),
+    (vendor(cores="a/c"), "", "% of a device", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", default_cores=100), "MiB", "% of a device", "all memory, 100 cores"),
+    (vendor(memory="a/m", cores="a/c", fills_cores=True), "MiB", "% of a device",
+     "all memory, all cores if no memory is asked for"),
+    (vendor(memory="a/m", fills_cores=True), "MiB", "", "all memory"),
+    (vendor(cores="a/c", cores_in=CoresIn.MASK), "", "cores", "whole devices"),
+    (vendor(cores="a/c", cores_in=CoresIn.MASK, words=Words(cores="Cubes")), "", "Cubes", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", words=Words(default="no minimum")), "MiB", "% of a device", "no minimum"),
+    (vendor(memory="a/m", memory_factor=512, cores="a/c", cores_in=CoresIn.SIXTEENTHS), "512 MiB", "1/16 of a device",
+     "all memory"),
+])
+def test_units_and_defaults(made, memory_unit, cores_unit, default):
+    entry = entry_of(made)
+    assert (entry.memory_unit, entry.cores_unit, entry.default) == (memory_unit, cores_unit, default)
+
+
+def test_names_are_those_of_the_record():
+    entry = entry_of(vendor(
+        memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", register="r", handshake="h", to_allocate="t",
+        allocated="d", lock="l", node_keys=("n",), pod_keys=("p",),
+        selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x", is_on=False)
+    assert dataclasses.asdict(entry) == {
+        "backend": "Acme", "count": "acme.com/card", "memory": "a/m", "memory_unit": "MiB", "memory_percent": "a/p",
+        "cores": "a/c", "cores_unit": "% of a device", "priority": "a/y", "default": "all memory",
+        "switch": "--enable-x", "is_on": False,
+        "register": "r", "handshake": "h", "to_allocate": "t", "allocated": "d", "lock": "l",
+        "selectors": ("u", "v", "w"), "node_keys": ("n",), "pod_keys": ("p",)}
+
+
+def test_a_table_in_text_has_aligned_columns():
+    table = render([entry_of(vendor(memory="a/m")), entry_of(vendor("B"), "--enable-b", is_on=False)])
+    assert table.splitlines()[:5] == [
+        "Resources",
+        "",
+        "backend  devices        memory  in   cores  in  unless it says  switch",
+        "Acme     acme.com/card  a/m     MiB  –      –   all memory      –",
+        "B        b.com/card     –       –    –      –   whole devices   --enable-b (off)",
+    ]
+    assert table.splitlines()[6] == "Annotations"
+
+
+def test_a_switch_that_is_on_is_shown_without_a_mark():
+    assert "--enable-b\n" in render([entry_of(vendor("B"), "--enable-b")])
+
+
+def test_in_markdown_backends_that_differ_in_name_alone_share_a_row():
+    table = render([entry_of(chip("C1")), entry_of(chip("C2")), entry_of(chip("C3", memory="acme.com/C3-memory"))],
+                   "markdown")
+    assert table.splitlines() == [
+        "| backend | devices | memory | in | cores | in | unless it says | switch |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| C1, C2 | `acme.com/‹chip›` |  |  |  |  | whole devices |  |",
+        "| C3 | `acme.com/C3` | `acme.com/C3-memory` | MiB |  |  | all memory |  |",
+        "",
+        "| backend | node: devices | node: handshake | node: lock | pod: to allocate | pod: allocated "
+        "| pod: selectors | node: also read | pod: also read |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| C1, C2, C3 |  |  | `hami.io/mutex.lock` |  | `hami.io/‹chip›-devices-allocated` |  |  |  |",
+    ]
+
+
+def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
+    entry = dataclasses.replace(entry_of(chip("C")), cores="a.b/c", cores_unit="1/16 of a device", switch="--enable-c",
+                                is_on=False)
+    assert "| `a.b/c` | 1/16 of a device | whole devices | `--enable-c` (off) |" in render([entry], "markdown")
+
+
+def test_json_has_every_field():
+    made = vendor(memory="a/m", register="r", selectors=SelectorKeys(use_types="u"))
+    entry = entry_of(made, "--enable-a", is_on=False)
+    assert json.loads(render([entry], "json")) == [{
+        "backend": "Acme",
+        "resources": {"count": "acme.com/card", "memory": "a/m", "memoryPercent": "", "cores": "", "priority": ""},
+        "units": {"memory": "MiB", "cores": ""},
+        "default": "all memory",
+        "annotations": {"register": "r", "handshake": "", "toAllocate": "", "allocated": "",
+                        "lock": "hami.io/mutex.lock", "selectors": ["u"], "node": [], "pod": []},
+        "switch": "--enable-a",
+        "on": False,
+    }]
+
+
+def test_the_entries_are_those_of_the_device_configuration():
+    (nvidia,) = entries(DeviceConfig(nvidia=NvidiaConfig(memory_factor=1024)))
+    assert (nvidia.backend, nvidia.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
+    assert (nvidia.switch, nvidia.is_on) == ("", True)
+
+
+ASCENDS = {"Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend910C", "Ascend310P"}
+ILUVATARS = {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
+
+
+@pytest.mark.parametrize("given, off", [
+    ({}, ASCENDS | ILUVATARS),
+    ({"ascend": True}, ILUVATARS),
+    ({"iluvatar": True}, ASCENDS),
+    ({"ascend": True, "iluvatar": True}, set()),
+], ids=["neither", "ascend", "iluvatar", "both"])
+def test_what_is_switched_off_is_shown_and_marked(given, off):
+    found = entries(chart_config(), **given)
+    assert {entry.backend for entry in found if not entry.is_on} == off
+    assert {entry.backend for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
+    assert {entry.backend for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
+
+
+def test_the_page_of_devices_shows_the_catalogue():
+    _, begin, rest = PAGE.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
+    table, end, _ = rest.partition("<!-- end -->\n")
+    assert begin and end
+    assert table == render(entries(chart_config()), "markdown") + "\n", "hami vendors --output=markdown says otherwise"
+
+
+def test_the_command_line_knows_the_forms():
+    assert TABLE_FORMATS == tuple(FORMATS)

@@ -1,0 +1,250 @@
+"""What Cluster sends, what it makes of the answers, and which calls it repeats."""
+
+import inspect
+import json
+from dataclasses import replace
+
+import pytest
+from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
+
+from hami.kube.cluster import Cluster, LeaseRecord
+from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from hami.model import PodRef
+from tests.fake_cluster import FakeCluster
+
+REF = PodRef("team", "train", "uid-1")
+POD_PATH = "/api/v1/namespaces/team/pods/train"
+POD = {"metadata": {"namespace": "team", "name": "train", "uid": "uid-1", "resourceVersion": "7"}}
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/hami/leases"
+LEASE = {"kind": "Lease", "metadata": {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
+                                       "ownerReferences": [{"uid": "o"}], "managedFields": [{}]},
+         "spec": {"holderIdentity": "a", "leaseDurationSeconds": 10, "leaseTransitions": 3, "strategy": "x",
+                  "acquireTime": "2026-01-01T00:00:00.000001Z", "renewTime": "2026-01-01T00:00:09.000001Z"}}
+
+
+class ScriptedApi:
+    """Answers or raises what it is given, in order, and remembers what was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls, self.queries = list(answers), [], []
+
+    def request(self, method, path, *, query=None, body=None, content_type="application/json", timeout=None):
+        self.calls.append((method, path, content_type, None if body is None else json.loads(body), timeout))
+        self.queries.append(query)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+
+def talk(*answers):
+    api = ScriptedApi(*answers)
+    return api, Cluster(api, sleep=lambda seconds: None)
+
+
+def failure(cause):
+    error = ClusterError("no answer")
+    error.__cause__ = cause
+    return error
+
+
+REFUSED = failure(NewConnectionError(None, "refused"))
+BROKEN = failure(ProtocolError("reset"))
+LATE = failure(ReadTimeoutError(None, "", "too late"))
+
+
+def test_reads():
+    api, cluster = talk(POD, {"metadata": {"name": "gpu-0"}})
+    assert cluster.pod("team", "train", timeout=3).ref == REF
+    assert cluster.node("gpu-0").name == "gpu-0"
+    assert api.calls == [("GET", POD_PATH, "application/json", None, 3),
+                         ("GET", "/api/v1/nodes/gpu-0", "application/json", None, None)]
+
+
+def test_the_environment_is_that_of_exactly_this_pod():
+    spec = {"containers": [{"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]}
+    _, cluster = talk(POD | {"spec": spec}, POD | {"spec": spec}, POD, NotFound("no", 404))
+    assert cluster.environment(REF, "c") == {"A": "1"}
+    assert cluster.environment(REF, "d") == {}
+    with pytest.raises(NotFound, match="pod team/train is another one now"):
+        cluster.environment(replace(REF, uid="uid-2"), "c")
+    with pytest.raises(NotFound):
+        cluster.environment(REF, "c")
+
+
+@pytest.mark.parametrize("read", [lambda c: c.pod("n", "p"), lambda c: c.node("n"), lambda c: c.lease("n", "l")])
+def test_what_does_not_exist_is_none(read):
+    assert read(talk(NotFound("no", 404))[1]) is None
+
+
+def test_annotate_pod_names_the_pod_by_uid():
+    api, cluster = talk(POD)
+    assert cluster.annotate_pod(REF, {"a": "1", "b": None}, {"l": "v"}).resource_version == "7"
+    assert api.calls == [("PATCH", POD_PATH, "application/merge-patch+json", {"metadata": {
+        "uid": "uid-1", "annotations": {"a": "1", "b": None}, "labels": {"l": "v"}}}, None)]
+
+
+def test_annotate_pod_compares_and_swaps_when_asked():
+    api, cluster = talk(POD)
+    cluster.annotate_pod(REF, {"a": "1"}, resource_version="6")
+    assert api.calls[0][3] == {"metadata": {"uid": "uid-1", "annotations": {"a": "1"}, "resourceVersion": "6"}}
+
+
+@pytest.mark.parametrize(("message", "kind"), [
+    ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
+    ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError)])
+def test_a_later_pod_of_that_name_is_a_conflict(message, kind):
+    with pytest.raises(ClusterError) as caught:
+        talk(ClusterError(message, 422))[1].annotate_pod(REF, {})
+    assert type(caught.value) is kind and caught.value.status == 422
+
+
+@pytest.mark.parametrize(("version", "extra"), [("", {}), ("9", {"resourceVersion": "9"})])
+def test_annotate_node_compares_and_swaps_when_asked(version, extra):
+    api, cluster = talk({"metadata": {"name": "gpu-0"}})
+    cluster.annotate_node("gpu-0", {"a": None}, version)
+    assert api.calls[0][3] == {"metadata": {"annotations": {"a": None}} | extra}
+
+
+def test_bind_carries_everything_in_one_write():
+    api, cluster = talk({"kind": "Status"})
+    cluster.bind(REF, "gpu-0", {"a": "1"}, {"l": "v"}, timeout=2)
+    assert api.calls == [("POST", POD_PATH + "/binding", "application/json", {
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"namespace": "team", "name": "train", "uid": "uid-1", "annotations": {"a": "1"},
+                     "labels": {"l": "v"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "gpu-0"}}, 2)]
+
+
+def test_events():
+    api, cluster = talk(b"{}", b"{}")
+    cluster.create_event("team", {"x": 1})
+    cluster.patch_event("team", "e.1", {"count": 2})
+    assert [call[:2] for call in api.calls] == [("POST", "/api/v1/namespaces/team/events"),
+                                                ("PATCH", "/api/v1/namespaces/team/events/e.1")]
+
+
+def test_a_lease_is_read_and_what_we_do_not_know_survives():
+    api, cluster = talk(LEASE, LEASE)
+    lease = cluster.lease("hami", "s")
+    assert lease == LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10, transitions=3,
+                                acquire_time="2026-01-01T00:00:00.000001Z", renew_time="2026-01-01T00:00:09.000001Z",
+                                resource_version="5")
+    cluster.update_lease(replace(lease, holder="", duration_s=1, annotations={"k": "v"}))
+    method, path, _, body, _ = api.calls[1]
+    assert (method, path) == ("PUT", f"{LEASES}/s")
+    assert body["metadata"] == {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
+                                "ownerReferences": [{"uid": "o"}], "annotations": {"k": "v"}}
+    assert body["spec"] == LEASE["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
+
+
+def test_a_lease_is_created_without_what_is_not_given():
+    api, cluster = talk(LEASE)
+    cluster.create_lease(LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10))
+    method, path, _, body, _ = api.calls[0]
+    assert (method, path) == ("POST", LEASES) and "resourceVersion" not in body["metadata"]
+    assert body["spec"] == {"holderIdentity": "a", "leaseDurationSeconds": 10, "leaseTransitions": 0,
+                            "acquireTime": None, "renewTime": None}
+
+
+@pytest.mark.parametrize("spec", [{}, {"spec": None}, {"spec": {"holderIdentity": None}}])
+def test_an_empty_lease_is_held_by_nobody(spec):
+    lease = talk({"metadata": LEASE["metadata"]} | spec)[1].lease("hami", "s")
+    assert (lease.holder, lease.duration_s, lease.renew_time, lease.transitions) == ("", 0, "", 0)
+
+
+@pytest.mark.parametrize("data", [b"<html>", b"{}", b'{"metadata": {"name": 1}}'])
+def test_a_malformed_lease_is_named(data):
+    with pytest.raises(MalformedInput, match="lease"):
+        talk(data)[1].lease("hami", "s")
+
+
+@pytest.mark.parametrize("error", [REFUSED, BROKEN, ClusterError("429", 429), ClusterError("503", 503)], ids=str)
+def test_a_read_is_repeated_for_a_moment(error):
+    api, cluster = talk(error, error, POD)
+    assert cluster.pod("team", "train").ref == REF and len(api.calls) == 3
+
+
+@pytest.mark.parametrize("error", [LATE, ClusterError("403", 403)], ids=str)
+def test_a_read_that_was_too_slow_or_refused_is_not_repeated(error):
+    api, cluster = talk(error)
+    with pytest.raises(ClusterError):
+        cluster.pod("team", "train")
+    assert len(api.calls) == 1
+
+
+WRITES = [
+    pytest.param(lambda c: c.bind(REF, "n", {}, {}), id="bind"),
+    pytest.param(lambda c: c.annotate_pod(REF, {}), id="annotate_pod"),
+    pytest.param(lambda c: c.annotate_node("n", {}), id="annotate_node"),
+    pytest.param(lambda c: c.create_event("n", {}), id="create_event"),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("error", [REFUSED, ClusterError("429", 429)], ids=str)
+def test_a_write_is_repeated_when_the_server_has_not_taken_it_up(write, error):
+    api, cluster = talk(error, error, POD)
+    write(cluster)
+    assert len(api.calls) == 3
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("error", [BROKEN, LATE, ClusterError("500", 500), Conflict("409", 409)], ids=str)
+def test_a_write_that_may_have_happened_is_not_repeated(write, error):
+    api, cluster = talk(error)
+    with pytest.raises(ClusterError) as caught:
+        write(cluster)
+    assert caught.value is error and len(api.calls) == 1
+
+
+def test_repeating_ends():
+    api, cluster = talk(*[REFUSED] * 3)
+    with pytest.raises(ClusterError):
+        cluster.bind(REF, "n", {}, {})
+    assert len(api.calls) == 3
+
+
+@pytest.mark.parametrize("call", [lambda c: c.lease("n", "l"), lambda c: c.update_lease(LeaseRecord(
+    namespace="n", name="l")), lambda c: c.create_lease(LeaseRecord(namespace="n", name="l"))])
+def test_an_election_repeats_by_itself(call):
+    api, cluster = talk(REFUSED)
+    with pytest.raises(ClusterError):
+        call(cluster)
+    assert len(api.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_would_lead_elsewhere_is_refused(name):
+    with pytest.raises(MalformedInput):
+        talk()[1].pod("team", name)
+
+
+def test_a_name_stays_one_segment():
+    api, cluster = talk(POD)
+    cluster.pod("team", "a/../b?x=y")
+    assert api.calls[0][1] == "/api/v1/namespaces/team/pods/a%2F..%2Fb%3Fx%3Dy"
+
+
+@pytest.mark.parametrize(("read", "path", "query"), [
+    (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
+    (lambda c: c.pods_labelled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
+def test_pods_are_selected_by_the_server(read, path, query):
+    api, cluster = talk({"items": [POD]})
+    assert [pod.ref for pod in read(cluster)] == [REF]
+    assert api.calls[0][1] == path and api.queries == [query]
+
+
+def test_a_malformed_list_is_named():
+    with pytest.raises(MalformedInput, match="pod list"):
+        talk(b"<html>")[1].pods_on("gpu-0")
+
+
+def calls(of):
+    return {name: [(p.name, p.kind) for p in inspect.signature(f).parameters.values()]
+            for name, f in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", sorted(calls(Cluster)))
+def test_the_fake_takes_the_same_calls(name):
+    assert calls(FakeCluster)[name] == calls(Cluster)[name]

@@ -1,0 +1,232 @@
+"""Events in the background: merged, bounded, rate limited, and never in the way."""
+
+import logging
+import math
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hami.kube.events import ATTEMPTS, EventRecorder
+from hami.errors import ClusterError, NotFound
+from hami.model import PodRef
+from tests.fake_cluster import FakeCluster, no_answer
+
+POD = PodRef("team", "train", "uid-1")
+START = datetime(2026, 1, 2, 3, 4, 5, 999_999, UTC)
+
+
+class Bench:
+    def __init__(self, **options):
+        self.now, self.cluster = 0.0, FakeCluster()
+        self.recorder = EventRecorder(self.cluster, "hami-scheduler", clock=lambda: self.now,
+                                      now=lambda: START + timedelta(seconds=self.now), **options)
+
+    def write_all(self, limit=10_000):
+        """Write until nothing waits, letting the clock run; the seconds it took."""
+        began = self.now
+        for _ in range(limit):
+            if math.isinf(delay := self.recorder.write_next()):
+                return self.now - began
+            self.now += delay
+        raise AssertionError("there is no end")
+
+    @property
+    def events(self):
+        return list(self.cluster.events.values())
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+def test_an_event_about_a_pod(bench):
+    bench.recorder.record(POD, "Warning", "FilteringFailed", "no card")
+    bench.write_all()
+    [((namespace, name), event)] = bench.cluster.events.items()
+    assert namespace == "team" and name.startswith("train.") and len(name) == len("train.") + 16
+    assert event == {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "team", "name": name},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "train", "uid": "uid-1"},
+        "type": "Warning", "reason": "FilteringFailed", "message": "no card",
+        "source": {"component": "hami-scheduler"}, "reportingComponent": "hami-scheduler",
+        "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:05Z", "count": 1}
+
+
+def test_an_event_about_a_node(bench):
+    bench.recorder.record("gpu-0", "Normal", "Registered", "8 cards")
+    bench.write_all()
+    [((namespace, name), event)] = bench.cluster.events.items()
+    assert namespace == event["metadata"]["namespace"] == "default" and name.startswith("gpu-0.")
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": "gpu-0"}
+
+
+@pytest.mark.parametrize(("length", "shown"), [(1024, 1024), (1025, 1024), (9000, 1024)])
+def test_a_message_is_cut_with_an_ellipsis(bench, length, shown):
+    bench.recorder.record(POD, "Normal", "R", "x" * length)
+    bench.write_all()
+    assert len(bench.events[0]["message"]) == shown
+    assert bench.events[0]["message"].endswith("…") == (length > 1024)
+
+
+def test_the_name_of_an_event_is_never_too_long(bench):
+    bench.recorder.record(PodRef("team", "a" * 235 + "." + "b" * 17, "u"), "Normal", "R", "m")
+    bench.write_all()
+    name = bench.events[0]["metadata"]["name"]
+    assert len(name) == 235 + 17 and ".." not in name
+
+
+def test_equal_events_are_merged_while_they_wait(bench):
+    for bench.now in (0.0, 5.0, 9.0):
+        bench.recorder.record(POD, "Warning", "R", "m")
+    bench.write_all()
+    [event] = bench.events
+    assert (event["count"], event["firstTimestamp"][-3:], event["lastTimestamp"][-3:]) == (3, "05Z", "14Z")
+
+
+def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
+    for bench.now in (0.0, 500.0, 1000.0):
+        bench.recorder.record(POD, "Warning", "R", "m")
+        bench.write_all()
+    [event] = bench.events
+    assert event["count"] == 3 and event["lastTimestamp"] == "2026-01-02T03:20:45Z"
+    assert [call.method for call in bench.cluster.calls] == ["create_event", "patch_event", "patch_event"]
+
+
+@pytest.mark.parametrize(("later", "other"), [
+    pytest.param(600.0, {}, id="later"),
+    pytest.param(1.0, {"subject": PodRef("team", "train", "uid-2")}, id="a later pod of that name"),
+    pytest.param(1.0, {"reason": "S"}, id="another reason"),
+    pytest.param(1.0, {"message": "n"}, id="another message"),
+])
+def test_what_is_another_event(bench, later, other):
+    same = {"subject": POD, "type": "Warning", "reason": "R", "message": "m"}
+    bench.recorder.record(**same)
+    bench.write_all()
+    bench.now += later
+    bench.recorder.record(**same | other)
+    bench.write_all()
+    assert [event["count"] for event in bench.events] == [1, 1]
+
+
+def test_an_event_that_has_expired_is_written_anew(bench):
+    bench.recorder.record(POD, "Normal", "R", "m")
+    bench.write_all()
+    bench.cluster.events.clear()
+    bench.recorder.record(POD, "Normal", "R", "m")
+    bench.write_all()
+    assert bench.events[0]["count"] == 1 and bench.recorder.dropped == 0
+
+
+def test_a_full_queue_drops_the_oldest_normal_event_and_keeps_warnings():
+    bench = Bench(capacity=3)
+    for type, message in (("Warning", "w1"), ("Normal", "n1"), ("Normal", "n2"), ("Warning", "w2"), ("Normal", "n3"),
+                          ("Warning", "w3"), ("Normal", "n4"), ("Warning", "w4")):
+        bench.recorder.record(POD, type, "R", message)
+    bench.write_all()
+    assert [event["message"] for event in bench.events] == ["w2", "w3", "w4"]
+    assert bench.recorder.dropped == 5
+
+
+def test_dropping_a_merged_event_counts_each_time_it_happened():
+    bench = Bench(capacity=1)
+    for message in ("a", "a", "a", "b"):
+        bench.recorder.record(POD, "Normal", "R", message)
+    assert bench.recorder.dropped == 3
+
+
+@pytest.mark.parametrize(("type", "seconds"), [("Warning", 2.0), ("Normal", 10.0)])
+def test_writing_is_rate_limited(type, seconds):
+    bench = Bench(rate=50.0, burst=10, normal_rate=10.0, normal_burst=10)
+    for n in range(110):
+        bench.recorder.record(POD, type, "R", str(n))
+    assert bench.write_all() == pytest.approx(seconds, abs=0.05)
+    assert len(bench.events) == 110
+
+
+def test_warnings_do_not_wait_for_the_rate_of_normal_events():
+    bench = Bench(rate=50.0, burst=10, normal_rate=0.1, normal_burst=1)
+    for type, message in (("Normal", "n1"), ("Normal", "n2"), ("Warning", "w1"), ("Warning", "w2")):
+        bench.recorder.record(POD, type, "R", message)
+    while len(bench.events) < 3:
+        assert bench.recorder.write_next() == 0.0 or len(bench.events) == 3
+    assert [event["message"] for event in bench.events] == ["w1", "w2", "n1"]
+    assert bench.write_all() == pytest.approx(10.0, abs=0.05)
+
+
+@pytest.mark.parametrize("error", [pytest.param(NotFound("no namespace", 404), id="no namespace"),
+                                   pytest.param(ClusterError("forbidden", 403), id="forbidden"),
+                                   pytest.param(ClusterError("invalid", 422), id="invalid")])
+def test_what_the_server_does_not_want_is_dropped_counted_and_logged_once(bench, error, caplog):
+    bench.cluster.fail("create_event", error, times=2)
+    for message in "abc":
+        bench.recorder.record(POD, "Normal", "R", message)
+    bench.write_all()
+    assert [event["message"] for event in bench.events] == ["c"] and bench.recorder.dropped == 2
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("error", [pytest.param(no_answer(), id="no answer"),
+                                   pytest.param(ClusterError("stumbled", 500), id="stumbled"),
+                                   pytest.param(ClusterError("too many", 429), id="turned away")])
+def test_what_may_succeed_later_is_tried_later_and_merged_meanwhile(bench, error):
+    bench.cluster.fail("create_event", error, times=3)
+    bench.recorder.record(POD, "Normal", "R", "m")
+    assert bench.recorder.write_next() >= 1.0
+    bench.recorder.record(POD, "Normal", "R", "m")
+    assert bench.write_all() == 1 + 2 + 4
+    assert bench.events[0]["count"] == 2 and bench.recorder.dropped == 0
+
+
+def test_an_event_that_the_server_always_chokes_on_is_given_up(bench):
+    bench.cluster.fail("create_event", ClusterError("stumbled", 500), times=ATTEMPTS)
+    bench.recorder.record(POD, "Warning", "R", "bad")
+    bench.recorder.record(POD, "Warning", "R", "good")
+    bench.write_all()
+    assert [event["message"] for event in bench.events] == ["good"] and bench.recorder.dropped == 1
+
+
+def test_an_event_whose_answer_was_lost_is_not_written_twice(bench):
+    bench.cluster.fail("create_event", no_answer(), after=True)
+    bench.recorder.record(POD, "Normal", "R", "m")
+    bench.write_all()
+    assert len(bench.events) == 1 and bench.recorder.dropped == 0
+
+
+def test_a_bug_costs_one_event(bench, caplog):
+    bench.cluster.fail("create_event", ZeroDivisionError("a bug"))
+    bench.recorder.record(POD, "Normal", "R", "a")
+    bench.recorder.record(POD, "Normal", "R", "b")
+    bench.write_all()
+    assert len(bench.events) == 1 and bench.recorder.dropped == 1
+    assert caplog.records[0].exc_info
+
+
+def test_the_background_thread_writes_drains_and_stops():
+    cluster = FakeCluster()
+    recorder = EventRecorder(cluster, "c")
+    thread = threading.Thread(target=recorder.run)
+    thread.start()
+    for n in range(20):
+        recorder.record(POD, "Normal", "R", str(n))
+    assert recorder.drain(10) and len(cluster.events) == 20
+    recorder.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_recording_does_not_wait_for_a_hung_server_but_drain_gives_up():
+    cluster, reached, go = FakeCluster(), threading.Event(), threading.Event()
+    cluster.on_call = lambda call: (reached.set(), go.wait(10))
+    recorder = EventRecorder(cluster, "c")
+    thread = threading.Thread(target=recorder.run)
+    thread.start()
+    recorder.record(POD, "Normal", "R", "a")
+    assert reached.wait(10)
+    recorder.record(POD, "Normal", "R", "b")  # returns although the thread hangs
+    assert not recorder.drain(0)
+    recorder.stop()
+    go.set()
+    thread.join(10)
+    assert not thread.is_alive()

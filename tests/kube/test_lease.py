@@ -1,0 +1,393 @@
+"""Leader election on a fake lease: terms by the monotonic clock, hung and refused API servers, release, hand-over."""
+
+import logging
+import math
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hami.kube.cluster import LeaseRecord
+from hami.kube.lease import HANDOVER_KEY, AlwaysLeader, Election
+from hami.errors import ClusterError, Conflict, MalformedInput
+from tests.fake_cluster import FakeCluster, no_answer
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
+STAMP = "2026-01-02T03:04:05.000678Z"
+
+
+class World:
+    """A lease, a clock, and candidates whose steps are made when they are due."""
+
+    def __init__(self):
+        self.now, self.cluster, self.candidates, self.log = 1000.0, FakeCluster(), {}, []
+        self.due = {}
+
+    def utc(self):
+        return NOW + timedelta(seconds=self.now - 1000)
+
+    def join(self, identity, **options):
+        election = Election(self.cluster, namespace="hami", name="scheduler", identity=identity,
+                            on_started=lambda: self.log.append((identity, "started", self.now)),
+                            on_stopped=lambda: self.log.append((identity, "stopped", self.now)),
+                            clock=lambda: self.now, now=self.utc, **options)
+        self.candidates[identity], self.due[identity] = election, self.now
+        return election
+
+    def kill(self, identity):
+        """The process is gone, without a word."""
+        del self.candidates[identity], self.due[identity]
+
+    def run(self, seconds):
+        end = self.now + seconds
+        while self.due and min(self.due.values()) <= end:
+            identity = min(self.due, key=self.due.get)
+            self.now = max(self.now, self.due[identity])
+            self.due[identity] = self.now + max(0.001, self.candidates[identity].step())
+            assert len(self.leaders()) <= 1
+        self.now = max(self.now, end)
+
+    def run_until_leader(self, identity, limit=60):
+        began = self.now
+        while not self.candidates[identity].is_leader():
+            assert self.now - began < limit, f"{identity} does not lead after {limit} s"
+            self.run(0.1)
+        return self.now - began
+
+    def wake(self, identity):
+        self.due[identity] = self.now
+
+    def leaders(self):
+        return [identity for identity, election in self.candidates.items() if election.is_leader()]
+
+    @property
+    def lease(self):
+        return self.cluster.leases["hami", "scheduler"]
+
+    def hang(self, call):
+        """The API server takes a request and says nothing: the caller's time runs out."""
+        self.now += call.timeout
+        raise no_answer()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_first_candidate_creates_the_lease(world):
+    a = world.join("a")
+    world.run(0)
+    assert a.is_leader() and a.leads_until() == 1007.0
+    assert (world.lease.holder, world.lease.duration_s, world.lease.transitions) == ("a", 10, 0)
+    assert world.lease.acquire_time == world.lease.renew_time == STAMP
+
+
+def test_the_term_counts_from_before_the_write(world):
+    a = world.join("a")
+    world.cluster.on_call = lambda call: setattr(world, "now", world.now + 0.5)
+    a.step()
+    assert a.leads_until() == 1000.5 + 7.0  # one read, then the write was sent
+
+
+def test_a_leader_renews_and_others_wait(world):
+    a, b = world.join("a"), world.join("b")
+    world.run(100)
+    assert world.leaders() == ["a"] and a.leads_until() > world.now + 4.9
+    assert b.leads_until() == 0 and world.log == [("a", "started", 1000.0)]
+
+
+def test_a_killed_leader_is_followed_within_the_target(world):
+    world.join("a"), world.run(0), world.join("b")
+    world.run(31.3)
+    world.kill("a")
+    assert world.run_until_leader("b") < 12
+    assert (world.lease.holder, world.lease.transitions, world.lease.acquire_time) == ("b", 1, world.lease.renew_time)
+
+
+def test_a_released_lease_is_followed_at_once(world):
+    a = world.join("a")
+    world.run(0)
+    world.join("b")
+    world.run(10)
+    a.stop()
+    a.run()
+    assert (world.lease.holder, world.lease.duration_s) == ("", 1) and not a.is_leader()
+    world.kill("a")
+    assert world.run_until_leader("b") < 3
+
+
+def test_release_looks_again_after_a_conflict_and_never_takes_from_others(world):
+    a = world.join("a")
+    world.run(0)
+    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="b", duration_s=10))
+    a.stop()
+    a.run()
+    assert world.lease.holder == "b"
+
+
+def test_a_write_without_answer_is_released_too(world):
+    a = world.join("a")
+    world.cluster.fail("create_lease", no_answer(), after=True)
+    world.run(0)
+    assert not a.is_leader() and world.lease.holder == "a"
+    a.stop()
+    a.run()
+    assert world.lease.holder == ""
+
+
+@pytest.mark.parametrize("trouble", [
+    pytest.param(lambda world, call: world.hang(call), id="hung"),
+    pytest.param(lambda world, call: (_ for _ in ()).throw(ClusterError("connection refused")), id="refused"),
+    pytest.param(lambda world, call: (_ for _ in ()).throw(MalformedInput("lease", "", "broken")), id="malformed"),
+    pytest.param(lambda world, call: (_ for _ in ()).throw(RuntimeError("a bug")), id="bug"),
+])
+def test_a_leader_that_cannot_renew_stops_when_its_term_ends_and_comes_back(world, trouble):
+    a = world.join("a")
+    world.run(20)
+    end = a.leads_until()
+    world.cluster.on_call = lambda call: trouble(world, call)
+    world.run(30)
+    [_, (_, what, at)] = world.log
+    assert what == "stopped" and end <= at < end + 0.2 and not a.is_leader()
+    world.cluster.on_call = lambda call: None
+    assert world.run_until_leader("a") <= 2.1 and world.lease.transitions == 0
+
+
+def test_no_request_takes_as_long_as_a_retry_period(world):
+    world.join("a"), world.join("b")
+    world.run(60)
+    assert all(0 < call.timeout < 2 for call in world.cluster.calls)
+
+
+def test_a_leader_that_was_stopped_past_its_term_knows_it_at_once(world):
+    a = world.join("a")
+    world.run(10)
+    b = world.join("b")
+    world.run(0)
+    world.due.pop("a")  # SIGSTOP
+    world.run_until_leader("b")
+    assert not a.is_leader() and b.is_leader()
+    world.due["a"] = world.now  # SIGCONT
+    world.run(5)
+    assert world.log[-1][:2] == ("a", "stopped") and world.leaders() == ["b"]
+
+
+def test_a_lost_answer_costs_nothing(world):
+    a = world.join("a")
+    world.run(0)
+    world.cluster.fail("update_lease", no_answer(), after=True)
+    world.run(30)
+    assert a.is_leader() and world.log == [("a", "started", 1000.0)]
+
+
+def test_expiry_is_judged_by_what_was_seen_not_by_the_time_written(world):
+    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=10, transitions=4,
+                                        renew_time="1999-01-01T00:00:00.000000Z"))
+    world.join("a")
+    world.run(9.9)
+    assert world.leaders() == []
+    world.run(0.2)
+    assert world.leaders() == ["a"] and world.lease.transitions == 5
+
+
+@pytest.mark.parametrize(("duration_s", "until"), [pytest.param(0, 10, id="none given: ours"),
+                                                   pytest.param(30, 30, id="the holder's own")])
+def test_a_lease_lasts_as_its_holder_says(world, duration_s, until):
+    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=duration_s))
+    world.join("a")
+    assert until - 0.2 < world.run_until_leader("a") < until + 0.2
+
+
+def test_a_deleted_lease_ends_the_term(world):
+    a = world.join("a")
+    world.run(5)
+    world.cluster.leases.clear()
+    a.step()
+    assert not a.is_leader() and world.log[-1][1] == "stopped"
+    world.run(2)
+    assert a.is_leader()
+
+
+def test_losing_the_race_for_a_free_lease_is_no_trouble(world, caplog):
+    world.join("a"), world.join("b")
+    world.cluster.fail("create_lease", Conflict("exists", 409))
+    world.run(3)
+    assert world.leaders() == ["b"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_what_others_wrote_on_the_lease_survives(world):
+    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", annotations={"theirs": "x"},
+                                        source={"metadata": {"labels": {"l": "v"}}}))
+    world.join("a")
+    world.run(10)
+    assert world.lease.annotations == {"theirs": "x"} and world.lease.source == {"metadata": {"labels": {"l": "v"}}}
+
+
+def test_trouble_is_logged_once_while_it_lasts(world, caplog):
+    world.join("a")
+    world.cluster.fail("lease", ClusterError("connection refused"), times=20)
+    world.run(15)
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+def test_a_callback_that_fails_does_not_end_the_election(caplog):
+    def fail():
+        raise ZeroDivisionError
+
+    election = Election(FakeCluster(), namespace="n", name="l", identity="a", on_started=fail, on_stopped=fail)
+    election.step()
+    assert election.is_leader() and "callback of the election failed" in caplog.messages
+
+
+@pytest.mark.parametrize(("duration", "renew", "retry"), [(10, 10, 2), (10, 7, 7), (10, 7, 0)])
+def test_impossible_periods_are_refused(duration, renew, retry):
+    with pytest.raises(ValueError, match="0 < retry < renew < duration"):
+        Election(FakeCluster(), namespace="n", name="l", identity="a", on_started=list, on_stopped=list,
+                 duration=duration, renew=renew, retry=retry)
+
+
+def hand_over_world(world, allowed=True):
+    """Leader a, standbys b and c; b asks."""
+    world.join("a", may_hand_over=lambda: allowed)
+    world.run(0)
+    world.join("b"), world.join("c")
+    world.run(20.5)
+    world.candidates["b"].request_handover()
+    world.wake("b")
+
+
+def test_a_leader_hands_over_to_the_one_that_asks(world):
+    hand_over_world(world)
+    assert world.run_until_leader("b") < 3
+    assert world.lease.annotations == {} and world.lease.transitions == 1
+    assert [entry[:2] for entry in world.log] == [("a", "started"), ("a", "stopped"), ("b", "started")]
+    world.run(60)
+    assert world.leaders() == ["b"]
+
+
+def test_a_leader_may_refuse_and_goes_on(world):
+    hand_over_world(world, allowed=False)
+    world.run(60)
+    assert world.leaders() == ["a"] and world.lease.annotations == {HANDOVER_KEY: "b"}
+
+
+def test_others_leave_the_lease_to_the_one_that_asked_but_not_for_ever(world):
+    hand_over_world(world)
+    world.run(0)
+    world.kill("b")
+    world.run(3.9)
+    assert world.leaders() == []
+    world.run(3)
+    assert len(world.leaders()) == 1 and world.lease.annotations == {}
+
+
+def test_a_request_that_crosses_a_renewal_is_still_granted(world):
+    hand_over_world(world)
+    world.run(0)
+    world.cluster.fail("update_lease", Conflict("modified", 409))  # hits the leader's release
+    assert world.run_until_leader("b") < 3
+
+
+def test_a_hand_over_whose_answer_is_lost_completes(world):
+    hand_over_world(world)
+    world.run(0)
+    world.cluster.fail("update_lease", no_answer(), after=True)
+    assert world.run_until_leader("b") < 3
+
+
+def test_a_hand_over_that_did_not_arrive_is_tried_again(world):
+    hand_over_world(world)
+    world.run(0)
+    world.cluster.on_call = lambda call: (
+        world.cluster.fail("update_lease", no_answer()) if call.method == "update_lease" and call.lease.holder == ""
+        and len(world.log) == 2 else None)
+    assert world.run_until_leader("b") < 8
+
+
+def test_requests_in_quick_succession_are_one(world):
+    hand_over_world(world, allowed=False)
+    for _ in range(50):
+        world.candidates["b"].request_handover()
+    before = len(world.cluster.calls_of("lease"))
+    world.run(1.9)
+    asked = [call for call in world.cluster.calls_of("update_lease") if call.lease.annotations.get(HANDOVER_KEY)]
+    assert len([call for call in asked if call.lease.holder == "a"]) >= 1
+    assert len(world.cluster.calls_of("lease")) - before < 12
+
+
+def test_a_leader_asks_nobody(world):
+    a = world.join("a")
+    world.run(0)
+    a.request_handover()
+    world.run(10)
+    assert world.lease.annotations == {} and a.is_leader()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_never_two_leaders_and_always_one_in_the_end(world, seed):
+    """Hung, refused and lost answers, stopped and resumed processes, requests for hand-over: `World.run` asserts."""
+    rng = random.Random(seed)
+
+    def mishap(call):
+        match rng.random():
+            case x if x < 0.1:
+                world.hang(call)
+            case x if x < 0.15:
+                raise ClusterError("connection refused")
+            case x if x < 0.25:
+                world.cluster.fail(call.method, no_answer(), after=True)
+            case x if x < 0.3:
+                world.now += call.timeout * rng.random()
+
+    for identity in "abc":
+        world.join(identity, may_hand_over=lambda: rng.random() < 0.5)
+    world.cluster.on_call = mishap
+    for _ in range(40):
+        world.run(rng.uniform(0, 8))
+        identity = rng.choice("abc")
+        world.due[identity] = world.now + rng.choice([0, 0, 3, 15])
+        world.candidates[rng.choice("abc")].request_handover()
+    world.cluster.on_call = lambda call: None
+    world.cluster.heal()
+    world.run(30)
+    assert len(world.leaders()) == 1
+    for identity in "abc":
+        what = [entry[1] for entry in world.log if entry[0] == identity]
+        assert what == (["started", "stopped"] * len(what))[:len(what)]
+
+
+def test_run_waits_between_steps_and_a_request_wakes_it():
+    """With threads: a standby whose next look is far away asks at once."""
+    cluster = FakeCluster()
+    cluster.put_lease(LeaseRecord(namespace="n", name="l", holder="x", duration_s=3600))
+    looked, asked = threading.Event(), threading.Event()
+
+    def watch(call):
+        looked.set()
+        if call.method == "update_lease":
+            asked.set()
+
+    cluster.on_call = watch
+    election = Election(cluster, namespace="n", name="l", identity="b", on_started=list, on_stopped=list,
+                        duration=3000, renew=2000, retry=1000)
+    thread = threading.Thread(target=election.run)
+    thread.start()
+    assert looked.wait(10)
+    election.request_handover()
+    assert asked.wait(10)
+    election.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_always_leader_leads_for_ever():
+    log = []
+    leader = AlwaysLeader(on_started=lambda: log.append("started"), on_stopped=lambda: log.append("stopped"))
+    leader.request_handover()
+    assert leader.is_leader() and leader.leads_until() == math.inf
+    leader.stop()
+    leader.run()
+    assert log == ["started", "stopped"]

@@ -1,0 +1,315 @@
+"""Lists and watches against a scripted server: late, lost, repeated, broken, expired, hung and malformed."""
+
+import itertools
+import json
+import logging
+import random
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from hami.kube import reflector as module
+from hami.kube.reflector import Reflector
+from hami.errors import ClusterError, Gone, MalformedInput
+from tests.kube.scripted_source import HANG, RecordingSink, ScriptedSource, bookmark, error, event, obj, page
+
+BROKEN = ClusterError("connection reset")
+GONE = Gone("410: expired", 410)
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    version: int
+
+
+def parse(raw):
+    thing = json.loads(raw)
+    if not isinstance(thing, dict) or thing.get("bad"):
+        raise MalformedInput("thing", raw, "must not be bad")
+    return Item(thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"]))
+
+
+def reflect(pages, watches=(), *, sink=None, **options):
+    """Run a reflector until its script is over; source and sink afterwards."""
+    source, sink = ScriptedSource(pages, watches), sink or RecordingSink()
+    reflector = Reflector(source, "/things", parse, lambda item: item.name, sink, name="things",
+                          **{"wait": source.waits.append, "clock": itertools.count().__next__} | options)
+    source.on_end = reflector.stop
+    source.reflector = reflector
+    reflector.run()
+    return source, sink
+
+
+@pytest.fixture
+def threaded():
+    """Starts a reflector in a thread of its own; stopped at the end."""
+    started = []
+
+    def start(pages, watches):
+        source, sink = ScriptedSource(pages, watches), RecordingSink()
+        reflector = Reflector(source, "/things", parse, lambda item: item.name, sink, name="things",
+                              wait=lambda seconds: None)
+        source.on_end = reflector.stop
+        thread = threading.Thread(target=reflector.run)
+        thread.start()
+        started.append((reflector, thread))
+        return reflector, source, sink, thread
+
+    yield start
+    for reflector, thread in started:
+        reflector.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_first_list_is_consistent_and_in_pages():
+    source, sink = reflect([page(obj("a", 1), token="t"), page(obj("b", 2))], query={"fieldSelector": "x=y"}, page=1)
+    assert source.lists == [{"fieldSelector": "x=y", "limit": "1"},
+                            {"fieldSelector": "x=y", "limit": "1", "continue": "t"}]
+    assert sink.calls == [("upsert", "a", 1), ("upsert", "b", 2), ("prune", ("a", "b"), 0)]
+    assert source.reflector.synced.is_set()
+
+
+def test_watch_follows_the_list_and_asks_for_bookmarks():
+    source, _ = reflect([page(version=7)])
+    [query] = source.watched
+    assert 300 <= int(query.pop("timeoutSeconds")) <= 360
+    assert query == {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "7"}
+
+
+def test_events_reach_the_sink_in_order():
+    _, sink = reflect([page(obj("a", 1))], [[event("ADDED", obj("b", 101)), event("MODIFIED", obj("a", 102)),
+                                             event("DELETED", obj("b", 103))]])
+    assert sink.calls[2:] == [("upsert", "b", 101), ("upsert", "a", 102), ("remove", "b", 103)]
+
+
+@pytest.mark.parametrize("end", [pytest.param([], id="clean end"), pytest.param([BROKEN], id="broken"),
+                                 pytest.param([ClusterError("read timed out")], id="hung until the read timeout")])
+def test_watch_goes_on_where_it_ended_without_a_list(end):
+    source, sink = reflect([page(obj("a", 1))], [[event("MODIFIED", obj("a", 101)), *end],
+                                                 [event("MODIFIED", obj("a", 102))]])
+    assert [query["resourceVersion"] for query in source.watched] == ["100", "101", "102"]
+    assert len(source.lists) == 1 and sink.state == {"a": 102}
+
+
+def test_a_clean_end_is_followed_at_once():
+    source, _ = reflect([page()], [[bookmark(101)], [bookmark(102)]])
+    assert source.waits == []
+
+
+def test_a_bookmark_is_no_object_but_moves_on():
+    source, sink = reflect([page()], [[bookmark(150)]])
+    assert source.watched[-1]["resourceVersion"] == "150"
+    assert [name for name, *_ in sink.calls] == ["prune"]
+
+
+@pytest.mark.parametrize("watch", [
+    pytest.param(GONE, id="410 as status"),
+    pytest.param([error(410)], id="410 as event"),
+    pytest.param([error(500, "etcd stumbled")], id="another error event"),
+    pytest.param(ClusterError("400: invalid resource version", 400), id="version refused"),
+    pytest.param([b'{"type":"ADDED","obj'], id="line that is no event"),
+    pytest.param([event("ADDED", "text")], id="object that is none"),
+])
+def test_what_only_a_list_can_heal_is_followed_by_a_list(watch):
+    source, sink = reflect([page(obj("a", 1), obj("b", 1)), page(obj("b", 2), version=200)], [watch])
+    assert len(source.lists) == 2 and sink.state == {"b": 2}
+    assert source.watched[-1]["resourceVersion"] == "200"
+
+
+@pytest.mark.parametrize("watch", [
+    pytest.param(BROKEN, id="refused"),
+    pytest.param(ClusterError("429: too many requests", 429), id="turned away"),
+    pytest.param(ClusterError("500: stumbled", 500), id="stumbled"),
+])
+def test_a_watch_that_cannot_be_opened_is_no_reason_to_list(watch):
+    source, _ = reflect([page()], [watch, [bookmark(101)]])
+    assert len(source.lists) == 1 and len(source.waits) == 1
+
+
+def test_an_expired_continue_token_starts_the_list_again():
+    source, sink = reflect([page(obj("a", 1), token="t"), GONE, page(obj("b", 2), version=200)])
+    assert [query.get("continue") for query in source.lists] == [None, "t", None]
+    assert sink.state == {"b": 2} and source.watched[0]["resourceVersion"] == "200"
+    assert sink.calls[-1] == ("prune", ("b",), 2)  # counted from the start of the second attempt
+
+
+def test_attempts_draw_apart_up_to_a_limit_and_recover():
+    random.seed(1)
+    source, _ = reflect([BROKEN] * 12 + [page()], [[bookmark(101), BROKEN]])
+    fulls = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
+    assert all(0.5 * full <= wait <= full for wait, full in zip(source.waits, fulls, strict=False))
+    assert max(source.waits) <= module.BACKOFF_LIMIT_S
+    assert source.waits[-1] <= module.BACKOFF_S
+
+
+def test_a_server_that_hangs_up_at_once_is_not_asked_without_pause():
+    source, _ = reflect([page()], [[], [], []], clock=lambda: 5.0)
+    assert len(source.waits) == 3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mishap_ends_in_the_state_of_the_server(seed):
+    """Events late, lost, doubled, in another order, cut off: after the next list all is as it should be."""
+    rng = random.Random(seed)
+    sent = [event(rng.choice(["ADDED", "MODIFIED", "DELETED"]), obj(rng.choice("abcd"), 101 + n)) for n in range(20)]
+    kept = [line for line in sent if rng.random() > 0.2]
+    doubled = [line for line in kept for _ in range(rng.choice([1, 1, 2]))]
+    rng.shuffle(doubled)
+    cut = rng.randrange(len(doubled))
+    truth = {name: 300 for name in "abcde" if rng.random() > 0.5}
+    _, sink = reflect([page(obj("a", 1)), page(*(obj(name, v) for name, v in truth.items()), version=300)],
+                      [[*doubled[:cut], BROKEN], [*doubled[cut:], error(410)]])
+    assert sink.state == truth
+
+
+def test_one_bad_object_never_hides_the_others(caplog):
+    bad = [obj("bad", version, bad=True) for version in (1, 102, 103)]
+    _, sink = reflect([page(obj("a", 1), bad[0], obj("b", 1))],
+                      [[event("MODIFIED", bad[1]), event("MODIFIED", obj("a", 104)), event("MODIFIED", bad[2])]])
+    assert sink.state == {"a": 104, "b": 1}
+    assert [key for name, key, *_ in sink.calls if name == "unreadable"] == ["bad"] * 3
+    assert ("prune", ("a", "b", "bad"), 0) in sink.calls  # it exists, so it must not be pruned
+    assert [record.object for record in caplog.records if record.msg == "object cannot be read"] == ["bad"]
+
+
+@pytest.mark.parametrize(("meta", "key"), [
+    pytest.param({"namespace": "n", "name": "a", "uid": "u"}, "u", id="namespaced"),
+    pytest.param({"name": "a", "uid": "u"}, "a", id="cluster-wide"),
+    pytest.param({"name": 7}, "", id="nothing to go by")])
+def test_an_unreadable_object_has_the_key_of_a_readable_one(meta, key):
+    _, sink = reflect([page({"metadata": meta, "bad": True})])
+    assert ("prune", (key,), 0) in sink.calls
+
+
+def test_a_sink_need_not_hear_of_unreadable_objects():
+    class Plain:
+        upsert = remove = staticmethod(lambda item: None)
+        prune = staticmethod(lambda seen, started: None)
+
+    source, _ = reflect([page(obj("bad", 1, bad=True))], sink=Plain())
+    assert source.reflector.synced.is_set()
+
+
+def test_a_deleted_object_that_cannot_be_read_is_pruned_by_a_list():
+    source, sink = reflect([page(obj("a", 1)), page(version=200)], [[event("DELETED", obj("a", 101, bad=True))]])
+    assert len(source.lists) == 2 and sink.state == {}
+
+
+def test_an_unreadable_page_is_asked_for_again():
+    source, sink = reflect([b"<html>", page(obj("a", 1))])
+    assert sink.state == {"a": 1} and len(source.waits) == 1
+
+
+@pytest.mark.parametrize("where", ["upsert", "remove", "prune"])
+def test_an_exception_of_the_sink_is_logged_and_followed_by_a_list(where, caplog):
+    class Sink(RecordingSink):
+        faults = 1
+
+        def _maybe(self, name):
+            if name == where and self.faults:
+                self.faults = 0
+                raise ZeroDivisionError("a bug")
+
+        def upsert(self, item):
+            self._maybe("upsert")
+            super().upsert(item)
+
+        def remove(self, item):
+            self._maybe("remove")
+            super().remove(item)
+
+        def prune(self, seen, started):
+            self._maybe("prune")
+            super().prune(seen, started)
+
+    watch = [event("DELETED", obj("b", 101))]
+    source, sink = reflect([page(obj("a", 1), obj("b", 1)), page(obj("a", 2), version=200)], [watch], sink=Sink())
+    assert len(source.lists) == 2 and sink.state == {"a": 2}
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_stop_interrupts_the_handing_over_of_a_list():
+    class Sink(RecordingSink):
+        def upsert(self, item):
+            super().upsert(item)
+            source.reflector.stop()
+
+    sink, source = Sink(), ScriptedSource([page(obj("a", 1), obj("b", 1))])
+    source.reflector = Reflector(source, "/things", parse, lambda item: item.name, sink, name="things")
+    source.reflector.run()
+    assert sink.calls == [("upsert", "a", 1)] and not source.reflector.synced.is_set()
+
+
+def test_stop_closes_a_watch_that_says_nothing(threaded):
+    reflector, _, _, thread = threaded([page()], [[HANG]])
+    assert reflector.synced.wait(10)
+    reflector.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_stop_wakes_a_reflector_that_waits_for_its_next_attempt():
+    def fail():
+        threading.Timer(0, reflector.stop).start()
+        return BROKEN
+
+    source = ScriptedSource([fail, BROKEN, BROKEN, BROKEN])
+    reflector = Reflector(source, "/things", parse, lambda item: item.name, RecordingSink(), name="things")
+    reflector.run()
+
+
+def test_relist_interrupts_the_watch_and_waits_for_a_list_that_began_afterwards(threaded):
+    reflector, source, sink, _ = threaded([page(obj("a", 1)), page(obj("b", 2), version=200)], [[HANG], [HANG]])
+    assert reflector.synced.wait(10)
+    reflector.relist(10)
+    assert sink.state == {"b": 2} and len(source.lists) == 2
+
+
+def test_relist_is_not_content_with_a_list_under_way():
+    def asked_meanwhile():
+        with pytest.raises(ClusterError):
+            source.reflector.relist(0)
+        return page(obj("a", 1))
+
+    source, sink = ScriptedSource([asked_meanwhile, page(obj("a", 2), version=200)]), RecordingSink()
+    source.reflector = Reflector(source, "/things", parse, lambda item: item.name, sink, name="things")
+    source.on_end = source.reflector.stop
+    source.reflector.run()
+    assert sink.state == {"a": 2} and len(source.lists) == 2
+
+
+def test_relist_rides_out_failures(threaded):
+    reflector, _, sink, _ = threaded([page(), BROKEN, GONE, page(obj("a", 5))], [[HANG], [HANG]])
+    assert reflector.synced.wait(10)
+    reflector.relist(10)
+    assert sink.state == {"a": 5}
+
+
+def test_relist_gives_up_in_time_and_says_why():
+    reflector = Reflector(ScriptedSource([]), "/things", parse, lambda item: item.name, RecordingSink(), name="things")
+    with pytest.raises(ClusterError, match="no list of things: no answer within 0 s: the reflector does not run"):
+        reflector.relist(0)
+
+
+def test_relist_of_a_stopped_reflector_fails_at_once():
+    reflector = Reflector(ScriptedSource([]), "/things", parse, lambda item: item.name, RecordingSink(), name="things")
+    reflector.stop()
+    with pytest.raises(ClusterError, match="stopped"):
+        reflector.relist(50)
+
+
+def test_age_counts_from_the_last_word_of_the_server():
+    now = [100.0]
+    ages = []
+    source = ScriptedSource([page()], [[lambda: now.__setitem__(0, 130.0), lambda: ages.append(reflector.age()),
+                                        bookmark(101), lambda: ages.append(reflector.age())]])
+    reflector = Reflector(source, "/things", parse, lambda item: item.name, RecordingSink(), name="things",
+                          clock=lambda: now[0], wait=source.waits.append)
+    source.on_end = reflector.stop
+    ages.append(reflector.age())
+    reflector.run()
+    assert ages == [float("inf"), 30.0, 0.0]

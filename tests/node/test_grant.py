@@ -1,0 +1,142 @@
+"""What a container is handed, to the letter."""
+
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.devices.config import PluginConfig
+from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, Recipient, instances_grant, shares_grant
+from tests.plugin.stage import CARDS, A, B, NODE, share
+
+CONFIG = PluginConfig(node=NODE)
+HOST = HostFacts(library="/usr/local/vgpu/libvgpu.so.2", nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
+VGPU = "/usr/local/vgpu"
+
+
+def recipient(**env):
+    return Recipient(pod_uid="uid", container="c", token="t-1", env=env)
+
+
+def one(config=CONFIG, host=HOST, to=recipient(), memory=3000, cores=30):
+    return shares_grant(config, [(CARDS[0], share(A, memory, cores))], host, to)
+
+
+LIMITS = {
+    "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30",
+    "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{VGPU}/t-1.cache",
+}
+MOUNTS = (
+    Mount(container_path=f"{VGPU}/libvgpu.so", host_path=f"{VGPU}/libvgpu.so.2", read_only=True),
+    Mount(container_path=VGPU, host_path=f"{VGPU}/containers/uid_c"),
+    Mount(container_path="/tmp/vgpulock", host_path="/tmp/vgpulock"),
+)
+PRELOAD = Mount(container_path="/etc/ld.so.preload", host_path=f"{VGPU}/ld.so.preload", read_only=True)
+
+
+def test_a_slice_of_one_card():
+    assert one() == Grant(env={"NVIDIA_VISIBLE_DEVICES": A} | LIMITS, mounts=(*MOUNTS, PRELOAD))
+
+
+def test_defect_10_several_cards_go_by_the_order_of_the_driver_each_with_its_own_limits():
+    grant = shares_grant(CONFIG, [(CARDS[1], share(B, 2, 20)), (CARDS[0], share(A, 1, 10))], HOST, recipient())
+    assert grant.env == {
+        "NVIDIA_VISIBLE_DEVICES": f"{A},{B}", "CUDA_DEVICE_MEMORY_LIMIT_0": "1m", "CUDA_DEVICE_MEMORY_LIMIT_1": "2m",
+        "CUDA_DEVICE_SM_LIMIT": "10", "CUDA_DEVICE_SM_LIMIT_0": "10", "CUDA_DEVICE_SM_LIMIT_1": "20",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{VGPU}/t-1.cache"}
+
+
+@pytest.mark.parametrize("changes, env", [
+    param({"memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}, id="more memory than there is"),
+    param({"log_level": "3"}, {"LIBCUDA_LOG_LEVEL": "3"}, id="log level"),
+    param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}, id="no core limit"),
+    param({"gdrcopy": True, "gds": True, "mofed": True},
+          {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}, id="extras"),
+    param({"imex_channels": (0,)}, {"NVIDIA_IMEX_CHANNELS": "0"}, id="IMEX"),
+    param({"id_strategy": "index"}, {"NVIDIA_VISIBLE_DEVICES": "0"}, id="by index"),
+])
+def test_variables(changes, env):
+    assert one(replace(CONFIG, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
+
+
+@pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
+def test_a_container_may_do_without_the_limiter(value):
+    assert one(to=recipient(CUDA_DISABLE_CONTROL=value)).mounts == MOUNTS
+
+
+@pytest.mark.parametrize("value", ["0", "false", "yes", "tRUE", ""])
+def test_a_container_that_says_something_else_is_limited(value):
+    assert one(to=recipient(CUDA_DISABLE_CONTROL=value)).mounts == (*MOUNTS, PRELOAD)
+
+
+def test_a_license_is_mounted_with_its_validator():
+    assert one(host=replace(HOST, license=True)).mounts[4:] == (
+        Mount(container_path="/tmp/license", host_path=f"{VGPU}/license", read_only=True),
+        Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{VGPU}/vgpuvalidator", read_only=True))
+
+
+def test_another_hook_path():
+    assert one(replace(CONFIG, hook_path="/opt/h")).mounts[1] == Mount(
+        container_path="/opt/h/vgpu", host_path="/opt/h/vgpu/containers/uid_c")
+
+
+def test_volume_mounts():
+    grant = one(replace(CONFIG, list_strategies=("volume-mounts",), imex_channels=(0,)))
+    listed = "/var/run/nvidia-container-devices"
+    assert grant.env == {"NVIDIA_VISIBLE_DEVICES": listed} | LIMITS
+    assert grant.mounts[:2] == (Mount(container_path=f"{listed}/{A}", host_path="/dev/null"),
+                                Mount(container_path=f"{listed}/imex/0", host_path="/dev/null"))
+
+
+def test_device_nodes():
+    grant = one(replace(CONFIG, pass_device_specs=True, dev_root="/run/driver"))
+    assert grant.devices == tuple(
+        DeviceNode(container_path=path, host_path=f"/run/driver{path}", permissions="rw")
+        for path in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4"))
+
+
+def test_cards_that_share_a_node_bring_it_once():
+    cards = [replace(card, shared_node="/dev/dxg") for card in CARDS[:2]]
+    grant = shares_grant(replace(CONFIG, pass_device_specs=True), list(zip(cards, (share(A, 1), share(B, 2)))),
+                         replace(HOST, nodes=()), recipient())
+    assert [one.host_path for one in grant.devices] == ["/dev/dxg"]
+
+
+CDI = f"k8s.device-plugin.nvidia.com/gpu={A}"
+
+
+@pytest.mark.parametrize("strategies, env, annotations, names", [
+    param(("cdi-cri",), {}, {}, (CDI,), id="by name"),
+    param(("cdi-annotations",), {}, {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI}, (), id="by annotation"),
+    param(("cdi-annotations", "cdi-cri"), {}, {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI}, (CDI,), id="both"),
+    param(("envvar", "cdi-cri"), {"NVIDIA_VISIBLE_DEVICES": A}, {}, (CDI,), id="by name and variable"),
+])
+def test_cdi(strategies, env, annotations, names):
+    grant = one(replace(CONFIG, list_strategies=strategies))
+    assert (grant.env, grant.annotations, grant.cdi_devices) == (env | LIMITS, annotations, names)
+    assert grant.mounts == (*MOUNTS, PRELOAD)
+
+
+def test_cdi_names_the_extras():
+    grant = one(replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True, mofed=True))
+    kind = "k8s.device-plugin.nvidia.com"
+    assert grant.cdi_devices == (CDI, f"{kind}/imex-channel=0", f"{kind}/gdrcopy=all", f"{kind}/gds=all",
+                                 f"{kind}/mofed=all")
+
+
+def test_cdi_names_no_extras_that_the_host_does_not_have():
+    config = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
+    grant = one(config, host=replace(HOST, classes=frozenset({"gds"})))
+    assert grant.cdi_devices == (CDI, "k8s.device-plugin.nvidia.com/gds=all")
+
+
+def test_device_nodes_of_instances():
+    grant = instances_grant(replace(CONFIG, pass_device_specs=True, dev_root="/run/driver"), ["MIG-1"], [CARDS[0]],
+                            replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",)), recipient())
+    assert [one.host_path for one in grant.devices] == [
+        "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
+
+
+def test_instances_are_made_visible_and_nothing_else():
+    assert instances_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, recipient()) == Grant(
+        env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})

@@ -1,0 +1,269 @@
+"""The files of the node, in a directory of the test's own."""
+
+import ctypes
+import json
+import os
+import stat
+
+import pytest
+from pytest import param
+
+from hami.errors import HostError
+from hami.devices.config import PluginConfig
+from hami.node.host import CHECKPOINT, GRACE, Host, install_library
+
+
+@pytest.fixture
+def root(tmp_path):
+    """``<hook>/vgpu`` with a library in it."""
+    (tmp_path / "vgpu").mkdir()
+    for name in ("libvgpu.so", "ld.so.preload"):
+        (tmp_path / "vgpu" / name).write_text("old")
+    return tmp_path / "vgpu"
+
+
+@pytest.fixture
+def host(root):
+    return host_of(root)
+
+
+def host_of(root, **options):
+    config = PluginConfig(node="n1", hook_path=str(root.parent), kubelet_socket=str(root.parent / "kubelet.sock"),
+                          dev_root=str(root.parent), pass_device_specs=True)
+    return Host(config, **{"version": "2", "lock_directory": str(root.parent / "vgpulock")} | options)
+
+
+def tree(path):
+    return sorted(str(one.relative_to(path)) for one in path.rglob("*"))
+
+
+def test_the_library_of_this_version_is_mounted_if_there_is_one(root, host):
+    assert host.facts(limited=True).library == str(root / "libvgpu.so")
+    (root / "libvgpu.so.2").write_text("new")
+    assert host.facts(limited=True).library == str(root / "libvgpu.so.2")
+
+
+@pytest.mark.parametrize("missing", ["libvgpu.so", "ld.so.preload"])
+def test_a_limiter_that_is_not_there_is_an_error(root, host, missing):
+    (root / missing).unlink()
+    with pytest.raises(HostError, match=f"{missing} is not there: the limiter has not been installed"):
+        host.facts(limited=True)
+    assert host.facts(limited=False).library == str(root / "libvgpu.so")
+
+
+def test_what_there_is_besides(root, host):
+    assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (False, ())
+    (root / "license").touch()
+    (root.parent / "dev").mkdir()
+    (root.parent / "dev" / "nvidiactl").touch()
+    assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (True, ("/dev/nvidiactl",))
+
+
+def test_device_nodes_of_instances_are_as_the_kernel_says(root, host):
+    (root / "minors").write_text("gpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n")
+    host = host_of(root, minors=root / "minors")
+    assert host.facts(limited=False, instances=[(3, 1, 0)]).instance_nodes == (
+        "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+    with pytest.raises(HostError, match="no gpu3/gi1/ci7"):
+        host.facts(limited=False, instances=[(3, 1, 7)])
+
+
+def test_a_container_has_an_empty_directory_open_to_all(root, host):
+    before = os.umask(0o077)
+    try:
+        host.prepare("u-1", "c")
+        (root / "containers" / "u-1_c" / "old.cache").touch()
+        host.prepare("u-1", "c")
+    finally:
+        os.umask(before)
+    directory = root / "containers" / "u-1_c"
+    assert tree(root / "containers") == ["u-1_c"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, root.parent / "vgpulock")] == [0o777, 0o777]
+
+
+def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path):
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "file").touch()
+    (root / "containers").mkdir()
+    (root / "containers" / "u-1_c").symlink_to(precious)
+    host.prepare("u-1", "c")
+    assert (tree(precious), (root / "containers" / "u-1_c").is_symlink()) == (["file"], False)
+
+
+@pytest.mark.parametrize("uid, container", [
+    param("../u", "c", id="uid"), param("u", "../c", id="container"), param("u", "", id="no container"),
+    param("", "c", id="no uid"), param("u", "c/d", id="slash"),
+])
+def test_names_that_lead_elsewhere_are_refused(host, uid, container):
+    with pytest.raises(HostError, match="no such directory"):
+        host.prepare(uid, container)
+
+
+def test_a_path_that_cannot_be_written_is_named(root, host):
+    (root / "containers").write_text("a file")
+    with pytest.raises(HostError, match=f"cannot make the directory of a container: .*: {root}/containers"):
+        host.prepare("u-1", "c")
+
+
+def test_directories_are_swept_when_their_pod_is_gone(root):
+    host = host_of(root)
+    assert host.directories() == frozenset()
+    for name in ("u-1_c", "u-2_c", "u-2_d"):
+        host.prepare(*name.split("_"))
+    (root / "containers" / "u-2_c" / "x.cache").touch()
+    (root / "containers" / "something else").mkdir()
+    later = host_of(root, now=lambda: os.stat(root).st_mtime + 2 * GRACE)
+    directories = later.directories()
+    assert host.sweep(directories, {"u-1"}) == []  # too young
+    assert later.sweep(directories, {"u-1"}) == ["u-2_c", "u-2_d"]
+    assert tree(root / "containers") == ["something else", "u-1_c"]
+    assert later.sweep(directories, {"u-1"}) == []
+
+
+@pytest.fixture
+def shipped_capabilities():
+    """None, as far as files go: root is refused what its owner does not allow."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, held) == 0
+    none = (ctypes.c_uint32 * 6)(0, *held[1:3], 0, *held[4:])
+    assert libc.capset(header, none) == 0
+    yield
+    assert libc.capset(header, held) == 0
+
+
+def closed(path):
+    """A tenant's directory with a file that nobody else can reach."""
+    path.mkdir(parents=True)
+    (path / "file").touch()
+    path.chmod(0)
+    return path
+
+
+def left(path):
+    return sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.name != "file")
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_and_is_said_once(root, caplog, shipped_capabilities):
+    moment = later_moment = os.stat(root).st_mtime + 2 * GRACE
+    later = host_of(root, now=lambda: moment)
+    for name in "ab":
+        later.prepare(f"u-{name}", "c")
+    stuck = root / "containers" / "u-a_c"
+    for name in ("a.cache", "z.cache"):
+        (stuck / name).touch()
+    (stuck / "empty").mkdir(mode=0)
+    (stuck / "open" / "deeper").mkdir(parents=True)
+    closed(stuck / "m")
+    assert later.sweep(later.directories(), set()) == ["u-b_c"]
+    for moment in (0, later_moment):  # what was removed there has made the directory young
+        assert later.sweep(later.directories(), set()) == []
+    assert left(root / "containers") == ["u-a_c", "u-a_c/m"]
+    assert [(one.path, one.error.filename) for one in caplog.records] == [(str(stuck), "m")]
+    (stuck / "m").chmod(0o700)
+    assert later.sweep(later.directories(), set()) == ["u-a_c"]
+
+
+def test_a_container_gets_an_empty_directory_whatever_was_left_there(root, host, shipped_capabilities):
+    host.prepare("u-1", "c")
+    closed(root / "containers" / "u-1_c" / "m")
+    host.prepare("u-1", "c")
+    [aside] = host.directories() - {"u-1_c"}
+    assert tree(root / "containers" / "u-1_c") == []
+    (root / "containers" / aside / "m").chmod(0o700)
+    later = host_of(root, now=lambda: os.stat(root).st_mtime + 2 * GRACE)
+    assert later.sweep(later.directories(), {"u-1"}) == [aside]
+
+
+def test_links_in_a_directory_are_not_followed(root, host, tmp_path):
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "file").touch()
+    host.prepare("u-1", "c")
+    (inner := root / "containers" / "u-1_c" / "inner").mkdir()
+    for place in (inner, inner.parent):
+        (place / "directory").symlink_to(precious)
+        (place / "link").symlink_to(precious / "file")
+    host.prepare("u-1", "c")
+    assert (tree(precious), tree(root / "containers")) == (["file"], ["u-1_c"])
+
+
+def test_no_directory_is_too_deep(root, host):
+    host.prepare("u-1", "c")
+    path = directory = str(root / "containers" / "u-1_c")
+    for _ in range(1500):
+        os.mkdir(path := f"{path}/d")
+    host.prepare("u-1", "c")
+    assert os.listdir(directory) == []
+
+
+CONTAINER = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "AllocResp": "EgA="}
+
+
+@pytest.mark.parametrize("text, served", [
+    param(json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": {"-1": ["GPU-1-0"]}},
+                                                    CONTAINER | {"PodUID": "u-2", "ResourceName": "x.io/y"}],
+                               "RegisteredDevices": {}}, "Checksum": 1}), {("u-1", "c")}, id="by NUMA node"),
+    param(json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": ["GPU-1-0"]}]}}), {("u-1", "c")},
+          id="before 1.20"),
+    param('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', set(), id="empty"),
+    param('{"Data":', None, id="cut short"),
+    param('{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None, id="another form"),
+    param(None, None, id="missing"),
+])
+def test_the_record_of_the_kubelet(root, host, text, served):
+    if text is not None:
+        (root.parent / CHECKPOINT).write_text(text)
+    assert host.served("nvidia.com/gpu") == served
+
+
+@pytest.fixture
+def shipped(tmp_path):
+    """What an image brings."""
+    (source := tmp_path / "image").mkdir()
+    (source / "libvgpu.so.2").write_text("library")
+    (source / "sub").mkdir()
+    (source / "sub" / "tool").write_text("tool")
+    (source / "ld.so.preload").write_text("/elsewhere")
+    return source
+
+
+def test_files_are_installed_and_then_left_alone(shipped, tmp_path):
+    hook = tmp_path / "host"
+    assert install_library(shipped, hook) == ["libvgpu.so.2", "sub/tool", "ld.so.preload"]
+    assert tree(hook) == ["vgpu", "vgpu/ld.so.preload", "vgpu/libvgpu.so.2", "vgpu/sub", "vgpu/sub/tool"]
+    assert (hook / "vgpu" / "ld.so.preload").read_text() == f"{hook}/vgpu/libvgpu.so\n"
+    assert install_library(shipped, hook) == []
+
+
+def test_a_library_that_containers_have_mapped_is_replaced_not_written(shipped, tmp_path):
+    install_library(shipped, tmp_path / "host")
+    target = tmp_path / "host" / "vgpu" / "libvgpu.so.2"
+    with open(target) as mapped:
+        (shipped / "libvgpu.so.2").write_text("another library")
+        assert install_library(shipped, tmp_path / "host") == ["libvgpu.so.2"]
+        assert (mapped.read(), target.read_text()) == ("library", "another library")
+    assert stat.S_IMODE(target.stat().st_mode) & 0o444 == 0o444
+
+
+def test_a_directory_that_a_container_runtime_made_in_its_place_goes(shipped, tmp_path):
+    (tmp_path / "host" / "vgpu" / "libvgpu.so.2").mkdir(parents=True)
+    install_library(shipped, tmp_path / "host")
+    assert (tmp_path / "host" / "vgpu" / "libvgpu.so.2").read_text() == "library"
+
+
+@pytest.mark.parametrize("prepare, why", [
+    param(lambda hook: hook.write_text("a file"), "cannot install the limiter: .*host", id="target"),
+    param(lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
+          "cannot install the limiter: Directory not empty: .*libvgpu.so.2", id="in the way"),
+])
+def test_what_cannot_be_installed_is_named_and_nothing_is_left_behind(shipped, tmp_path, prepare, why):
+    prepare(tmp_path / "host")
+    before = tree(tmp_path)
+    with pytest.raises(HostError, match=why):
+        install_library(shipped, tmp_path / "host")
+    assert tree(tmp_path) == before
+
+
+def test_an_image_without_files_is_an_error(tmp_path):
+    with pytest.raises(HostError, match="there is no file under"):
+        install_library(tmp_path / "nowhere", tmp_path / "host")

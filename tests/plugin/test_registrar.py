@@ -1,0 +1,175 @@
+"""The loop that keeps the node's annotations."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from hami.errors import ClusterError, NotFound
+from hami.model import Node
+from hami.plugin.registrar import NodeRegistrar
+from hami.devices.registration import SCORES, Keys
+from hami.devices.inventory import DeviceInventory
+from tests.fake_cluster import FakeCluster
+from tests.devices.cards import cards, config
+
+KEYS = Keys("hami.io/node-nvidia-register", "hami.io/node-handshake")
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Source:
+    """Cards that a test sets."""
+
+    def __init__(self, *found):
+        self.found = list(found)
+
+    def cards(self):
+        return self.found
+
+
+class Scene:
+    """A node, and who announces its cards."""
+
+    def __init__(self, source=None, **fields):
+        self.cluster = FakeCluster(nodes=[Node(name="n1")])
+        self.source = source or Source(*cards("GPU-a", "GPU-b"))
+        self.inventory = DeviceInventory()
+        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), KEYS, now=lambda: NOW)
+
+    def round(self):
+        self.registrar.read()
+        self.registrar.announce()
+
+    @property
+    def annotations(self):
+        return self.cluster.nodes["n1"].annotations
+
+    @property
+    def writes(self):
+        return len(self.cluster.calls_of("annotate_node"))
+
+
+@pytest.fixture
+def scene():
+    """One with two cards."""
+    return Scene()
+
+
+def test_cards_are_written_once(scene):
+    for _ in range(3):
+        scene.round()
+        scene.source.found.reverse()
+    assert scene.writes == 1
+    assert '"id":"GPU-a"' in scene.annotations[KEYS.register]
+
+
+def test_a_change_of_health_is_written(scene):
+    scene.round()
+    scene.inventory.report("GPU-b", "XID 79")
+    scene.round()
+    assert scene.annotations[KEYS.register].count('"health":true') == 1
+    assert scene.writes == 2
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it took effect", "after"])
+def test_a_write_that_failed_is_made_good(scene, after):
+    scene.cluster.fail("annotate_node", ClusterError("away"), after=after)
+    with pytest.raises(ClusterError):
+        scene.round()
+    scene.round()
+    assert '"id":"GPU-a"' in scene.annotations[KEYS.register]
+    assert scene.writes == (1 if after else 2)
+
+
+def test_what_somebody_has_removed_comes_back(scene):
+    scene.round()
+    scene.cluster.annotate_node("n1", {KEYS.register: None})
+    scene.round()
+    assert KEYS.register in scene.annotations
+
+
+def test_a_handshake_of_today_s_schedulers_is_left_alone(scene):
+    scene.round()
+    scene.cluster.annotate_node("n1", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"})
+    writes = scene.writes
+    scene.round()
+    assert scene.writes == writes
+
+
+def test_a_handshake_of_older_schedulers_is_answered_once():
+    scene = Scene(register_format="csv")
+    scene.round()
+    scene.cluster.annotate_node("n1", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"})
+    writes = scene.writes
+    for _ in range(2):
+        scene.round()
+    assert scene.annotations[KEYS.handshake] == "Reported 2026-01-02 03:04:05"
+    assert scene.writes == writes + 1
+
+
+def test_a_node_that_is_not_there_is_named(scene):
+    scene.cluster.nodes.clear()
+    with pytest.raises(NotFound, match="no node n1: is --node-name right"):
+        scene.round()
+
+
+def test_what_was_written_can_be_withdrawn():
+    scene = Scene(topology_score=True)
+    scene.round()
+    assert {KEYS.register, SCORES} <= scene.annotations.keys()
+    scene.registrar.withdraw()
+    assert scene.annotations == {}
+
+
+def test_a_withdrawal_that_fails_is_only_said(scene, caplog):
+    scene.cluster.fail("annotate_node", ClusterError("away"))
+    scene.registrar.withdraw()
+    assert "the registration stays" in caplog.text
+
+
+def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
+    caplog.set_level("INFO", "hami")
+    for reason in ("", "XID 79", "XID 79", ""):
+        scene.inventory.report("GPU-b", reason)
+        scene.registrar.read()
+    assert [record.message for record in caplog.records] == ["card is unwell", "card is well again"]
+
+
+def test_the_loop_writes_at_once_when_health_changes_and_ends_when_told(scene):
+    written = threading.Semaphore(0)
+    write = scene.cluster.annotate_node
+
+    def annotate_node(*args, **kwargs):
+        answer = write(*args, **kwargs)
+        written.release()
+        return answer
+    scene.cluster.annotate_node = annotate_node
+    running = threading.Thread(target=scene.registrar.run)
+    running.start()
+    assert written.acquire(timeout=20)
+    scene.inventory.report("GPU-a", "XID 79")
+    assert written.acquire(timeout=20)
+    scene.registrar.stop()
+    scene.inventory.close()
+    running.join(20)
+    assert not running.is_alive()
+
+
+@pytest.mark.parametrize("trouble", [ClusterError("no driver"), ValueError("a bug")], ids=["an error", "a bug"])
+def test_the_loop_outlives_trouble(trouble, caplog):
+    said = threading.Event()
+
+    class Broken:
+        def cards(self):
+            said.set()
+            raise trouble
+    scene = Scene(source=Broken())
+    running = threading.Thread(target=scene.registrar.run)
+    running.start()
+    assert said.wait(20)
+    assert running.is_alive()
+    scene.registrar.stop()
+    scene.inventory.close()
+    running.join(20)
+    assert not running.is_alive()
+    assert "registration of the node failed" in caplog.text

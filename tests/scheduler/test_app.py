@@ -1,0 +1,358 @@
+"""The HTTP face: what each endpoint takes and gives, and that no body whatever brings it down."""
+
+import base64
+import json
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import create_environ, run_wsgi_app
+
+from hami import __version__
+from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.register import render_devices_json
+from hami.errors import NodeLocked
+from hami.scheduler import app as module
+from hami.scheduler.app import Health, create_app
+from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.world import Clock, Replica, WatchedCluster
+
+STRANGER = {"REMOTE_ADDR": "10.1.2.3"}
+
+
+class Web:
+    """The application over a replica with one node, and a client on loopback."""
+
+    def __init__(self, *, started=True, unready=None, threads=4):
+        self.fake = WatchedCluster(nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
+                                   pods=[pod(gpus(1, memory=1000, cores=10))])
+        self.replica = Replica(self.fake, Clock())
+        self.observed = []
+        self.started = started
+        health = Health(started=lambda: self.started, unready=lambda: unready, await_start=lambda _: self.started)
+        self.client = create_app(self.replica.verbs, self.reservation, health,
+                                 lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
+                                 threads=threads).test_client()
+
+    def reservation(self, uid):
+        found = self.replica.cache.reservation(uid)
+        return json.dumps({"node": found.node}).encode() if found else None
+
+    def post(self, path, body, content_type="application/json", **options):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = self.client.post(path, data=data, content_type=content_type, **options)
+        assert answer.status_code == 200 and answer.content_type == "application/json"
+        return json.loads(answer.data)
+
+
+@pytest.fixture
+def web():
+    return Web()
+
+
+LIMITS = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
+POD = {"metadata": {"name": "pod1", "namespace": "default", "uid": "uid-pod1"},
+       "spec": {"containers": [{"name": "c", "resources": {"limits": LIMITS}}]}}
+BIND = {"PodName": "pod1", "PodNamespace": "default", "PodUID": "uid-pod1", "Node": "n1"}
+EMPTY = {"Nodes": None, "NodeNames": None, "FailedNodes": None, "FailedAndUnresolvableNodes": None, "Error": ""}
+NEW = {"metadata": {"name": "p"}, "spec": {"schedulerName": "default-scheduler", "containers": [
+    {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
+REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+          "request": {"uid": "u", "namespace": "default", "object": NEW}}
+BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND}
+
+
+def wire_node(name, memory):
+    registered = render_devices_json((gpu(memory_mib=memory),))
+    return {"metadata": {"name": name, "annotations": {NVIDIA.register: registered}},
+            "status": {"allocatable": {"nvidia.com/gpu": "10"}}, "spec": {"unknown": True}}
+
+
+# filter and bind
+
+def test_filter_and_bind(web):
+    assert web.post("/filter", BODIES["/filter"]) == EMPTY | {"NodeNames": ["n1"]}
+    assert json.loads(web.client.get("/reservations/uid-pod1").data) == {"node": "n1"}
+    assert web.post("/bind", BIND) == {"Error": ""}
+    assert web.fake.pods["default", "pod1"].node_name == "n1"
+    assert web.client.get("/reservations/uid-pod1").status_code == 404
+    assert web.observed == [("filter", "ok"), ("bind", "ok")]
+
+
+@pytest.mark.parametrize(("threads", "binds"), [(1, 1), (4, 2), (100, 50), (200, 136)])
+def test_binds_that_wait_leave_threads_to_others(threads, binds):
+    web, entered, goes_on = Web(threads=threads), threading.Semaphore(0), threading.Event()
+
+    def wait(ref, node):
+        entered.release()
+        goes_on.wait(10)
+
+    web.replica.verbs.bind = wait
+    with ThreadPoolExecutor(binds) as pool:
+        waiting = [pool.submit(web.post, "/bind", BIND) for _ in range(binds)]
+        assert all(entered.acquire(timeout=10) for _ in range(binds))
+        assert "too many pods are being bound" in web.post("/bind", BIND)["Error"]
+        assert web.post("/filter", BODIES["/filter"])["NodeNames"] == ["n1"]
+        goes_on.set()
+        assert [answer.result() for answer in waiting] == [{"Error": ""}] * binds
+    assert web.post("/bind", BIND) == {"Error": ""}
+
+
+def test_keys_in_lower_case_and_what_follows_the_first_value_do_no_harm(web):
+    body = json.dumps({"pod": POD, "nodeNames": ["n1"]}).encode() + b' {"Pod": 1} trailing'
+    assert web.post("/filter", body)["NodeNames"] == ["n1"]
+
+
+def test_a_filter_that_finds_no_node_says_why(web):
+    big = json.loads(json.dumps(POD).replace('"1000"', '"9000"'))
+    assert web.post("/filter", {"Pod": big, "NodeNames": ["n1", "n2"]}) == EMPTY | {
+        "FailedNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
+    assert web.observed == [("filter", "refused")]
+
+
+def test_a_simulation_gives_the_whole_node_back(web):
+    small, large = wire_node("small", 500), wire_node("large", 4000)
+    answer = web.post("/filter", {"Pod": POD, "Nodes": {"items": [small, large]}, "NodeNames": None})
+    assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": [large]},
+                              "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
+    assert web.replica.cache.reserved() == 0
+
+
+@pytest.mark.parametrize(("path", "body", "text"), [
+    ("/filter", b"", "EOF"), ("/filter", b"  ", "EOF"), ("/bind", b"", "EOF"),
+    ("/filter", {}, "extender args missing pod"), ("/filter", {"Pod": None}, "extender args missing pod"),
+    ("/filter", b'{"Pod": {', "body"), ("/filter", b"[]", "body"), ("/filter", {"Pod": 1}, "pod"),
+    ("/filter", {"Pod": POD, "NodeNames": "n1"}, "NodeNames"), ("/filter", {"Pod": POD, "Nodes": [1]}, "Nodes"),
+    ("/filter", {"Pod": POD, "Nodes": {"items": [1]}}, "node"),
+    ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
+    ("/bind", {}, 'pod "" not found'), ("/bind", BIND | {"PodName": 1}, "PodName"), ("/bind", b"\xff\xfe", "body"),
+    ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
+    ("/bind", BIND, "has no reservation"), ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found')])
+def test_what_cannot_be_done_is_said_in_the_body(web, path, body, text):
+    answer = web.post(path, body)
+    assert text in answer["Error"]
+    assert web.observed == [(path[1:], "error")]
+
+
+def test_an_error_that_nobody_expected_is_said_in_the_body_too(web, caplog):
+    web.replica.verbs.filter = web.replica.verbs.bind = web.replica.verbs.admit = lambda *_: 1 / 0
+    for path in ("/filter", "/bind"):
+        assert web.post(path, BODIES[path])["Error"] == "internal error, see the scheduler's log"
+    assert web.post("/webhook", REVIEW)["response"]["status"]["code"] == 500
+    assert caplog.text.count("ZeroDivisionError") == 3
+
+
+def test_a_refusal_of_a_verb_is_said_in_its_words(web):
+    def refuse(*_):
+        raise NodeLocked("node n1 has been locked")
+
+    web.replica.verbs.bind = refuse
+    assert web.post("/bind", BIND) == {"Error": "node n1 has been locked"}
+
+
+def test_filters_wait_for_the_caches_and_then_say_so():
+    answer = Web(started=False).post("/filter", BODIES["/filter"])
+    assert answer["Error"] == "the scheduler's caches are not filled yet"
+
+
+# webhook
+
+def patch_of(answer):
+    return json.loads(base64.b64decode(answer["response"]["patch"]))
+
+
+@pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
+def test_the_webhook_answers_in_the_version_it_was_asked_in(web, version):
+    answer = web.post("/webhook", REVIEW | {"apiVersion": version})
+    assert (answer["apiVersion"], answer["kind"]) == (version, "AdmissionReview")
+    assert answer["response"]["uid"] == "u" and answer["response"]["allowed"] is True
+
+
+def test_the_patch_names_what_changes_and_nothing_else_g16(web):
+    answer = web.post("/webhook", REVIEW)
+    assert answer["response"]["patchType"] == "JSONPatch"
+    assert sorted(patch_of(answer), key=lambda operation: operation["path"]) == [
+        {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores", "value": "100"},
+        {"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}]
+
+
+def test_a_pod_that_stays_as_it_is_gets_no_patch(web):
+    review = json.loads(json.dumps(REVIEW).replace("default-scheduler", "volcano"))
+    response = web.post("/webhook", review)["response"]
+    assert response == {"uid": "u", "allowed": True,
+                        "status": {"code": 200, "message": "pod already has different scheduler assigned"}}
+
+
+def test_a_forged_annotation_is_refused_w18(web):
+    review = json.loads(json.dumps(REVIEW))
+    review["request"]["object"]["metadata"]["annotations"] = {ASSIGNED_NODE: "n1"}
+    response = web.post("/webhook", review)["response"]
+    assert response["allowed"] is False and response["status"]["code"] == 403
+    assert web.observed == [("webhook", "refused")]
+
+
+@pytest.mark.parametrize(("body", "content_type", "code", "text"), [
+    (b"", "application/json", 400, "request body is empty"),
+    (b"{}", "text/plain", 400, "contentType=text/plain, expected application/json"),
+    (b"{}", "application/json; charset=utf-8", 400, "expected application/json"),
+    (b"{", "application/json", 400, "body"), (b"[]", "application/json", 400, "AdmissionReview"),
+    (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
+    (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
+    (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode")])
+def test_reviews_that_cannot_be_read_are_refused(web, body, content_type, code, text):
+    answer = web.post("/webhook", body, content_type)
+    assert answer["kind"] == "AdmissionReview" and answer["response"]["allowed"] is False
+    assert answer["response"]["status"]["code"] == code and text in answer["response"]["status"]["message"]
+
+
+# limits
+
+@pytest.mark.parametrize(("path", "limit"), [
+    ("/webhook", module.WEBHOOK_LIMIT), ("/filter", module.FILTER_LIMIT), ("/bind", module.BIND_LIMIT)])
+def test_a_body_that_is_too_large_is_refused_in_the_body(web, path, limit):
+    answer = web.post(path, b" " * (limit + 1))
+    text = answer["response"]["status"]["message"] if path == "/webhook" else answer["Error"]
+    assert text == f"request body is larger than {limit} bytes"
+    assert path != "/webhook" or answer["response"]["status"]["code"] == 413
+    assert web.observed == [(path[1:], "error")]
+
+
+def test_a_body_without_a_length_is_limited_too(web):
+    environ = create_environ("/bind", method="POST", environ_base={"REMOTE_ADDR": "127.0.0.1"})
+    environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Endless(), "wsgi.input_terminated": True}
+    body, status, _ = run_wsgi_app(web.client.application, environ)
+    assert status == "200 OK" and b"larger than" in b"".join(body)
+
+
+class Endless:
+    """A client that never stops sending."""
+
+    def read(self, size=-1):
+        return b" " * min(size if size > 0 else 65536, 65536)
+
+    def readline(self, size=-1):
+        return self.read(size)
+
+    def readinto(self, buffer):
+        buffer[:] = b" " * len(buffer)
+        return len(buffer)
+
+    def close(self):
+        pass
+
+
+def test_a_filter_as_large_as_large_clusters_make_it_is_read(web):
+    names = [f"node-{n:05}" + "x" * 200 for n in range(5000)]
+    assert web.post("/filter", {"Pod": POD, "NodeNames": [*names, "n1"]})["NodeNames"] == ["n1"]
+
+
+# who may ask
+
+@pytest.mark.parametrize("path", ["/filter", "/bind", "/reservations/u"])
+def test_strangers_may_not_use_the_extender(web, path):
+    method = web.client.get if path.startswith("/res") else web.client.post
+    answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
+    assert answer.status_code == 403 and "loopback" in json.loads(answer.data)["Error"]
+    assert web.replica.cache.reserved() == 0
+
+
+def test_a_header_makes_nobody_trusted(web):
+    answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER, headers={"X-Forwarded-For": "127.0.0.1"})
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version"])
+def test_strangers_may_ask_how_it_is(web, path):
+    assert web.client.get(path, environ_overrides=STRANGER).status_code == 200
+
+
+def test_strangers_may_have_pods_reviewed(web):
+    assert web.post("/webhook", REVIEW, environ_overrides=STRANGER)["response"]["allowed"]
+
+
+# health
+
+@pytest.mark.parametrize(("started", "unready", "healthz", "readyz"), [
+    (False, "nodes have not been read yet", (503, b"starting: caches are not filled yet\n"),
+     (503, b"nodes have not been read yet\n")),
+    (True, "the API server has said nothing", (200, b"ok\n"), (503, b"the API server has said nothing\n")),
+    (True, None, (200, b"ok\n"), (200, b"ok\n"))])
+def test_health(started, unready, healthz, readyz):
+    web = Web(started=started, unready=unready)
+    for path, expected in (("/healthz", healthz), ("/readyz", readyz)):
+        answer = web.client.get(path)
+        assert (answer.status_code, answer.data) == expected and answer.content_type.startswith("text/plain")
+
+
+def test_version(web):
+    assert json.loads(web.client.get("/version").data) == {"version": __version__}
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("get", "/filter", 405), ("get", "/bind", 405), ("get", "/webhook", 405), ("put", "/bind", 405),
+    ("post", "/healthz", 405), ("delete", "/reservations/u", 405), ("get", "/", 404), ("get", "/filter/x", 404),
+    ("post", "/nothing", 404), ("get", "/reservations/unknown", 404), ("get", "/static/x", 404),
+    ("get", "/reservations/a/b", 404)])
+def test_other_paths_and_methods(web, method, path, status):
+    assert getattr(web.client, method)(path).status_code == status
+
+
+# garbage
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_truncation_is_answered(web, path):
+    whole = json.dumps(BODIES[path]).encode()
+    for length in range(0, len(whole), 3):
+        web.post(path, whole[:length])
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("seed", range(30))
+def test_every_damage_is_answered(web, path, seed):
+    rng = random.Random(seed)
+    for _ in range(5):
+        damaged = bytearray(json.dumps(BODIES[path]).encode())
+        for _ in range(rng.randint(1, 8)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        web.post(path, bytes(damaged))
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: (
+    st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=5)
+
+
+def places(value, path=()):
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def with_another(value, path, new):
+    if not path:
+        return new
+    changed = value.copy()
+    changed[path[0]] = with_another(value[path[0]], path[1:], new)
+    return changed
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_wrong_type_is_answered(path):
+    web, body = Web(), BODIES[path]
+
+    @given(st.sampled_from(list(places(body))), JSON)
+    def answered(place, new):
+        web.post(path, json.dumps(with_another(body, place, new)).encode())
+
+    answered()
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("body", [
+    b"[" * 200_000, b'{"a":' * 100_000, b'{"Pod":' + b"[" * 200_000, b'{"request":{"object":' + b'{"a":' * 100_000,
+    b'"\\ud800"', b'{"Pod": "\\ud800"}', b'{"PodName": "\\ud800", "PodUID": "x"}', b"\x00" * 1000, b"1e999999",
+    b"9" * 100_000, b'{"Pod": {"metadata": {"uid": "' + b"u" * 500_000 + b'"}}}'], ids=range(11))
+def test_every_monster_is_answered(web, path, body):
+    web.post(path, body)

@@ -1,0 +1,356 @@
+"""What the cluster shares out, as Prometheus reads it."""
+
+import random
+import textwrap
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from hami.cache.cache import Cache, Policies, Snapshot
+from hami.scheduler.cluster_metrics import families
+from hami.web.exposition import SLICE, Family, build_info, render
+from hami.model import PodRef, QuotaLimits, Partition, DeviceUsage
+from hami.scheduling.index import Booking
+from hami.vendors.spec import Catalog
+from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
+from tests.vendors.chart import CHART
+
+EMPTY = Snapshot({}, (), {}, {}, ())
+GIB = 1 << 30
+
+
+def snapshot(nodes=None, bookings=(), pods=(), used=None, quotas=()):
+    """A snapshot whose *nodes* have these views; *pods* hold the bookings of their uid."""
+    return Snapshot({name: {"NVIDIA": views} for name, views in (nodes or {}).items()}, bookings,
+                    {pod.ref.uid: pod.ref for pod in pods}, used or {}, quotas)
+
+
+def page(taken, *, vendors=ONLY_NVIDIA, legacy=False):
+    """What Prometheus is told of a snapshot."""
+    return "".join(render(families(taken, vendors, legacy=legacy)))
+
+
+def samples(text, name):
+    """The samples of one family: their labels, and their values."""
+    return [(sample.labels, sample.value) for family in parse_text(text) if family.name == name
+            for sample in family.samples]
+
+
+def small_ledger():
+    """One node with two devices; a pod holds half of the first, another is promised some of the second."""
+    cache = Cache(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
+    cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
+    cache.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
+                             gpu("GPU-b", memory_mib=16384, index=1)))
+    cache.pods.upsert(pod(gpus(memory=8192, cores=30), name="running", namespace="team-a", node_name="gpu-0",
+                           annotations={"hami.io/vgpu-node": "gpu-0", NVIDIA.allocated: "GPU-a,NVIDIA,8192,30:;"}))
+    cache.choose(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
+    return cache
+
+
+def test_small_cluster_reads_exactly_so():
+    assert page(small_ledger().snapshot()) == textwrap.dedent("""\
+        # HELP hami_gpu_core_allocated_ratio Cores of a device that pods have been given, in percent
+        # TYPE hami_gpu_core_allocated_ratio gauge
+        hami_gpu_core_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 30
+        hami_gpu_core_allocated_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 0
+        # HELP hami_gpu_core_limit_ratio Cores of a device that may be given out, in percent
+        # TYPE hami_gpu_core_limit_ratio gauge
+        hami_gpu_core_limit_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 100
+        hami_gpu_core_limit_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 100
+        # HELP hami_gpu_memory_allocated_bytes Memory of a device that pods have been given
+        # TYPE hami_gpu_memory_allocated_bytes gauge
+        hami_gpu_memory_allocated_bytes{device_cores="100",device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 8589934592
+        hami_gpu_memory_allocated_bytes{device_cores="100",device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 4294967296
+        # HELP hami_gpu_memory_limit_bytes Memory of a device that may be given out
+        # TYPE hami_gpu_memory_limit_bytes gauge
+        hami_gpu_memory_limit_bytes{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 17179869184
+        hami_gpu_memory_limit_bytes{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 17179869184
+        # HELP hami_gpu_shared_count Containers that share a device
+        # TYPE hami_gpu_shared_count gauge
+        hami_gpu_shared_count{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 1
+        hami_gpu_shared_count{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 1
+        # HELP hami_node_gpu_memory_allocated_ratio Part of a device's memory that pods have been given, 0 to 1
+        # TYPE hami_node_gpu_memory_allocated_ratio gauge
+        hami_node_gpu_memory_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 0.5
+        hami_node_gpu_memory_allocated_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 0.25
+        # HELP hami_node_gpu_mig_instance_info A MIG instance that the device plugin has made, always 1
+        # TYPE hami_node_gpu_mig_instance_info gauge
+        # HELP hami_node_gpu_overview A device with its limits; the value is its memory that pods have been given
+        # TYPE hami_node_gpu_overview gauge
+        hami_node_gpu_overview{device_cores="100",device_index="0",device_memory_limit="16384",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 8589934592
+        hami_node_gpu_overview{device_cores="100",device_index="1",device_memory_limit="16384",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 4294967296
+        # HELP hami_resource_quota_limit Limit of a namespace on a resource, as its ResourceQuota has it
+        # TYPE hami_resource_quota_limit gauge
+        hami_resource_quota_limit{namespace="team-a",quota_name="nvidia.com/gpumem",zone="vGPU"} 40000
+        # HELP hami_resource_quota_used What a namespace's pods take of a resource that can be limited
+        # TYPE hami_resource_quota_used gauge
+        hami_resource_quota_used{limit="0",namespace="team-a",quota_name="nvidia.com/gpucores",zone="vGPU"} 30
+        hami_resource_quota_used{limit="40000",namespace="team-a",quota_name="nvidia.com/gpumem",zone="vGPU"} 8192
+        hami_resource_quota_used{limit="0",namespace="team-b",quota_name="nvidia.com/gpucores",zone="vGPU"} 0
+        hami_resource_quota_used{limit="0",namespace="team-b",quota_name="nvidia.com/gpumem",zone="vGPU"} 4096
+        # HELP hami_resource_quota_used_ratio Part of a namespace's limit on a resource that its pods take, 0 to 1
+        # TYPE hami_resource_quota_used_ratio gauge
+        hami_resource_quota_used_ratio{namespace="team-a",quota_name="nvidia.com/gpumem",zone="vGPU"} 0.2048
+        # HELP hami_vgpu_core_allocated_ratio Cores of a device that a pod has been given, in percent
+        # TYPE hami_vgpu_core_allocated_ratio gauge
+        hami_vgpu_core_allocated_ratio{container_index="0",device_uuid="GPU-a",namespace="team-a",node="gpu-0",pod="running",zone="vGPU"} 30
+        hami_vgpu_core_allocated_ratio{container_index="0",device_uuid="GPU-b",namespace="team-b",node="gpu-0",pod="promised",zone="vGPU"} 0
+        # HELP hami_vgpu_memory_allocated_bytes Memory of a device that a pod has been given
+        # TYPE hami_vgpu_memory_allocated_bytes gauge
+        hami_vgpu_memory_allocated_bytes{container_index="0",device_uuid="GPU-a",namespace="team-a",node="gpu-0",pod="running",zone="vGPU"} 8589934592
+        hami_vgpu_memory_allocated_bytes{container_index="0",device_uuid="GPU-b",namespace="team-b",node="gpu-0",pod="promised",zone="vGPU"} 4294967296
+        """)  # noqa: E501  # a line of the page is a line here
+
+
+DEVICE, OLD_DEVICE = {"node", "device_uuid", "device_index", "device_type"}, {"nodeid", "deviceuuid", "deviceidx"}
+POD = {"namespace", "node", "pod", "container_index", "device_uuid"}
+OLD_POD = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
+
+
+@pytest.mark.parametrize(("name", "labels", "value"), [
+    ("GPUDeviceMemoryLimit", OLD_DEVICE | {"devicetype"}, 16 * GIB),
+    ("GPUDeviceCoreLimit", OLD_DEVICE | {"devicetype"}, 100),
+    ("GPUDeviceMemoryAllocated", OLD_DEVICE | {"devicetype", "devicecores"}, 8 * GIB),
+    ("GPUDeviceSharedNum", OLD_DEVICE | {"devicetype"}, 1),
+    ("GPUDeviceCoreAllocated", OLD_DEVICE | {"devicetype"}, 30),
+    ("nodeGPUOverview", OLD_DEVICE | {"devicetype", "devicecores", "devicememorylimit"}, 8 * GIB),
+    ("nodeGPUMemoryPercentage", OLD_DEVICE, 0.5),
+    ("vGPUMemoryAllocated", OLD_POD, 8 * GIB),
+    ("vGPUCoreAllocated", OLD_POD, 30),
+    ("QuotaUsed", {"quotanamespace", "quotaName", "limit"}, 30),
+    ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
+    ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
+])
+def test_legacy_names_come_beside_the_new_ones(name, labels, value):
+    found = samples(page(small_ledger().snapshot(), legacy=True), name)
+    assert all(given.keys() == labels | {"zone"} and given["zone"] == "vGPU" for given, _ in found)
+    assert value in [amount for _, amount in found]
+
+
+def test_families_are_sorted_by_name():
+    names = [family.name for family in families(EMPTY, ONLY_NVIDIA, legacy=True)]
+    assert names == sorted(set(names))
+
+
+def test_legacy_names_are_left_out_unless_asked_for():
+    assert {family.name[:5] for family in families(small_ledger().snapshot(), ONLY_NVIDIA)} == {"hami_"}
+
+
+def test_empty_cluster_has_families_and_no_samples():
+    found = {family.name: len(family.samples) for family in parse_text(page(EMPTY))}
+    assert set(found.values()) == {0}
+    assert "hami_gpu_memory_limit_bytes" in found
+
+
+def test_build_info_has_upstreams_labels_and_no_zone():
+    (family,) = parse_text("".join(render([build_info("1.2.3", "abcdef", "2026-08-21")])))
+    (sample,) = family.samples
+    assert sample.value == 1
+    assert sample.labels.keys() == {"version", "revision", "build_date", "go_version", "compiler", "platform"}
+    assert (sample.labels["version"], sample.labels["revision"]) == ("1.2.3", "abcdef")
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "with legacy"])
+def test_page_is_valid_in_both_formats(legacy):
+    text = page(small_ledger().snapshot(), legacy=legacy) + "".join(render([build_info()]))
+    plain, open_ = list(parse_text(text)), list(parse_openmetrics(text + "# EOF\n"))
+    assert [family.name for family in plain] == [family.name for family in open_]
+    assert len({family.name for family in plain}) == len(plain)
+    assert [family.samples for family in plain] == [family.samples for family in open_]
+    assert {family.type for family in plain} == {"gauge"}
+
+
+@pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
+def test_odd_texts_survive_in_labels(odd):
+    taken = snapshot({odd: [view("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
+                     [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
+    text = page(taken)
+    (card, _), = samples(text, "hami_gpu_shared_count")
+    (held, _), = samples(text, "hami_vgpu_core_allocated_ratio")
+    assert (card["node"], card["device_type"]) == (odd, odd)
+    assert (held["node"], held["namespace"], held["pod"]) == (odd, odd, odd)
+    assert {labels["namespace"] for labels, _ in samples(text, "hami_resource_quota_used")} == {odd}
+
+
+@pytest.mark.parametrize(("views", "uuids"), [
+    ([view("GPU-0"), view("")], ["GPU-0"]),
+    ([view("GPU-0"), view("GPU-0", slots_used=3)], ["GPU-0"]),
+    ([view("GPU-1"), view("GPU-0")], ["GPU-1", "GPU-0"]),
+], ids=["without uuid", "registered twice", "in the order registered"])
+def test_each_device_has_one_sample(views, uuids):
+    text = page(snapshot({"n1": views}))
+    assert [labels["device_uuid"] for labels, _ in samples(text, "hami_gpu_shared_count")] == uuids
+
+
+def test_device_without_memory_has_no_ratio():
+    text = page(snapshot({"n1": [view("GPU-0", memory_mib=0)]}))
+    assert samples(text, "hami_node_gpu_memory_allocated_ratio") == []
+    assert len(samples(text, "hami_gpu_memory_limit_bytes")) == 1
+
+
+def test_same_uuid_on_two_nodes_is_two_devices():
+    text = page(snapshot({"n2": [view("GPU-0")], "n1": [view("GPU-0", slots_used=1)]}))
+    assert [(labels["node"], used) for labels, used in samples(text, "hami_gpu_shared_count")] == [("n1", 1), ("n2", 0)]
+
+
+@pytest.mark.parametrize(("charges", "expected"), [
+    ([charge("GPU-0", memory_mib=1), charge("GPU-1", memory_mib=2)], {"GPU-0": 1, "GPU-1": 2}),
+    ([charge("", memory_mib=1)], {}),
+    ([], {}),
+], ids=["two devices", "without uuid", "nothing"])
+def test_pod_has_a_sample_for_each_device(charges, expected):
+    text = page(snapshot(bookings=[booking("u", "n1", *charges)], pods=[pod(uid="u")]))
+    found = samples(text, "hami_vgpu_memory_allocated_bytes")
+    assert {labels["device_uuid"]: value / (1 << 20) for labels, value in found} == expected
+
+
+def test_pods_of_one_name_make_one_sample():
+    old, new = (booking(uid, "n1", charge("GPU-0", memory_mib=1024, cores=10)) for uid in ("old", "new"))
+    text = page(snapshot(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")]))
+    assert [value for _, value in samples(text, "hami_vgpu_memory_allocated_bytes")] == [2 * GIB]
+    assert [value for _, value in samples(text, "hami_vgpu_core_allocated_ratio")] == [20]
+
+
+def test_promised_devices_are_shown_with_their_pod_until_it_is_bound():
+    cache = small_ledger()
+    promised = pod(gpus(memory=4096), name="promised", namespace="team-b")
+    before = page(cache.snapshot())
+    reservation = cache.reservation(promised.ref.uid)
+    cache.begin_bind(promised.ref, "gpu-0")
+    cache.confirm(reservation)
+    cache.bound(reservation)
+    assert page(cache.snapshot()) == before
+    cache.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
+                           annotations=reservation.annotations))
+    assert page(cache.snapshot()) == before
+
+
+def test_mig_instances_are_shown_once_they_are_made():
+    made = Partition(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
+    cut = DeviceUsage(gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made))
+    text = page(snapshot({"n1": [view("GPU-0"), cut]}), legacy=True)
+    assert samples(text, "hami_node_gpu_mig_instance_info") == [({
+        "node": "n1", "device_uuid": "GPU-m", "device_index": "1", "mig_uuid": "MIG-7", "profile": "2g.10gb",
+        "gpu_instance_id": "3", "compute_instance_id": "0", "placement_start": "2", "placement_size": "2",
+        "zone": "vGPU"}, 1)]
+    assert samples(text, "nodeGPUMigInstance") == [
+        ({"nodeid": "n1", "deviceuuid": "GPU-m", "deviceidx": "1", "migname": "2g.10gb-3", "zone": "vGPU"}, 1)]
+
+
+def amd_page(*charges, units=304):
+    """A card of AMD with compute units, of which a pod holds some."""
+    card = gpu("AMD-0", vendor="AMD", model="AMD Instinct MI300X VF", cores=units)
+    held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
+    taken = Snapshot({"n1": {"AMD": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
+                     {"u": pod(uid="u").ref}, {}, ())
+    return page(taken, vendors=CHART, legacy=True)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("hami_gpu_core_limit_ratio", 100), ("hami_gpu_core_allocated_ratio", 33), ("hami_vgpu_core_allocated_ratio", 33),
+    ("GPUDeviceCoreLimit", 304), ("GPUDeviceCoreAllocated", 100), ("vGPUCoreAllocated", 100),
+])
+def test_compute_units_of_amd_are_percents_under_the_new_names(name, value):
+    text = amd_page(charge("AMD-0", cores=100))
+    assert [amount for _, amount in samples(text, name)] == [value]
+
+
+@pytest.mark.parametrize("charges, units", [
+    ([charge("AMD-0", cores=10)], 0), ([charge("AMD-9", cores=10)], 304),
+], ids=["a card without units", "a card that is gone"])
+def test_percents_of_what_is_not_known_are_not_shown(charges, units):
+    text = amd_page(*charges, units=units)
+    assert samples(text, "hami_vgpu_core_allocated_ratio") == []
+    assert len(samples(text, "hami_vgpu_memory_allocated_bytes")) == 1
+
+
+MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
+AMD = CHART.named("AMD")
+IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
+
+
+@pytest.mark.parametrize(("used", "quotas", "shown", "limits"), [
+    ({}, [], {}, {}),
+    ({("a", "NVIDIA"): (10, 5)}, [], {("a", MEM, "0"): 10, ("a", CORES, "0"): 5}, {}),
+    ({}, [quota(namespace="a", gpumem=7)], {("a", MEM, "7"): 0}, {("a", MEM): 7}),
+    ({}, [quota(namespace="a", gpumem=0)], {("a", MEM, "0"): 0}, {("a", MEM): 0}),
+    ({("a", "NVIDIA"): (10, 5)}, [quota("q1", "a", gpumem=9), quota("q2", "a", gpumem=7)],
+     {("a", MEM, "7"): 10, ("a", CORES, "0"): 5}, {("a", MEM): 7}),
+    ({}, [quota(namespace="a", pods=3)], {}, {}),
+], ids=["nothing", "no quota", "nothing used", "nothing allowed", "the lowest holds", "not ours"])
+def test_quotas(used, quotas, shown, limits):
+    text = page(snapshot(used=used, quotas=quotas))
+    assert {(labels["namespace"], labels["quota_name"], labels["limit"]): value
+            for labels, value in samples(text, "hami_resource_quota_used")} == shown
+    assert {(labels["namespace"], labels["quota_name"]): value
+            for labels, value in samples(text, "hami_resource_quota_limit")} == limits
+
+
+def ratios(vendor, used, *quotas):
+    """Of a namespace where *used* (MiB, percent) is taken of *vendor*'s devices: the ratio by resource."""
+    text = page(snapshot(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
+    return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
+
+
+def limits(amounts, name="q", binary=()):
+    """A quota on resources of any vendor."""
+    return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary))
+
+
+@pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.memory], ids=lambda vendor: vendor.key)
+def test_memory_is_held_against_its_limit_in_the_vendors_own_unit(vendor):
+    assert ratios(vendor, (3 * vendor.memory_factor, 0), limits({vendor.memory: 4})) == {vendor.memory: 0.75}
+
+
+@pytest.mark.parametrize(("vendor", "used", "quotas", "ratio"), [
+    (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
+    (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
+    (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
+    (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
+    (NVIDIA, (30, 5), [], {}),
+    (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
+    (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
+    (AMD, (0, 30), [limits({AMD.cores: 60})], {}),
+], ids=["cores", "a limit that was lowered", "the lowest holds", "nothing allowed", "no limit", "GiB", "4Gi",
+        "cores that are not held to"])
+def test_how_far_a_limit_is_used_up(vendor, used, quotas, ratio):
+    assert ratios(vendor, used, *quotas) == ratio
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_order_of_arrival_does_not_show(seed):
+    rng = random.Random(seed)
+    nodes = {f"n{i}": [view(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
+    bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
+    pods = [pod(name=f"p{i}", uid=f"u{i}") for i in range(20)]
+    mixed = snapshot(dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20))
+    assert page(mixed) == page(snapshot(nodes, bookings, pods))
+
+
+def test_samples_are_made_while_they_are_read():
+    read = []
+    slices = render([Family("f", "Help", (read.append(i) or f"f {i}" for i in range(3 * SLICE)))])
+    assert next(slices) == "# HELP f Help\n# TYPE f gauge\n"
+    assert read == []
+    assert next(slices).count("\n") == len(read) == SLICE
+
+
+@pytest.mark.parametrize("count", [0, 1, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
+def test_slices_lose_nothing(count):
+    text = "".join(render([Family("f", "Help", (f"f {i}" for i in range(count)))]))
+    assert text.splitlines()[2:] == [f"f {i}" for i in range(count)]
+
+
+def test_snapshot_does_not_change_with_the_ledger():
+    cache = small_ledger()
+    taken = cache.snapshot()
+    before = page(taken)
+    cache.pods.remove(pod(name="running", namespace="team-a"))
+    cache.nodes.remove(node("gpu-0"))
+    cache.pods.remove(pod(name="promised", namespace="team-b"))
+    assert page(taken) == before
+    assert taken.pods["uid-running"] == PodRef("team-a", "running", "uid-running")

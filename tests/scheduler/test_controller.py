@@ -1,0 +1,288 @@
+"""The rounds of the controller over a cluster in memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
+from hami.errors import ClusterError, Conflict
+from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.fake_cluster import no_answer
+from tests.world import Clock, Replica, WatchedCluster
+
+HELD = "GPU-0,NVIDIA,10,0:;"
+
+
+def bound(name="a", phase="success", labels=True, age=0, **fields):
+    time = str(Clock().unix() - age)
+    annotations = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": time, "hami.io/bind-time": time, BIND_PHASE: phase,
+                   NVIDIA.allocated: HELD, NVIDIA.to_allocate: HELD}
+    return pod(gpus(1, memory=10), name=name, node_name="n1", labels={ASSIGNED_NODE: "n1"} if labels else {},
+               annotations=annotations, **fields)
+
+
+def world(*pods, nodes=None, lock=None, leads=True, answered=True, **options):
+    """A replica over one node that has been asked to report."""
+    handshake = {NVIDIA.handshake: "Requesting_2026-08-21 11:00:00"} if answered else {}
+    fake = WatchedCluster(pods=pods, nodes=nodes or [
+        node("n1", gpu("GPU-0"), annotations=handshake | ({NODE_LOCK: lock} if lock else {}))])
+    made = Replica(fake, Clock(), leads=leads, **options)
+    fake.calls.clear()
+    return made
+
+
+def writes(made):
+    return [call.method for call in made.fake.calls if call.method.startswith("annotate")]
+
+
+# handshakes
+
+def test_plugins_are_asked_to_report_once():
+    made = world(answered=False)
+    for _ in range(3):
+        made.controller.tick()
+    assert made.fake.nodes["n1"].annotations[NVIDIA.handshake] == "Requesting_2026-08-21 12:00:00"
+    assert writes(made) == ["annotate_node"] and made.controller.requests_written == 1
+
+
+def test_a_fresh_cluster_is_asked_bit_by_bit():
+    made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(250)])
+    for asked in (100, 200, 250, 250):
+        made.controller.tick()
+        assert made.controller.requests_written == asked
+
+
+@pytest.mark.parametrize(("error", "written"), [
+    (ClusterError("denied by a webhook", 403), 2), (Conflict("modified", 409), 2), (no_answer(), 0)], ids=str)
+def test_a_node_that_cannot_be_written_holds_up_no_other_unless_nobody_answers(error, written):
+    made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(3)])
+    made.fake.fail("annotate_node", error)
+    made.controller.tick()
+    assert made.controller.requests_written == written
+    made.controller.tick()
+    assert made.controller.requests_written == 3
+
+
+def test_an_inventory_that_cannot_be_read_is_told_once():
+    made = world(nodes=[node("n1", annotations={NVIDIA.register: "garbage", NVIDIA.handshake: "x"})])
+    for _ in range(3):
+        made.controller.tick()
+    assert made.events.reasons() == ["InventoryUnreadable"] and "garbage" in made.events[0][1]
+
+
+# pods
+
+def test_an_allocation_that_takes_too_long_is_failed_and_its_lock_reaped():
+    made = world(replace(bound(phase="allocating", age=301), phase="Pending"), lock="2026-08-21T12:00:00Z,default,a")
+    made.controller.tick()
+    failed = made.fake.pods["default", "a"].annotations
+    assert (failed[BIND_PHASE], failed[NVIDIA.to_allocate], failed[NVIDIA.allocated]) == ("failed", "", HELD)
+    assert made.events.reasons() == ["AllocationExpired"]
+    for _ in range(3):
+        made.clock.seconds += 3
+        made.controller.tick()
+    assert made.fake.lock_of("n1") is None and made.events.reasons() == ["AllocationExpired"]
+
+
+def test_an_allocation_that_succeeds_just_now_is_not_failed():
+    made = world(replace(bound(phase="allocating", age=301), phase="Pending"))
+    made.fake.put_pod(bound())
+    made.controller.tick()
+    assert made.fake.pods["default", "a"].annotations[BIND_PHASE] == "success" and made.events == []
+
+
+def test_a_label_that_the_server_did_not_copy_is_added():
+    made = world(bound(labels=False))
+    for _ in range(2):
+        made.controller.tick()
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and writes(made) == ["annotate_pod"]
+
+
+@pytest.mark.parametrize("bindings", ["with labels", "without labels"])
+def test_the_label_of_an_earlier_node_gives_way_to_that_of_the_pods_own(bindings):
+    made = world(replace(stale(), labels={ASSIGNED_NODE: "earlier"}))
+    made.fake.copies_labels = bindings == "with labels"
+    made.schedule(made.fake.pods["default", "a"])
+    made.fake.allocate("n1")
+    for _ in range(2):
+        made.watch()
+        made.controller.tick()
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and made.cache.pods.unsettled() == []
+
+
+def stale():
+    return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
+
+
+def test_a_stale_promise_of_another_scheduler_is_removed_w6():
+    made = world(stale())
+    made.controller.tick()
+    after = made.fake.pods["default", "a"]
+    assert (after.annotations, after.labels) == ({}, {}) and made.events.reasons() == ["AssignmentCleared"]
+
+
+def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
+    made = world(stale())
+    made.schedule(made.fake.pods["default", "a"])
+    made.controller.tick()
+    after = made.fake.pods["default", "a"]
+    assert after.node_name == "n1" and after.annotations[NVIDIA.allocated] == HELD
+    assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
+
+
+def test_a_pod_that_slipped_past_the_webhook_is_told_once_w24():
+    made = world(pod(gpus(), scheduler_name="default-scheduler"))
+    for _ in range(3):
+        made.controller.tick()
+    assert made.events.reasons() == ["NotAdmitted"]
+
+
+def test_an_allocation_that_cannot_be_read_is_told_once_w10():
+    broken = bound()
+    made = world(replace(broken, annotations=broken.annotations | {NVIDIA.allocated: "GPU-0,NVIDIA"}))
+    for _ in range(3):
+        made.controller.tick()
+    assert made.events.reasons() == ["AllocationUnreadable"]
+
+
+@pytest.mark.parametrize("error", [ClusterError("denied", 403), Conflict("modified", 409)], ids=str)
+def test_a_pod_that_cannot_be_written_holds_up_no_other(error):
+    made = world(bound("a", labels=False), bound("b", labels=False))
+    made.fake.fail("annotate_pod", error)
+    made.controller.tick()
+    assert [bool(made.fake.pods["default", name].labels) for name in "ab"] == [False, True]
+    made.controller.tick()
+    assert made.fake.pods["default", "a"].labels
+
+
+# reservations and doubts
+
+def test_a_reservation_lapses():
+    made = world(pod(gpus()), leads=True)
+    made.filter(pod(gpus()))
+    made.clock.seconds += 60
+    made.controller.tick()
+    assert made.cache.reserved() == 0
+
+
+@pytest.mark.parametrize("became", ["bound", "unbound", "deleted", "another"])
+def test_a_binding_in_doubt_is_looked_at(became):
+    asked = pod(gpus(1, memory=10, cores=0))
+    made = world(asked)
+    made.fake.fail("bind", no_answer(), after=became == "bound")
+    made.fake.fail("pod", no_answer())
+    with pytest.raises(ClusterError):
+        made.schedule(asked)
+    if became in ("deleted", "another"):
+        made.fake.delete_pod("default", "pod1")
+    if became == "another":
+        made.fake.put_pod(replace(asked, ref=replace(asked.ref, uid="new")))
+    made.turn.leads = False  # every replica looks after its own
+    made.controller.tick()
+    assert made.cache.reserved() == 1
+    made.clock.seconds += 60
+    made.controller.tick()
+    assert made.cache.reserved() == 0
+    assert made.cache.views()["n1"][0].slots_used == (1 if became == "bound" else 0)
+
+
+# locks
+
+def test_locks_that_nobody_needs_are_reaped():
+    made = world(lock="2026-08-21T12:00:00Z,default,gone")
+    made.controller.tick()
+    assert made.fake.lock_of("n1") is None
+
+
+def test_one_lock_that_cannot_be_judged_holds_up_no_other():
+    locked = {NODE_LOCK: "2026-08-21T12:00:00Z,default,gone", NVIDIA.handshake: "Requesting_2026-08-21 12:00:00"}
+    made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}"), annotations=locked) for n in range(2)])
+    made.fake.fail("pod", ClusterError("forbidden", 403))
+    made.controller.tick()
+    assert made.fake.lock_of("n0") and made.fake.lock_of("n1") is None
+
+
+def test_a_lock_that_could_not_be_released_is_tidied_also_by_who_leads_no_more():
+    asked = pod(gpus(1, memory=10))
+    made = world(asked)
+    made.fake.fail("bind", ClusterError("forbidden", 403))
+    made.fake.on_call = lambda call: call.method == "bind" and made.fake.fail("annotate_node", no_answer())
+    with pytest.raises(ClusterError):
+        made.schedule(asked)
+    assert made.fake.lock_of("n1")
+    made.turn.leads = False
+    made.controller.tick()
+    assert made.fake.lock_of("n1") is None
+
+
+# who does what
+
+def test_who_does_not_lead_writes_nothing():
+    made = world(bound(labels=False), stale(), lock="2026-08-21T12:00:00Z,default,gone", answered=False, leads=False)
+    made.controller.tick()
+    assert writes(made) == []
+
+
+def test_duties_end_with_the_leadership():
+    made = world(bound(labels=False), answered=False)
+    made.fake.on_call = lambda call: setattr(made.turn, "leads", False)
+    made.controller.tick()
+    assert writes(made) == ["annotate_node"]
+
+
+def test_a_duty_that_breaks_holds_up_no_other(caplog):
+    made = world(bound(labels=False))
+    made.cache.nodes.unasked = lambda: 1 / 0
+    made.controller.tick()
+    assert made.fake.pods["default", "a"].labels and "duty failed" in caplog.text
+
+
+def test_an_api_server_that_does_not_answer_ends_no_round():
+    made = world(bound(labels=False), lock="2026-08-21T12:00:00Z,default,gone", answered=False)
+    for method in ("annotate_pod", "annotate_node", "pod"):
+        made.fake.fail(method, no_answer())
+    made.controller.tick()
+    made.controller.tick()
+    assert made.fake.lock_of("n1") is None and made.fake.pods["default", "a"].labels
+
+
+def test_the_leader_is_labelled_for_services():
+    labels = {"app.kubernetes.io/component": "hami-scheduler"}
+    replicas = [pod(name=name, namespace="hami", labels=labels) for name in "xy"]
+    made = world(*replicas, pod=("hami", "x"))
+    made.controller.tick()
+    roles = [made.fake.pods["hami", name].labels["hami.io/scheduler-role"] for name in "xy"]
+    assert roles == ["leader", "follower"]
+    for _ in range(15):
+        made.controller.tick()
+    assert writes(made) == ["annotate_pod"] * 2
+
+
+CHART = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
+
+
+@pytest.mark.parametrize("ours, theirs", [
+    ({"app.kubernetes.io/name": "hami"}, CHART), ({}, CHART), (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
+    (CHART, {})], ids=["as shipped", "bare", "two charts", "the other one bare"])
+def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, theirs):
+    component = {"app.kubernetes.io/component": "hami-scheduler"}
+    pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
+    made = world(*(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
+                 pod=("hami", "x"))
+    made.controller.tick()
+    assert [made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"] == [
+        "leader", "follower", None]
+
+
+def test_who_does_not_find_its_own_pod_labels_none():
+    component = {"app.kubernetes.io/component": "hami-scheduler"}
+    made = world(pod(name="y", namespace="hami", labels=component), pod=("hami", "x"))
+    made.controller.tick()
+    assert writes(made) == []
+
+
+def test_the_loop_ends_when_it_is_told():
+    made = world()
+    made.controller.stop()
+    made.controller.run()
+    assert made.fake.calls == []

@@ -1,0 +1,436 @@
+"""Whatever fails and whoever dies: no device is handed out twice, no bound pod loses its devices, no lock is left.
+
+A storm is a random but repeatable run of two replicas that share a cluster. What holds is judged after every step, by
+what the API server has alone. Between any call of one replica and its effect other things may happen.
+"""
+
+import logging
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from hami.cache.cache import Policies
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.errors import ClusterError, HamiError
+from tests.builders import INIT, NVIDIA, gpu, gpus, node, pod
+from tests.fake_cluster import no_answer
+from tests.world import Clock, Replica, WatchedCluster
+
+PLACEMENTS, STORMS = 700, 15  # 10,500 Bindings
+
+CALLS = ("pod", "node", "pods_on", "pods_labelled", "annotate_pod", "annotate_node", "bind")
+FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503),
+          ClusterError("too many requests", 429), ClusterError("forbidden", 403))
+
+
+ON_THE_WAY = 1.5  # seconds after the leadership has moved in which a Binding may still arrive
+
+
+class Killed(BaseException):
+    """The process is gone in the middle of what it did."""
+
+
+class Client:
+    """What one process has of the API server: calls that fail, come late, are interrupted, or are its last."""
+
+    def __init__(self, storm):
+        self.storm = storm
+        self.dead = False
+        for name in CALLS:
+            setattr(self, name, lambda *a, _name=name, **o: self._call(_name, *a, **o))
+
+    def _call(self, name, *arguments, **options):
+        storm, rng = self.storm, self.storm.rng
+        self._live()
+        storm.meanwhile(moves=0.02 if name == "bind" else 0)
+        self._live()
+        if name == "bind" and storm.clock() > storm.moved_at + ON_THE_WAY and storm.leader.client is not self:
+            raise no_answer()
+        fate = rng.random() if storm.stormy else 1.0
+        if fate < 0.01:
+            raise rng.choice(FAULTS)
+        if fate < 0.02 and name in ("bind", "annotate_node"):
+            storm.late.append((storm.clock() + rng.uniform(0, 25), name, arguments, options))
+            raise no_answer()
+        result = getattr(storm.fake, name)(*arguments, **options)
+        if fate < 0.03:
+            raise rng.choice(FAULTS[:3])
+        if fate < 0.035:
+            self.dead = True
+        self._live()
+        storm.meanwhile()
+        self._live()
+        return result
+
+    def _live(self):
+        if self.dead:
+            raise Killed
+
+
+class Storm:
+    """Two replicas, one of which acts; pods come and go; watches are late, lose, repeat and reorder."""
+
+    def __init__(self, seed):
+        self.seed, self.rng = seed, random.Random(seed)
+        self.clock = Clock()
+        cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
+        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n]) for n in cards])
+        self.late = []
+        self.assigned = {}
+        self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
+        self.kept = {}
+        self.kills = self.moves = 0
+        self.replicas = [self.start(0), self.start(1)]
+        self.lead(0)
+
+    def start(self, number):
+        replica = Replica(self.fake, self.clock, cluster=Client(self), leads=False,
+                          policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
+        replica.number, replica.client = number, replica.verbs._cluster
+        return replica
+
+    def lead(self, number):
+        """Elector goes to a replica; it acts once it has read the cluster afresh."""
+        for replica in self.replicas:
+            replica.turn.leads = False
+        self.advance(1.0)  # no two write the same lock: it tells the second
+        self.replicas[number].since = self.clock.now()
+        self.replicas[number].relist()
+        self.replicas[number].turn.leads = True
+        self.moves, self.moved_at = self.moves + 1, self.clock()
+        self.late = [(min(due, self.clock() + ON_THE_WAY), *call) for due, *call in self.late]
+
+    @property
+    def leader(self):
+        return next(replica for replica in self.replicas if replica.turn.leads)
+
+    def meanwhile(self, moves=0.0):
+        """What else happens while a call is on its way; *moves*: how likely it is that the leadership is lost then."""
+        moved = self.stormy and self.depth < 2 and self.rng.random() < moves
+        if moved or (self.stormy and self.depth < 2 and self.rng.random() < 0.04):
+            self.depth += 1
+            if moved:
+                self.move()
+            for _ in range(self.rng.randint(1, 6)):
+                self.step()
+            self.depth -= 1
+
+    def step(self):
+        steps, weights = zip(*STEPS.items())
+        (act,) = self.rng.choices(steps, weights)
+        try:
+            act(self)
+        except (HamiError, Killed):
+            pass
+        for number, replica in enumerate(self.replicas):
+            if replica.client.dead:
+                self.restart(number)
+        self.check()
+
+    def restart(self, number):
+        led = self.replicas[number].turn.leads
+        self.replicas[number].turn.leads = False
+        self.replicas[number] = self.start(number)
+        self.kills += 1
+        if led:
+            self.lead(self.rng.randrange(2))
+
+    # what can happen
+
+    def create(self):
+        if sum(not p.node_name for p in self.fake.pods.values()) >= 8:
+            return
+        rng, self.made = self.rng, self.made + 1
+        asks = [gpus(rng.choice((1, 1, 1, 1, 2)), memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
+                     cores=rng.choice((0, 0, 10, 20, 30, 100))) for _ in range(rng.choice((1, 1, 1, 2)))]
+        if rng.random() < 0.2:
+            asks.append(gpus(1, memory=4000, cores=30, kind=INIT))
+        # names come again with another uid
+        name = f"p{rng.randrange(60)}"
+        if ("default", name) not in self.fake.pods:
+            self.fake.put_pod(pod(*asks, name=name, uid=f"uid-{self.made}", phase="Pending",
+                                  scheduler_name="hami-scheduler"))
+
+    def schedule(self):
+        self.filter()
+        self.bind()
+
+    def filter(self):
+        waiting = [p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated]
+        if not waiting:
+            return
+        asked, replica = self.rng.choice(waiting), self.leader
+        chosen = replica.filter(asked)
+        if chosen is not None:
+            self.assigned[asked.ref] = chosen, replica.number
+        elif self.rng.random() < 0.5:  # room for others
+            if self.fake.pods.get((asked.ref.namespace, asked.ref.name)) is asked:
+                self.fake.delete_pod(asked.ref.namespace, asked.ref.name)
+
+    def bind(self):
+        if not self.assigned:
+            return
+        ref = self.rng.choice(list(self.assigned)) if self.rng.random() < 0.3 else list(self.assigned)[-1]
+        chosen, number = self.assigned[ref] if self.rng.random() < 0.05 else self.assigned.pop(ref)
+        self.replicas[number].verbs.bind(ref, chosen)
+
+    def burst(self):
+        for _ in range(4):
+            try:
+                self.schedule()
+            except HamiError:
+                pass
+            if self.rng.random() < 0.9:
+                self.allocate()
+                self.watch_some(self.leader)
+
+    def allocate(self):
+        for name in self.fake.nodes:
+            if self.rng.random() < 0.9:
+                self.fake.allocate(name, releases=self.rng.random() < 0.95)
+
+    def finish(self):
+        running = [p for p in self.fake.pods.values() if p.phase == "Running"]
+        if running:
+            done = self.rng.choice(running)
+            if self.rng.random() < 0.5:
+                self.fake.put_pod(replace(done, init_done=True))
+            else:
+                self.fake.put_pod(replace(done, phase=self.rng.choice(("Succeeded", "Failed"))))
+
+    def delete(self):
+        for _ in range(self.rng.randint(0, len(self.fake.pods) // 3)):
+            gone = self.rng.choice(list(self.fake.pods.values()))
+            if self.rng.random() < 0.3:
+                self.fake.put_pod(replace(gone, deleting=True))
+            else:
+                self.fake.delete_pod(gone.ref.namespace, gone.ref.name)
+
+    def watch(self):
+        for replica in self.replicas:
+            self.watch_some(replica)
+
+    def watch_some(self, replica):
+        """Nodes and pods are watched apart: one may be far behind the other."""
+        for kind in ("nodes", "pods"):
+            replica.watch(kind, events=self.rng.choice((0, 4, None, None, None)))
+
+    def disturb(self):
+        """Lose events until the next list, repeat some, or change their order."""
+        replica, kind = self.rng.choice(self.replicas), self.rng.choice(("nodes", "pods"))
+        at, history = replica.cursors[kind], self.fake.history[kind]
+        match self.rng.randrange(3):
+            case 0:
+                replica.cursors[kind] = min(len(history), at + self.rng.randint(1, 10))
+            case 1:
+                replica.cursors[kind] = max(0, at - self.rng.randint(1, 20))
+                replica.watch(kind, events=at - replica.cursors[kind])
+            case 2:
+                replica.deliver(kind, history[at:at + 4][::-1])
+
+    def list(self):
+        self.rng.choice(self.replicas).relist()
+
+    def tick(self):
+        self.rng.choice(self.replicas).controller.tick()
+
+    def wait(self):
+        self.advance(self.rng.choice((0.1, 1.0, 2.0)) if self.depth else self.rng.choice((0.1, 1.0, 5.0, 20.0)))
+
+    def move(self):
+        self.lead(self.rng.randrange(2))
+
+    def kill(self):
+        self.rng.choice(self.replicas).client.dead = True
+
+    def touch_node(self):
+        """The kubelet writes its status, which lets compare-and-swaps of others fail."""
+        self.fake.put_node(self.rng.choice(list(self.fake.nodes.values())))
+
+    def advance(self, seconds):
+        self.clock.seconds += seconds
+        due = [late for late in self.late if late[0] <= self.clock()]
+        self.late = [late for late in self.late if late[0] > self.clock()]
+        for _, name, arguments, options in due:
+            try:
+                getattr(self.fake, name)(*arguments, **options)
+            except ClusterError:
+                pass
+
+    # what must hold
+
+    def check(self):
+        """Nothing is handed out twice; a bound pod has its devices, and keeps them; the lock names who allocates."""
+        pods, nodes = self.fake.history["pods"], self.fake.history["nodes"]
+        for _, changed in pods[self.seen[0]:]:
+            if changed.node_name:
+                self.check_pod(changed)
+                self.check_node(changed.node_name)
+        for _, changed in nodes[self.seen[1]:]:
+            self.check_node(changed.name)
+        self.seen = len(pods), len(nodes)
+
+    def check_pod(self, bound):
+        allocated = bound.annotations.get(NVIDIA.allocated)
+        assert allocated and bound.annotations[ASSIGNED_NODE] == bound.node_name
+        assert self.kept.setdefault(bound.ref.uid, allocated) == allocated
+        for container, shares in zip(bound.containers, parse_shares("", allocated), strict=True):
+            assert len(shares) == int(container.limits["nvidia.com/gpu"])
+            assert all(share.uuid.startswith(f"GPU-{bound.node_name[1]}") for share in shares)
+
+    def check_node(self, name):
+        for uuid, (slots, memory, cores) in self.fake.charges(name).items():
+            assert slots <= 5 and memory <= 8000 and cores <= 100, f"{uuid} is overcommitted"
+        allocating = {f"{p.ref.namespace},{p.ref.name}" for p in self.fake.on[name].values()
+                      if not p.is_terminated and p.annotations[BIND_PHASE] == "allocating"}
+        holder = (self.fake.lock_of(name) or "").partition(",")[2]
+        assert allocating <= {holder}, f"{allocating} allocate on {name}, the lock names {holder!r}"
+
+    def settle(self):
+        """The storm is over: everything that was begun comes to an end."""
+        self.stormy = False
+        for _ in range(60):
+            self.advance(5.0)
+            for replica in self.replicas:
+                replica.watch()
+                replica.controller.tick()
+            for waiting in [p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated]:
+                try:
+                    if (chosen := self.leader.filter(waiting)) is not None:
+                        self.leader.verbs.bind(waiting.ref, chosen)
+                except HamiError:
+                    pass
+            for name in self.fake.nodes:
+                self.fake.allocate(name)
+            self.check()
+
+
+STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Storm.allocate: 8, Storm.finish: 8,
+         Storm.delete: 12, Storm.watch: 10, Storm.disturb: 2, Storm.list: 1, Storm.tick: 4, Storm.wait: 8,
+         Storm.move: 0.5, Storm.kill: 0.2, Storm.touch_node: 3}
+
+
+@pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: f"storm {seed} of {STORMS}, {PLACEMENTS} placements")
+def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
+    caplog.set_level(logging.CRITICAL)  # there is much to complain about
+    storm = Storm(seed)
+    while storm.fake.bindings < PLACEMENTS:
+        storm.step()
+    storm.settle()
+    assert storm.kills > 5 and storm.moves > 5
+    assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
+    for replica in storm.replicas:
+        replica.relist()
+        assert replica.cache.reserved() == 0
+        for name in storm.fake.nodes:
+            seen = {view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
+                    for view in replica.cache.views()[name] if view.slots_used}
+            assert seen == storm.fake.charges(name)
+
+
+# one death, at every place where there is one
+
+class Mortal:
+    """A client whose process dies at its *last* call, before or after that takes effect; never with ``None``."""
+
+    def __init__(self, fake, last, after):
+        self.calls = 0
+        for name in CALLS:
+            setattr(self, name, lambda *a, _name=name, **o: self._call(getattr(fake, _name), last, after, a, o))
+
+    def _call(self, method, last, after, arguments, options):
+        self.calls += 1
+        if last is not None and (self.calls > last or (self.calls == last and not after)):
+            raise Killed
+        result = method(*arguments, **options)
+        if self.calls == last:
+            raise Killed
+        return result
+
+
+def one_card(*pods, lock=None):
+    clock = Clock()
+    fake = WatchedCluster(pods=pods, nodes=[
+        node("n1", gpu("GPU-0", slots=40), annotations={"hami.io/mutex.lock": lock} if lock else {})])
+    return fake, clock
+
+
+def plain():
+    return one_card(pod(gpus(1, memory=30000), name="a"))
+
+
+def behind_a_holder_that_is_gone():
+    return one_card(pod(gpus(1, memory=30000), name="a"), lock="2026-08-21T12:00:00Z,default,gone")
+
+
+def behind_a_holder_that_never_finished():
+    stuck = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "allocating", "hami.io/bind-time": "1",
+             NVIDIA.to_allocate: "GPU-0,NVIDIA,10,0:;", NVIDIA.allocated: "GPU-0,NVIDIA,10,0:;"}
+    return one_card(pod(gpus(1, memory=30000), name="a"),
+                    pod(gpus(1, memory=10), name="stuck", node_name="n1", annotations=stuck),
+                    lock="2026-08-21T11:00:00Z,default,stuck")
+
+
+DEATHS = [pytest.param(scene, last, after, id=f"{scene.__name__}: {'after' if after else 'before'} call {last}")
+          for scene, calls in ((plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5))
+          for last in range(1, calls + 1) for after in (False, True)]
+
+
+@pytest.mark.parametrize(("scene", "calls"), [
+    (plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5)])
+def test_the_calls_of_a_bind_are_counted(scene, calls):
+    fake, clock = scene()
+    client = Mortal(fake, None, False)
+    replica = Replica(fake, clock, cluster=client)
+    replica.schedule(fake.pods["default", "a"])
+    assert client.calls == calls
+
+
+@pytest.mark.parametrize(("scene", "last", "after"), DEATHS)
+def test_a_death_between_any_two_calls_is_made_good(scene, last, after):
+    fake, clock = scene()
+    with pytest.raises(Killed):
+        Replica(fake, clock, cluster=Mortal(fake, last, after)).schedule(fake.pods["default", "a"])
+    clock.seconds += 10
+    heir = Replica(fake, clock)
+    fake.put_pod(pod(gpus(1, memory=16000), name="b"))
+    for _ in range(12):
+        clock.seconds += 5
+        heir.watch()
+        heir.controller.tick()
+        for waiting in [p for p in fake.pods.values() if not p.node_name]:
+            try:
+                heir.verbs.bind(waiting.ref, heir.filter(waiting))
+            except HamiError:
+                pass
+        fake.allocate("n1")
+    assert [fake.pods["default", name].node_name for name in "ab"] == ["n1", "n1"]
+    assert fake.lock_of("n1") is None and fake.charges("n1")["GPU-0"][1] in (46000, 46010)
+
+
+def test_forty_pods_for_one_node_at_once_are_bound_one_after_the_other():
+    fake, clock = one_card(*(pod(gpus(1, memory=1000), name=f"p{n}") for n in range(40)))
+    replica = Replica(fake, clock, patient=True)
+    done = threading.Event()
+    plugin = threading.Thread(target=allocate_until, args=(done, fake, replica), daemon=True)
+    plugin.start()
+    binders = [threading.Thread(target=replica.schedule, args=(p,), daemon=True) for p in list(fake.pods.values())]
+    for binder in binders:
+        binder.start()
+    for binder in binders:
+        binder.join(20)
+    done.set()
+    plugin.join(20)
+    assert all(p.node_name == "n1" for p in fake.pods.values())
+    assert fake.charges("n1")["GPU-0"] == [40, 40000, 0]
+    assert len(fake.calls_of("bind")) == 40
+
+
+def allocate_until(done, fake, replica):
+    while not done.wait(0.001):
+        with fake._lock:
+            fake.allocate("n1")
+        replica.watch()

@@ -1,0 +1,507 @@
+"""The line before a node and the lock behind it: who gets it, who has to give it up, and in which order."""
+
+import contextlib
+import threading
+from datetime import timedelta
+
+import pytest
+from pytest import param
+
+from hami.scheduler.node_lock import LockTimes
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
+from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
+from hami.vendors.spec import Catalog, Vendor
+from tests.builders import NVIDIA, container, gpu, gpus, node, pod
+from tests.fake_cluster import no_answer
+from tests.world import Clock, Replica, WatchedCluster
+
+NOW = "2026-08-21T12:00:00Z"
+OLD = "2026-08-21T11:54:59Z"  # 301 s before
+
+
+def holder(phase="allocating", name="held", on="n1", **fields):
+    text = "GPU-0,NVIDIA,10,0:;"
+    return pod(gpus(1, memory=10), name=name, node_name=on, annotations={
+        ASSIGNED_NODE: "n1", BIND_PHASE: phase, NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
+
+
+def locked(text):
+    return node("n1", gpu(), annotations={NODE_LOCK: text} if text else {})
+
+
+class Scene:
+    """A node, its lock, and one replica that takes it."""
+
+    def __init__(self, lock=None, *pods, node=None, **options):
+        self.clock = Clock()
+        self.fake = WatchedCluster(nodes=[node or locked(lock)], pods=pods)
+        self.replica = Replica(self.fake, self.clock, **options)
+        self.locks = self.replica.locks
+        self.fake.calls.clear()
+
+    @property
+    def lock(self):
+        return self.fake.lock_of("n1")
+
+    @property
+    def annotations(self):
+        """Of the node, what locks it."""
+        return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
+
+    def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,)):
+        self.locks.take("n1", pod(name=name).ref, self.clock() + patience, wanted, keys)
+
+    def is_taken(self):
+        try:
+            self.take()
+        except NodeLocked:
+            return False
+        return True
+
+    def calls(self):
+        return [call.method for call in self.fake.calls]
+
+
+# taking it
+
+def test_a_free_lock_is_taken_in_one_compare_and_swap_g14():
+    scene = Scene()
+    version = scene.fake.nodes["n1"].resource_version
+    scene.take()
+    assert scene.lock == f"{NOW},default,a"
+    assert scene.calls() == ["annotate_node"] and scene.fake.calls[0].resource_version == version
+
+
+def test_a_lock_that_has_changed_hands_meanwhile_is_not_taken():
+    scene = Scene(None, holder())
+    scene.fake.put_node(node("n1", gpu(), annotations={NODE_LOCK: f"{NOW},default,held"}))
+    with pytest.raises(NodeLocked, match="node lock contention"):
+        scene.take()
+    assert scene.lock == f"{NOW},default,held"
+
+
+def test_a_node_that_others_write_to_is_tried_again():
+    scene = Scene()
+    scene.fake.fail("annotate_node", Conflict("modified", 409), times=4)
+    scene.take()
+    assert scene.lock == f"{NOW},default,a" and scene.calls().count("annotate_node") == 5
+
+
+def test_an_unknown_node_is_an_error():
+    scene = Scene()
+    with pytest.raises(NotFound, match='node "n2" not found'):
+        scene.locks.take("n2", pod().ref, 1e9, lambda: True)
+
+
+def test_a_node_that_no_watch_has_shown_is_asked_for():
+    scene = Scene()
+    scene.replica.cache.nodes.remove(node("n1"))
+    scene.take()
+    assert scene.lock == f"{NOW},default,a"
+
+
+def test_a_pod_that_holds_the_lock_already_may_go_on_g14():
+    scene = Scene(f"{OLD},default,a", pod(gpus(), name="a"))
+    scene.take()
+    assert scene.lock == f"{NOW},default,a", "its time counts from now"
+
+
+# whose lock may be taken: G14, W22
+
+@pytest.mark.parametrize(("lock", "pods", "free", "writes"), [
+    (f"{NOW},default,gone", [], True, ["annotate_node"]),
+    (f"{NOW},default,held", [holder()], False, []),
+    (f"{NOW},default,held", [holder(deleting=True)], False, []),
+    (f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
+    (f"{NOW},default,held", [pod(gpus(), name="held")], False, []),
+    (f"{OLD},default,held", [pod(gpus(), name="held")], True, ["annotate_node"]),
+    (f"{OLD},default,held", [holder(on="")], True, ["annotate_pod", "annotate_node"]),
+    (f"{NOW},default,held", [holder(on="n2")], True, ["annotate_node"]),
+    (f"{NOW},default,held", [pod(gpus(), name="held", node_name="n1", uid="x")], False, []),
+    (f"{NOW},default,held", [pod(gpus(0), name="held", node_name="n1")], False, []),
+    (NOW, [], False, []),
+    (OLD, [], True, ["annotate_node"]),
+    ("lock", [], True, ["annotate_node"]),
+    (f"{NOW},default", [], True, ["annotate_node"]),
+    (f"{NOW},,", [], True, ["annotate_node"]),
+    (f"{NOW},..,../x", [], True, ["annotate_node"]),
+    ("2026-08-21T12:00:00,default,held", [], True, ["annotate_node"])],
+    ids=["gone", "allocating", "terminating", "expired", "not yet bound", "never bound", "unbound with devices",
+         "bound elsewhere", "another of the name", "asks for nothing", "legacy", "legacy expired", "malformed",
+         "two parts", "empty names", "impossible names", "no zone"])
+def test_whose_lock_may_be_taken_over(lock, pods, free, writes):
+    scene = Scene(lock, *pods)
+    assert scene.is_taken() is free
+    assert scene.lock == (f"{NOW},default,a" if free else lock)
+    assert [name for name in scene.calls() if name.startswith("annotate")] == writes
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_the_lock_of_a_terminated_pod_is_free(phase):
+    assert Scene(f"{NOW},default,held", pod(gpus(), name="held", node_name="n1", phase=phase)).is_taken()
+
+
+@pytest.mark.parametrize("phase", ["success", "failed"])
+def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
+    scene = Scene(f"{NOW},default,held", holder(phase))
+    assert not scene.is_taken()
+    scene.clock.seconds += LockTimes().finished
+    assert not scene.is_taken()
+    scene.clock.seconds += 1
+    assert scene.is_taken() and scene.replica.revoked == []
+
+
+@pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
+def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
+    scene = Scene(None, holder(name="a", uid="earlier"))
+    scene.locks.take("n1", pod(name="a", uid="earlier").ref, scene.clock(), lambda: True)
+    scene.locks.settled("n1")
+    scene.fake.delete_pod("default", "a")
+    scene.fake.put_pod(pod(gpus(), name="a"))
+    scene.replica.watch()
+    scene.take(taker)
+    assert scene.lock == f"{NOW},default,{taker}"
+    scene.locks.release("n1", pod(name=taker).ref)
+    assert scene.lock is None
+
+
+def test_a_lock_from_the_future_expires_by_our_own_clock():
+    scene = Scene("2036-01-01T00:00:00Z,default,held", holder())
+    assert not scene.is_taken()
+    scene.clock.seconds += 301
+    assert scene.is_taken()
+
+
+def test_a_lock_left_by_a_predecessor_is_free_soon_but_not_at_once():
+    scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
+    assert not scene.is_taken()
+    scene.clock.seconds += 3
+    assert scene.is_taken()
+
+
+def test_a_standby_that_has_long_known_the_lock_waits_as_long():
+    scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
+    scene.is_taken()
+    scene.clock.seconds += 20
+    scene.replica.since = scene.clock.now()
+    assert not scene.is_taken(), "a Binding of the one before may still be on its way"
+
+
+# revoking
+
+def test_the_holder_is_revoked_before_its_lock_is_taken():
+    scene = Scene(f"{OLD},default,held", holder())
+    version = scene.fake.pods["default", "held"].resource_version
+    scene.take()
+    revoking = scene.fake.calls_of("annotate_pod")[0]
+    assert revoking.annotations == {NVIDIA.to_allocate: "", BIND_PHASE: "failed"}
+    assert revoking.resource_version == version
+    assert scene.fake.pods["default", "held"].annotations[NVIDIA.allocated], "what it holds stays booked"
+    assert [(ref.name, name) for ref, name in scene.replica.revoked] == [("held", "n1")]
+
+
+def test_a_lock_is_not_taken_when_its_holder_cannot_be_revoked():
+    scene = Scene(f"{OLD},default,held", holder())
+    scene.fake.fail("annotate_pod", no_answer())
+    with pytest.raises(ClusterError):
+        scene.take()
+    assert scene.lock == f"{OLD},default,held"
+
+
+def test_a_holder_that_finishes_just_now_is_not_revoked():
+    scene = Scene(f"{OLD},default,held", holder())
+
+    def finish(call):
+        if call.method == "annotate_pod":
+            scene.fake.on_call = lambda call: None
+            scene.fake.put_pod(holder("success"))
+
+    scene.fake.on_call = finish
+    assert not scene.is_taken()
+    assert scene.fake.pods["default", "held"].annotations[BIND_PHASE] == "success"
+
+
+def test_a_watch_that_is_late_revokes_nobody():
+    scene = Scene(f"{OLD},default,held", pod(gpus(), name="held"))
+    scene.fake.put_pod(holder("success"))
+    assert not scene.is_taken() and scene.fake.calls_of("annotate_pod") == []
+
+
+def test_a_watch_that_shows_an_earlier_pod_of_the_name_frees_nothing():
+    scene = Scene(f"{NOW},default,held", pod(gpus(), name="held", uid="old", phase="Succeeded"))
+    scene.fake.put_pod(holder(uid="new"))
+    assert not scene.is_taken()
+
+
+def test_nothing_is_believed_while_the_api_server_does_not_answer():
+    scene = Scene(f"{NOW},default,gone")
+    scene.fake.fail("pod", no_answer())
+    with pytest.raises(ClusterError):
+        scene.take()
+    assert scene.lock == f"{NOW},default,gone" and scene.locks.waiting() == {}
+
+
+# giving it back
+
+def test_a_lock_is_released_by_who_has_it():
+    scene = Scene()
+    scene.take()
+    scene.locks.release("n1", pod(name="a").ref)
+    assert scene.lock is None
+
+
+def test_the_lock_of_another_is_not_released():
+    scene = Scene()
+    scene.take()
+    scene.fake.put_node(node("n1", gpu(), annotations={NODE_LOCK: f"{NOW},default,b"}))
+    scene.locks.release("n1", pod(name="a").ref)
+    assert scene.lock == f"{NOW},default,b"
+
+
+def test_a_lock_that_may_belong_to_a_binding_on_its_way_is_not_released():
+    scene = Scene(f"{NOW},default,a", pod(gpus(), name="a"))
+    scene.take()
+    scene.locks.release("n1", pod(name="a").ref)
+    assert scene.lock == f"{NOW},default,a"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_release_that_failed_is_made_up_for(after):
+    scene = Scene()
+    scene.take()
+    scene.fake.fail("annotate_node", no_answer(), after=after)
+    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.tidy()
+    assert scene.lock is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_lock_that_may_have_been_taken_is_tidied(after):
+    scene = Scene()
+    scene.fake.fail("annotate_node", no_answer(), after=after)
+    with pytest.raises(ClusterError):
+        scene.take()
+    assert scene.lock == (f"{NOW},default,a" if after else None)
+    scene.locks.tidy()
+    assert scene.lock is None
+
+
+def test_a_lock_that_was_taken_again_is_not_tidied():
+    scene = Scene(None, pod(gpus(), name="a"))
+    scene.take()
+    scene.fake.fail("annotate_node", no_answer())
+    scene.locks.release("n1", pod(name="a").ref)
+    scene.clock.seconds += 1
+    scene.take()
+    scene.locks.tidy()
+    scene.locks.settled("n1")
+    scene.locks.tidy()
+    assert scene.lock == "2026-08-21T12:00:01Z,default,a"
+
+
+def test_one_lock_that_cannot_be_tidied_holds_up_no_other():
+    scene = Scene()
+    scene.fake.put_node(node("n2", gpu("GPU-2")))
+    scene.replica.watch()
+    for name in ("n1", "n2"):
+        scene.locks.take(name, pod(name="a").ref, 1e9, lambda: True)
+    scene.fake.fail("annotate_node", no_answer(), times=2)
+    for name in ("n1", "n2"):
+        scene.locks.release(name, pod(name="a").ref)
+    scene.fake.fail("annotate_node", ClusterError("forbidden", 403))
+    scene.locks.tidy()
+    assert (scene.lock, scene.fake.lock_of("n2")) == (f"{NOW},default,a", None)
+
+
+# reaping
+
+def test_a_lock_that_nobody_needs_is_reaped():
+    scene = Scene(f"{NOW},default,gone")
+    assert scene.locks.reap("n1") and scene.lock is None
+    assert not scene.locks.reap("n1")
+
+
+def test_a_lock_that_is_needed_or_worked_on_is_not_reaped():
+    assert not Scene(f"{NOW},default,held", holder()).locks.reap("n1")
+    scene = Scene()
+    scene.take()
+    scene.clock.seconds += 1000
+    assert not scene.locks.reap("n1") and scene.lock == f"{NOW},default,a"
+
+
+# the line, with threads
+
+class Line:
+    """Pods that stand in line in threads of their own."""
+
+    def __init__(self, scene):
+        self.scene, self.got, self.given_up, self.threads = scene, [], [], []
+
+    def join(self, name, wanted=lambda: True, patience=30.0):
+        before = self.scene.locks.waiting().get("n1", 0)
+        thread = threading.Thread(target=self._stand, args=(name, wanted, patience), daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        until(lambda: self.scene.locks.waiting().get("n1", 0) > before or not thread.is_alive())
+
+    def _stand(self, name, wanted, patience):
+        try:
+            self.scene.take(name, patience, wanted)
+            self.got.append(name)
+        except NodeLocked as error:
+            self.given_up.append((name, str(error)))
+
+    def end(self):
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def until(holds):
+    for _ in range(5000):
+        if holds():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("did not come about")
+
+
+def test_first_come_first_served_woken_by_the_watch():
+    scene = Scene(f"{NOW},default,held", holder())
+    line = Line(scene)
+    for name in "abc":
+        line.join(name)
+    assert line.got == [] and scene.locks.waiting() == {"n1": 3}
+    for count in (1, 2, 3):
+        scene.locks.settled("n1")
+        scene.fake.release("n1")
+        scene.replica.watch()
+        until(lambda: len(line.got) == count)
+    line.end()
+    assert line.got == ["a", "b", "c"] and scene.locks.waiting() == {}
+
+
+def test_who_is_not_wanted_any_more_leaves_the_line():
+    scene = Scene(f"{NOW},default,held", holder())
+    line, wanted = Line(scene), [True]
+    line.join("a")
+    line.join("b", wanted=lambda: wanted[0])
+    wanted[0] = False
+    scene.locks.wake_pod("uid-b")
+    until(lambda: line.given_up)
+    assert "filtered again or deleted" in line.given_up[0][1]
+    scene.locks.close()
+    line.end()
+    assert scene.lock == f"{NOW},default,held"
+
+
+def test_at_the_end_everybody_gives_up_and_leaves_no_lock():
+    scene = Scene(f"{NOW},default,held", holder())
+    line = Line(scene)
+    for name in "ab":
+        line.join(name)
+    scene.locks.close()
+    line.end()
+    assert sorted(name for name, _ in line.given_up) == ["a", "b"]
+    assert all("shutting down" in text for _, text in line.given_up)
+    with pytest.raises(NodeLocked, match="shutting down"):
+        scene.take()
+
+
+def test_at_the_deadline_the_place_is_given_up():
+    scene = Scene(f"{NOW},default,held", holder())
+    with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
+        scene.take()
+    assert scene.locks.waiting() == {} and scene.lock == f"{NOW},default,held"
+
+
+# locks that vendors have of their own
+
+OWN = "x.io/own.lock"
+OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, allocated="x.io/allocated",
+                                 inventory=lambda vendor, node: None)])
+
+
+def own_scene(**locks):
+    return Scene(vendors=OTHERS, node=node("n1", gpu(), annotations={
+        {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()}))
+
+
+def test_a_lock_of_a_vendors_own_is_a_bare_time():
+    scene = own_scene()
+    scene.take(keys=(OWN,))
+    assert scene.annotations == {OWN: NOW}
+
+
+@pytest.mark.parametrize(("text", "free"), [
+    ("2026-08-21T11:59:00Z", False), ("2026-08-21T11:58:01Z", False), ("2026-08-21T11:57:59Z", True), ("what", True),
+], ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"])
+def test_how_long_a_bare_time_counts(text, free):
+    scene = own_scene(own=text)
+    if free:
+        scene.take(keys=(OWN,))
+    else:
+        with pytest.raises(NodeLocked, match="timed out waiting for node n1"):
+            scene.take(keys=(OWN,))
+    assert scene.annotations[OWN] == (NOW if free else text)
+
+
+def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone_a2():
+    scene = own_scene(own=NOW)
+    scene.take()
+    scene.locks.release("n1", pod(name="a").ref)
+    assert scene.annotations == {OWN: NOW}
+
+
+def test_both_locks_or_none():
+    scene = own_scene(own=NOW)
+    with pytest.raises(NodeLocked):
+        scene.take(keys=(OWN, NODE_LOCK))
+    assert scene.annotations == {OWN: NOW}
+    scene = own_scene()
+    scene.take(keys=(OWN, NODE_LOCK))
+    assert scene.annotations == {OWN: NOW, NODE_LOCK: f"{NOW},default,a"}
+    scene.locks.release("n1", pod(name="a").ref, (OWN, NODE_LOCK))
+    assert scene.annotations == {}
+
+
+def test_the_next_in_line_gets_a_lock_that_its_vendors_agent_has_released():
+    scene = own_scene(own=NOW)
+    thread = threading.Thread(target=lambda: scene.take("b", patience=5.0, keys=(OWN,)))
+    thread.start()
+    scene.fake.annotate_node("n1", {OWN: None})
+    scene.replica.watch("nodes")
+    thread.join(5.0)
+    assert not thread.is_alive() and scene.annotations == {OWN: NOW}
+
+
+def test_a_bare_time_that_has_run_out_is_removed():
+    scene = own_scene(own="2026-08-21T11:57:59Z")
+    assert scene.locks.reap("n1", OWN) and scene.annotations == {}
+    scene = own_scene(own=NOW)
+    assert not scene.locks.reap("n1", OWN) and scene.annotations == {OWN: NOW}
+
+
+LEFT = "2026-08-21T11:59:55Z"  # five seconds before
+WAITS = {"x.io/allocated": "X-0,X,0,0:;"}
+
+
+def on_the_node(phase, **annotations):
+    return pod(container({"x.io/card": 1}), name="b", node_name="n1", phase=phase, annotations=annotations)
+
+
+@pytest.mark.parametrize(("acting", "pods", "free"), [
+    param(10, [], False, id="of this replica's own time"),
+    param(0, [], True, id="from before, and nobody waits for the agent"),
+    param(0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"),
+    param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
+    param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
+])
+def test_a_bare_time_that_a_killed_scheduler_left_is_no_wait_of_two_minutes(acting, pods, free):
+    scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
+    scene.replica.since = scene.clock.now() - timedelta(seconds=acting)
+    with pytest.raises(NodeLocked):
+        scene.take(keys=(OWN,))
+    scene.clock.seconds += 3
+    with contextlib.nullcontext() if free else pytest.raises(NodeLocked):
+        scene.take(keys=(OWN,))
+    assert scene.annotations[OWN] == ("2026-08-21T12:00:03Z" if free else LEFT)

@@ -1,0 +1,73 @@
+"""PreFilter: what a pod asks."""
+
+import pytest
+
+from hami.errors import MalformedInput
+from hami.model import Budget, DevicePolicy, NodePolicy, OrderKey, Selector, Weights
+from hami.scheduling.pod_request import make_pod_request, node_policy_of
+from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, ask, container, gpus, pod, request
+
+CPU = container({"cpu": "1"})
+
+
+def test_containers_in_their_order_and_kind():
+    asked = ask(gpus(1, 1000), CPU, gpus(1, 2000, kind=INIT), gpus(1, 3000, kind=SIDECAR))
+    assert asked.kinds == (INIT, SIDECAR, APP, APP)
+    assert [c.requests for c in asked.containers] == [
+        (request(1, 2000),), (request(1, 3000),), (request(1, 1000),), ()]
+
+
+@pytest.mark.parametrize("containers", [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)], ids=["none", "cpu", "zero",
+                                                                                               "void"])
+def test_a_pod_that_asks_for_no_device(containers):
+    assert make_pod_request(pod(*containers), ONLY_NVIDIA, "spread", {}) is None
+
+
+def test_one_claim_a_vendor_with_selectors_and_budget():
+    selectors = {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gpuuuid": "GPU-1",
+                 "nvidia.com/vgpu-mode": "hami-core"}
+    asked = ask(gpus(), gpus(), annotations=selectors, budgets={"NVIDIA": Budget(100, None), "DCU": Budget(0, 0)})
+    (vendor_request,) = asked.vendor_requests
+    assert vendor_request is asked.vendor_request("NVIDIA")
+    assert vendor_request.selector == Selector(use_types=("A40",), nouse_uuids=("GPU-1",), mode="hami-core")
+    assert vendor_request.budget == Budget(100, None)
+
+
+@pytest.mark.parametrize("annotations, default, policy", [
+    ({}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
+    ({}, "binpack", DevicePolicy((OrderKey.SCORE, OrderKey.NUMA))),
+    ({"hami.io/gpu-scheduler-policy": "mutex"}, "binpack", DevicePolicy((OrderKey.USED_DESCENDING, OrderKey.NUMA),
+                                                                        mutex=True)),
+    ({"hami.io/gpu-scheduler-policy": ""}, "binpack", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
+    ({"nvidia.com/numa-bind": "t"}, "spread", DevicePolicy((OrderKey.NUMA, OrderKey.SCORE_DESCENDING), numa_bind=True)),
+    ({"nvidia.com/numa-bind": "yes"}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
+])
+def test_policy(annotations, default, policy):
+    assert ask(gpus(), annotations=annotations, policy=default).policy == policy
+
+
+def test_weights():
+    assert ask(gpus()).weights == Weights(1, 1, 1)
+    assert ask(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1,memory=3"}).weights == Weights(1,
+                                                                                                                    1,
+                                                                                                                    3)
+
+
+def test_unreadable_weights():
+    with pytest.raises(MalformedInput, match="expected slot, core, and memory weights"):
+        ask(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1"})
+
+
+def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
+    first, second = (make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread", {}) for name in ("a", "b"))
+    assert first == second and hash(first) == hash(second)
+
+
+@pytest.mark.parametrize("annotation, default, policy", [
+    (None, "binpack", NodePolicy.BINPACK), (None, "spread", NodePolicy.SPREAD), ("spread", "binpack",
+                                                                                 NodePolicy.SPREAD),
+    ("what", "spread", NodePolicy.BINPACK), ("", "spread", NodePolicy.BINPACK),
+])
+def test_node_policy(annotation, default, policy):
+    annotations = {} if annotation is None else {"hami.io/node-scheduler-policy": annotation}
+    assert node_policy_of(pod(gpus(), annotations=annotations), default) is policy

@@ -1,0 +1,47 @@
+"""The configuration reference says what the code reads, and the file in docs/ is the one that it makes."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hami.codec.device_config import expected_keys
+from hami.errors import MalformedInput
+from hami.plugin.settings import ENVIRONMENT, read_plugin_settings
+from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, render
+
+ROOT = Path(__file__).parent.parent
+KEYS = {key for keys in expected_keys().values() for key in keys}
+
+
+def test_the_file_is_what_the_code_makes():
+    assert (ROOT / "docs" / "configuration.md").read_text() == render(), (
+        "python -m tools.configuration_reference >docs/configuration.md")
+
+
+def test_every_key_that_is_read_is_explained_and_no_other():
+    assert MEANINGS.keys() == KEYS
+
+
+def test_every_key_of_the_shipped_file_is_one_that_is_read():
+    shipped = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
+    assert set(re.findall(r"^ +(?:- )?(\w+):", shipped, re.MULTILINE)) - {"device-config"} <= KEYS
+
+
+def test_every_variable_of_the_code_is_named():
+    text = render()
+    code = "".join(path.read_text() for path in (ROOT / "hami").rglob("*.py"))
+    read = set(re.findall(r'environ\.get\("(\w+)"', code)) - {"REMOTE_ADDR"}  # WSGI's
+    read |= {name for one in ENVIRONMENT for name in one.names}
+    assert {name for name in read if f"`{name}`" not in text} == set()
+    assert {name for name in VARIABLES if f'"{name}"' not in code} == set()
+
+
+@pytest.mark.parametrize("key", sorted(NODE_KEYS))
+def test_keys_of_the_node_configuration_are_read(key, tmp_path):
+    """What cannot be used is an error, so a key with it is one that is read."""
+    file = tmp_path / "config.json"
+    file.write_bytes(msgspec.json.encode({"nodeconfig": [{key: [True]}]}))
+    with pytest.raises(MalformedInput):
+        read_plugin_settings({"node": "n1", "node_config_file": str(file)}, {})

@@ -1,0 +1,262 @@
+"""The listener of the metrics page, over loopback."""
+
+import contextlib
+import gzip
+import http.client
+import logging
+import socket
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from hami.errors import HamiError
+from hami.web.exporter import Exporter
+from hami.web.exposition import Family
+from hami.web.pages import CLIENTS, RequestTimeouts
+
+OURS = Family("hami_gauge", "Ours", ())
+
+
+@pytest.fixture
+def serve():
+    """Starts exporters on loopback and stops them after the test."""
+    started = []
+
+    def start(families=lambda: [Family("hami_gauge", "Ours", ("hami_gauge 1", 'hami_gauge{zone="vGPU"} 2'))], **given):
+        registry = CollectorRegistry()
+        Counter("hami_scheduler_things", "Theirs", registry=registry).inc()
+        exporter = Exporter(registry, ("127.0.0.1", 0), families, pause=lambda seconds: None, **given)
+        exporter.start()
+        started.append(exporter)
+        return exporter
+
+    yield start
+    for exporter in started:
+        exporter.stop()
+
+
+def ask(exporter, method="GET", path="/metrics", body=None, **headers):
+    """Status, headers and body of the answer."""
+    connection = http.client.HTTPConnection(*exporter.address, timeout=30)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def send(exporter, text):
+    """All that comes back for *text*."""
+    with socket.create_connection(exporter.address, timeout=30) as connection:
+        connection.sendall(text)
+        return read_all(connection)
+
+
+def read_all(connection):
+    parts = []
+    with contextlib.suppress(ConnectionResetError):  # it was closed with something of ours unread
+        while part := connection.recv(1 << 20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_page_has_the_gauges_first_and_then_the_registry(serve):
+    status, headers, body = ask(serve())
+    assert status == 200
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = list(parse_text(body.decode()))
+    assert [family.name for family in found][:2] == ["hami_gauge", "hami_scheduler_things"]
+    assert [sample.value for sample in found[0].samples] == [1, 2]
+
+
+@pytest.mark.parametrize(("accept", "content_type"), [
+    ("", "text/plain; version=0.0.4; charset=utf-8"),
+    ("text/html", "text/plain; version=0.0.4; charset=utf-8"),
+    ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0"),
+    ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+     "application/openmetrics-text; version=1.0.0"),
+    ("application/openmetrics-text;version=x.y", ""),
+    ("text/plain;version=abc", ""),
+])
+def test_format_is_what_the_client_accepts(serve, accept, content_type):
+    status, headers, body = ask(serve(), Accept=accept)
+    assert status == 200
+    assert headers["Content-Type"].startswith(content_type)
+    parse = parse_openmetrics if "openmetrics" in headers["Content-Type"] else parse_text
+    assert "hami_gauge" in [family.name for family in parse(body.decode())]
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip;q=0.8"])
+def test_page_is_compressed_for_who_accepts_it(serve, accepted):
+    exporter = serve(lambda: [Family("f", "Long", (f"f{{n=\"{i}\"}} 1" for i in range(5000)))])
+    status, headers, body = ask(exporter, Accept_Encoding=accepted)
+    assert (status, headers["Content-Encoding"]) == (200, "gzip")
+    text = gzip.decompress(body)
+    assert text.splitlines()[:5000 + 2][-1] == b'f{n="4999"} 1'
+    assert len(body) < len(text) / 4
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/", 404), ("GET", "/metrics/", 404), ("GET", "/metricsx", 404), ("GET", "/healthz", 404),
+    ("POST", "/other", 404), ("GET", "/metrics?name=x", 200),
+    ("POST", "/metrics", 405), ("HEAD", "/metrics", 405), ("OPTIONS", "/metrics", 405), ("BREW", "/metrics", 405),
+])
+def test_only_get_of_metrics_is_served(serve, method, path, status):
+    found, headers, body = ask(serve(), method, path, body=b"x" * 1000 if method == "POST" else None)
+    assert found == status
+    assert headers.get("Allow") == ("GET" if status == 405 else None)
+    assert (body == b"") is (method == "HEAD")
+
+
+@pytest.mark.parametrize("text", [
+    b"GARBAGE\r\n\r\n", b"GET /metrics HTTP/x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n", b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+], ids=["one word", "version", "TLS", "long line", "many headers"])
+def test_garbage_is_refused_and_the_next_is_served(serve, text):
+    exporter = serve()
+    answer = send(exporter, text)
+    assert answer.startswith(b"HTTP/1.1 4") or b"Error code: 4" in answer
+    assert ask(exporter)[0] == 200
+
+
+def test_old_clients_are_served_without_chunks(serve):
+    head, _, body = send(serve(), b"GET /metrics HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Transfer-Encoding" not in head
+    assert body.startswith(b"# HELP hami_gauge Ours\n")
+
+
+def test_a_thread_that_cannot_be_started_costs_no_place(serve, monkeypatch):
+    exporter = serve()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_to_start)
+        for _ in range(CLIENTS + 1):
+            assert send(exporter, b"") == b""
+    assert ask(exporter)[0] == 200
+
+
+def refuse_to_start(thread):
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_cannot_be_read_is_an_error_and_no_page(serve, caplog):
+    def broken():
+        raise KeyError("bug")
+
+    assert ask(serve(broken))[0] == 500
+    assert "metrics: page failed" in caplog.messages
+
+
+def test_a_page_that_breaks_off_is_seen_to_be_incomplete(serve, caplog):
+    def lines():
+        yield "f 1"
+        raise KeyError("bug")
+
+    with pytest.raises(http.client.IncompleteRead):
+        ask(serve(lambda: [Family("f", "Broken", lines())]))
+    assert caplog.messages == ["metrics: request failed"]
+
+
+def test_client_that_does_not_finish_its_request_is_left(serve):
+    exporter = serve(timeouts=RequestTimeouts(head=0.05))
+    assert send(exporter, b"GET /metrics HTT") == b""
+    assert send(exporter, b"") == b""
+
+
+def test_client_that_does_not_read_is_left(serve):
+    left = threading.Event()
+
+    def endless():
+        try:
+            while True:
+                yield "f " + "1" * 1000
+        finally:
+            left.set()
+
+    exporter = serve(lambda: [Family("f", "Endless", endless())], timeouts=RequestTimeouts(page=0.05))
+    with socket.create_connection(exporter.address, timeout=30) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert left.wait(30)
+        assert not read_all(connection).endswith(b"0\r\n\r\n")
+
+
+def test_slow_client_does_not_hold_up_others(serve):
+    exporter = serve()
+    with socket.create_connection(exporter.address, timeout=30) as slow:
+        slow.sendall(b"GET /metr")
+        assert ask(exporter)[0] == 200
+        slow.sendall(b"ics HTTP/1.0\r\n\r\n")
+        assert b" 200 OK\r\n" in read_all(slow)
+
+
+def test_too_many_connections_are_refused_and_the_places_come_back(serve, caplog):
+    exporter = serve()
+    crowd = [socket.create_connection(exporter.address, timeout=30) for _ in range(CLIENTS)]
+    assert send(exporter, b"") == b""
+    assert "metrics: too many connections, one refused" in caplog.messages
+    for one in crowd:
+        one.shutdown(socket.SHUT_WR)
+        assert read_all(one) == b""
+        one.close()
+    while ask_or_none(exporter) is None:  # the last place is given back a moment after its connection ends
+        pass
+
+
+def ask_or_none(exporter):
+    try:
+        return ask(exporter)
+    except (http.client.RemoteDisconnected, ConnectionResetError):
+        return None
+
+
+def test_stopped_exporter_can_be_started_again(serve):
+    exporter = serve()
+    address = exporter.address
+    exporter.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=30)
+    exporter.start()
+    assert ask(exporter)[0] == 200
+
+
+def test_nothing_listens_before_the_start():
+    exporter = Exporter(CollectorRegistry(), ("127.0.0.1", 0))
+    with pytest.raises(RuntimeError, match="not been started"):
+        exporter.address  # noqa: B018
+    exporter.stop()
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "localhost"])
+def test_hosts_that_can_be_listened_on(host):
+    exporter = Exporter(CollectorRegistry(), (host, 0))
+    exporter.start()
+    try:
+        with socket.create_connection(("127.0.0.1", exporter.address[1]), timeout=30):
+            pass
+    finally:
+        exporter.stop()
+
+
+@pytest.mark.parametrize(("bind", "problem"), [
+    (("203.0.113.1", 9395), "203.0.113.1:9395: Cannot assign requested address"),
+    (("127.0.0.1", 70_000), "127.0.0.1:70000: expected a port from 0 to 65535"),
+    (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
+    (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
+])
+def test_address_that_cannot_be_listened_on_is_named_with_its_flag(bind, problem):
+    with pytest.raises(HamiError, match=f"^--metrics-bind-address: cannot listen on {problem}"):
+        Exporter(CollectorRegistry(), bind).start()
+
+
+def test_address_in_use_is_named_with_its_flag(serve):
+    with pytest.raises(HamiError, match="^--metrics-bind-address: .*: Address already in use$"):
+        Exporter(CollectorRegistry(), serve().address).start()
+
+
+def test_scrapes_are_not_logged(serve, caplog):
+    caplog.set_level(logging.DEBUG)
+    ask(serve())
+    assert caplog.messages == []
