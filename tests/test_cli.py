@@ -294,7 +294,7 @@ def self_signed(folder, server):
 
 def test_a_start_without_a_certificate_waits_for_the_api_server_and_can_be_ended(tmp_path):
     with self_signed(tmp_path, "http://127.0.0.1:1") as process:
-        assert "certificates cannot be looked after" in process.stderr.readline()
+        assert "certificate sync failed" in process.stderr.readline()
         assert process.poll() is None
         process.terminate()
         assert (process.wait(20), "serving" in process.stderr.read()) == (0, False)

@@ -1,1 +1,1 @@
-"""The self-signed CA and the serving certificate: when to renew them, and where they are stored."""
+"""The self-signed CA and the serving certificate: deciding when to renew them, and storing them."""

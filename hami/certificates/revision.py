@@ -1,9 +1,9 @@
-"""What has to be done about the self-signed CA and the serving certificate. Decides and signs; ``certifier`` stores.
+"""Decides when the self-signed CA and the serving certificate are renewed, and signs them. `manager` stores them.
 
-All lies in one Secret: ``ca.crt`` every CA that is to be trusted (newest first), ``ca.key`` the newest one's key,
-``tls.crt`` and ``tls.key`` what is served. A CA that is replaced stays trusted, and no certificate of the new one is
-served before the API server has had the new one's certificate for a while: at no moment is a certificate served that
-somebody does not trust yet, or not any more. A key that is not the newest CA's is kept nowhere.
+One Secret holds everything: ``ca.crt`` all trusted CAs (newest first), ``ca.key`` the key of the newest CA, ``tls.crt``
+and ``tls.key`` the serving certificate. A replaced CA stays trusted, and a certificate of the new CA is served only
+after the API server has trusted the new CA for a while. So clients trust the serving certificate at every moment. Keys
+of older CAs are not kept.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Published", "Revision", "Terms", "end_of", "is_usable",
-           "revise"]
+__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Lifetimes", "PublishedBundles", "Revision", "expiry_of",
+           "is_usable", "revise"]
 
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
-BACKDATE = timedelta(minutes=5)  # clocks differ; certificates are valid from so long before they are made
-MOST_AUTHORITIES = 5  # whoever breaks the Secret again and again shall not fill it
+BACKDATE = timedelta(minutes=5)  # allowance for clock skew: certificates are valid from this long before now
+MAX_AUTHORITIES = 5  # keeps the Secret small when its contents are broken again and again
 
 _Key = ec.EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How long what is made lasts. Both are made anew at two thirds of that."""
+class Lifetimes:
+    """Lifetimes of new certificates. Both are renewed after two thirds of theirs."""
 
     serving: timedelta = timedelta(days=90)
     authority: timedelta = timedelta(days=3650)
 
     @property
     def overlap(self) -> timedelta:
-        """How long the API servers are to have a new CA before a certificate of it is served."""
+        """Time for which API servers trust a new CA before one of its certificates is served."""
         return min(timedelta(minutes=10), self.serving / 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The CA bundles (PEM) of all webhooks, and since when they are known to be these. No webhooks: nobody asks."""
+class PublishedBundles:
+    """The CA bundles (PEM) of all webhooks, observed without a change *since* then. Empty if there are no webhooks."""
 
     bundles: tuple[bytes, ...]
     since: datetime
@@ -52,7 +52,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What the Secret shall hold from now on, and why."""
+    """New data of the Secret, and the reasons for the change."""
 
     data: Mapping[str, bytes]
     reasons: tuple[str, ...]
@@ -64,99 +64,101 @@ class _Authority:
     key: _Key
 
 
-def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collection[str], published: Published | None,
-           now: datetime, terms: Terms) -> Revision | None:
-    """What the Secret shall hold in place of *data*; ``None`` when that is right.
+def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collection[str],
+           published: PublishedBundles | None, now: datetime, lifetimes: Lifetimes) -> Revision | None:
+    """Returns the Secret's new data, or None if *data* needs no change. Unknown keys of *data* are kept.
 
-    *names*: DNS names and addresses by which the server is called; empty when nobody knows: then they are those of the
-    certificate that there is, or else the *default* ones. *published*: ``None`` when nobody knows what the API server
-    trusts; then only what the newest CA itself has signed is renewed. What else is in *data* stays.
+    *names*: DNS names and addresses of the server. If empty, the names of the current certificate are used, or else the
+    *default* names. *published*: None if the trusted CAs are unknown; then only certificates that the newest CA has
+    signed are renewed.
     """
-    # one that is not valid yet stays: our clock may be the one that is wrong
+    # A CA that is not valid yet is kept: our own clock may be wrong.
     trusted = [certificate for certificate in _certificates(data) if now < certificate.not_valid_after_utc]
     reasons = []
     signer, problem = _signer(data, trusted, now)
     if signer is None:
-        signer = _make_authority(now, terms)
+        signer = _make_authority(now, lifetimes)
         reasons.append(f"new CA: {problem}")
     serving = _serving(data)
     names = names or _names(serving) or default
-    objection = _objection(serving, trusted, names, now) or _aging(serving, signer, published, now, terms)
+    reason = (_unusable_reason(serving, trusted, names, now)
+              or _renewal_reason(serving, signer, published, now, lifetimes))
     pair = {CERTIFICATE: data.get(CERTIFICATE, b""), KEY: data.get(KEY, b"")}
-    if objection:
-        serving, pair = _issue(signer, names, now, terms)
-        reasons.append(f"new certificate: {objection}")
+    if reason:
+        serving, pair = _issue(signer, names, now, lifetimes)
+        reasons.append(f"new certificate: {reason}")
     older = [certificate for certificate in trusted if certificate != signer.certificate]
     kept = [certificate for certificate in older
-            if now < _made(signer.certificate) + terms.serving or _has_signed(certificate, serving)]
+            if now < _issued_at(signer.certificate) + lifetimes.serving or _has_signed(certificate, serving)]
     if len(kept) < len(_certificates(data)) - 1:
-        reasons.append("an old CA has signed nothing that is valid still")
+        reasons.append("removed an old CA: no valid certificate depends on it")
     if not reasons:
         return None
-    bundle = _pem((signer.certificate, *kept[:MOST_AUTHORITIES - 1]))
+    bundle = _pem((signer.certificate, *kept[:MAX_AUTHORITIES - 1]))
     return Revision({**data, **pair, CA_CERTIFICATES: bundle, CA_KEY: _key_pem(signer.key)}, tuple(reasons))
 
 
 def is_usable(data: Mapping[str, bytes], now: datetime) -> bool:
-    """Whether *data* has a certificate that can be served at *now*, with its key."""
+    """Reports whether *data* holds a serving certificate that is valid at *now*, and its key."""
     serving = _serving(data)
     return serving is not None and _is_valid(serving, now)
 
 
-def end_of(data: Mapping[str, bytes]) -> datetime | None:
-    """Until when the certificate in *data* is valid; ``None`` if there is none that can be served."""
+def expiry_of(data: Mapping[str, bytes]) -> datetime | None:
+    """Returns when the serving certificate in *data* expires; None if there is none with its key."""
     serving = _serving(data)
     return None if serving is None else serving.not_valid_after_utc
 
 
 def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
             now: datetime) -> tuple[_Authority | None, str]:
-    """The CA that signs, or why there has to be a new one."""
+    """Returns the CA that signs, or the reason for a new one."""
     key = _key(data.get(CA_KEY, b""))
     if key is None:
         return None, f"{CA_KEY} is missing or cannot be read"
     certificate = next((one for one in trusted if one.public_key() == key.public_key() and _is_valid(one, now)), None)
     if certificate is None:
-        return None, f"{CA_CERTIFICATES} has no valid certificate of {CA_KEY}"
+        return None, f"{CA_CERTIFICATES} has no valid certificate for {CA_KEY}"
     if _is_due(certificate, now):
-        return None, f"the one that signs ends on {certificate.not_valid_after_utc:%F %T}"
+        return None, f"the current one expires at {certificate.not_valid_after_utc:%F %T}"
     return _Authority(certificate, key), ""
 
 
-def _objection(serving: x509.Certificate | None, trusted: Iterable[x509.Certificate], names: Collection[str],
-               now: datetime) -> str:
-    """Why *serving* cannot be served at all; empty if it can."""
+def _unusable_reason(serving: x509.Certificate | None, trusted: Iterable[x509.Certificate], names: Collection[str],
+                     now: datetime) -> str:
+    """Returns why *serving* must be replaced at once; empty if it can be served."""
     if serving is None:
-        return f"{CERTIFICATE} or {KEY} is missing or cannot be read, or they do not belong together"
+        return f"{CERTIFICATE} or {KEY} is missing or cannot be read, or they do not match"
     if not _is_valid(serving, now):
-        return f"the one that is served ended on {serving.not_valid_after_utc:%F %T}"
+        return f"the current one expired at {serving.not_valid_after_utc:%F %T}"
     if not any(_has_signed(certificate, serving) for certificate in trusted):
-        return "the one that is served is of no CA that is trusted"
+        return "no trusted CA has signed the current one"
     if missing := set(names) - _names(serving):
-        return f"the one that is served is not for {', '.join(sorted(missing))}"
+        return f"the current one is not valid for {', '.join(sorted(missing))}"
     return ""
 
 
-def _aging(serving: x509.Certificate | None, signer: _Authority, published: Published | None, now: datetime,
-           terms: Terms) -> str:
-    """Why another one should be served by and by, and can be now."""
+def _renewal_reason(serving: x509.Certificate | None, signer: _Authority, published: PublishedBundles | None,
+                    now: datetime, lifetimes: Lifetimes) -> str:
+    """Returns why *serving*, still usable, should and can be replaced now; empty if it should or can not."""
     if not _has_signed(signer.certificate, serving):
-        return "its CA has been replaced" if _is_trusted(signer.certificate, published, now, terms) else ""
+        return "its CA has been replaced" if _is_trusted(signer.certificate, published, now, lifetimes) else ""
     if serving is not None and _is_due(serving, now):
-        return f"the one that is served ends on {serving.not_valid_after_utc:%F %T}"
+        return f"the current one expires at {serving.not_valid_after_utc:%F %T}"
     return ""
 
 
-def _is_trusted(authority: x509.Certificate, published: Published | None, now: datetime, terms: Terms) -> bool:
-    if published is None or now - published.since < terms.overlap:
+def _is_trusted(authority: x509.Certificate, published: PublishedBundles | None, now: datetime,
+                lifetimes: Lifetimes) -> bool:
+    if published is None or now - published.since < lifetimes.overlap:
         return False
     return all(authority in _load(bundle) for bundle in published.bundles)
 
 
-def _make_authority(now: datetime, terms: Terms) -> _Authority:
+def _make_authority(now: datetime, lifetimes: Lifetimes) -> _Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _common_name(f"hami CA of {now:%Y-%m-%dT%H:%M:%SZ}")
-    builder = _builder(name, name, key, now, now + terms.authority).add_extension(
+    builder = _builder(name, name, key, now, now + lifetimes.authority).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
         _usage(signs_certificates=True), critical=True).add_extension(
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -164,10 +166,10 @@ def _make_authority(now: datetime, terms: Terms) -> _Authority:
 
 
 def _issue(signer: _Authority, names: Collection[str], now: datetime,
-           terms: Terms) -> tuple[x509.Certificate, dict[str, bytes]]:
-    """A serving certificate, and the same with its key as the Secret has them. It never outlives its CA."""
+           lifetimes: Lifetimes) -> tuple[x509.Certificate, dict[str, bytes]]:
+    """Returns a new serving certificate, and it with its key as the Secret holds them. It never outlives its CA."""
     key = ec.generate_private_key(ec.SECP256R1())
-    until = min(now + terms.serving, signer.certificate.not_valid_after_utc)
+    until = min(now + lifetimes.serving, signer.certificate.not_valid_after_utc)
     builder = _builder(_common_name("hami-scheduler"), signer.certificate.subject, key, now, until).add_extension(
         x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]), critical=False).add_extension(
         x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
@@ -212,7 +214,7 @@ def _names(certificate: x509.Certificate | None) -> set[str]:
     return {*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))}
 
 
-def _made(certificate: x509.Certificate) -> datetime:
+def _issued_at(certificate: x509.Certificate) -> datetime:
     return certificate.not_valid_before_utc + BACKDATE
 
 
@@ -221,8 +223,8 @@ def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def _is_due(certificate: x509.Certificate, now: datetime) -> bool:
-    made = _made(certificate)
-    return now >= made + (certificate.not_valid_after_utc - made) * 2 / 3
+    issued = _issued_at(certificate)
+    return now >= issued + (certificate.not_valid_after_utc - issued) * 2 / 3
 
 
 def _has_signed(authority: x509.Certificate, certificate: x509.Certificate | None) -> bool:
@@ -240,7 +242,7 @@ def _certificates(data: Mapping[str, bytes]) -> list[x509.Certificate]:
 
 
 def _load(pem: bytes) -> list[x509.Certificate]:
-    """The certificates in *pem*; none when one of them cannot be read."""
+    """Returns the certificates in *pem*; none if any of them cannot be read."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -248,7 +250,7 @@ def _load(pem: bytes) -> list[x509.Certificate]:
 
 
 def _serving(data: Mapping[str, bytes]) -> x509.Certificate | None:
-    """The certificate that is served, if it can be read and the key is its own."""
+    """Returns the serving certificate; None if it or its key cannot be read, or they do not match."""
     certificates, key = _load(data.get(CERTIFICATE, b"")), _key(data.get(KEY, b""))
     if not certificates or key is None or certificates[0].public_key() != key.public_key():
         return None

@@ -1,1 +1,1 @@
-"""What every process needs: log format, periodic tasks, interpreter settings."""
+"""Services that every process needs: logging, periodic tasks, reporting once, interpreter settings."""

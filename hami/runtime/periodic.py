@@ -1,4 +1,4 @@
-"""A loop with a pause between its rounds."""
+"""A task that runs at intervals until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["PeriodicTask"]
 
 
 class PeriodicTask(abc.ABC):
-    """Goes round every *pause* seconds, the first time after one, until it is stopped. A round may change that."""
+    """Calls `tick` after each interval until stopped. `tick` may change the interval."""
 
-    def __init__(self, pause: float) -> None:
-        self._pause = pause
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval = interval_seconds
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Go round until stopped."""
-        while not self._stopped.wait(self._pause):
+        """Call `tick` after each interval. Returns when stopped."""
+        while not self._stopped.wait(self._interval):
             self.tick()
 
     def stop(self) -> None:
-        """End :meth:`run` after the present round."""
+        """End `run` after the current tick."""
         self._stopped.set()
 
     @abc.abstractmethod
     def tick(self) -> None:
-        """One round. What fails is logged and tried again in the next."""
+        """Do the work once. Log failures instead of raising; the next tick retries."""

@@ -23,8 +23,8 @@ from hami.cache.cache import Cache, Policies
 from hami.scheduler.node_lock import LockTimes, NodeLocks
 from hami.kube.reflector import Reflector
 from hami.codec.objects import parse_node, parse_pod, parse_quota
-from hami.certificates.revision import Terms
-from hami.certificates.manager import CertificateManager, Place
+from hami.certificates.revision import Lifetimes
+from hami.certificates.manager import CertificateManager, CertificateSettings
 from hami.scheduler.controller import Controller
 from hami.scheduler.reconcile import Rules
 from hami.errors import ClusterError
@@ -64,13 +64,13 @@ class _Nobody:
 
 def certifier(settings: Settings, cluster: Cluster | None = None, role: LeaderTerm = _Nobody()) -> CertificateManager:
     """Who keeps the self-signed certificate of *settings*; by default with a connection of its own, and no leader."""
-    namespace = settings.pod_namespace
-    place = Place(namespace=namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
-                  file=Path(settings.cert_file), names=frozenset({f"hami-scheduler.{namespace}.svc"}))
-    terms = Terms(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
-                  authority=timedelta(seconds=settings.self_signed_ca_lifetime))
+    certificates = CertificateSettings(
+        namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
+        file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
+        lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
+                            authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
     calls = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or 10.0))
-    return CertificateManager(calls, role, place, terms, clock=time.monotonic, now=_now)
+    return CertificateManager(calls, role, certificates, clock=time.monotonic, now=_now)
 
 
 class SchedulerProgram:
@@ -83,7 +83,7 @@ class SchedulerProgram:
         cluster = Cluster(api)
         known = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
         self._cache = Cache(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
-                              clock=clock, now=_now, matches=settings.node_selector.matches)
+                            clock=clock, now=_now, matches=settings.node_selector.matches)
         rate = min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND)
         self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler", rate=rate,
                                      normal_rate=min(rate, NORMAL_EVENTS_A_SECOND))
@@ -169,7 +169,7 @@ class SchedulerProgram:
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.requests_written,
-            certificate_ends=self._certifier.ends if self._certifier is not None else lambda: None)
+            certificate_ends=self._certifier.expiry if self._certifier is not None else lambda: None)
 
     def _families(self) -> list[Family]:
         """The metrics of the cluster; none before it is known, lest it look empty."""

@@ -1,4 +1,4 @@
-"""What is to be done about the CA and the serving certificate, by the clock."""
+"""Renewal of the CA and the serving certificate over time."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -10,22 +10,23 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from hami.certificates.revision import (
-    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MOST_AUTHORITIES, Published, Terms, is_usable, revise,
+    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles, is_usable,
+    revise,
 )
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 MINUTE = timedelta(minutes=1)
 NAME = "hami-scheduler.hami.svc"
-TERMS = Terms()
+LIFETIMES = Lifetimes()
 
 
-def look(data, now=START, *, published=None, names=(NAME,), terms=TERMS):
-    return revise(data, names=names, default=("default.svc",), published=published, now=now, terms=terms)
+def revised(data, now=START, *, published=None, names=(NAME,), lifetimes=LIFETIMES):
+    return revise(data, names=names, default=("default.svc",), published=published, now=now, lifetimes=lifetimes)
 
 
 def made(now=START, **options):
-    return look({}, now, **options).data
+    return revised({}, now, **options).data
 
 
 def serving(data):
@@ -37,7 +38,7 @@ def authorities(data):
 
 
 def signed_by(data):
-    """Which CA of the bundle has signed what is served."""
+    """The positions of the CAs in the bundle that signed the serving certificate."""
     return [place for place, one in enumerate(authorities(data)) if has_signed(one, serving(data))]
 
 
@@ -49,11 +50,11 @@ def has_signed(authority, certificate):
     return True
 
 
-def known(data, since):
-    return Published((data[CA_CERTIFICATES],), since)
+def published_since(data, since):
+    return PublishedBundles((data[CA_CERTIFICATES],), since)
 
 
-def test_the_first_start_makes_a_ca_and_a_certificate_of_it():
+def test_the_first_start_creates_a_ca_and_a_certificate():
     data = made()
     certificate, (authority,) = serving(data), authorities(data)
     certificate.verify_directly_issued_by(authority)
@@ -66,102 +67,103 @@ def test_the_first_start_makes_a_ca_and_a_certificate_of_it():
     assert is_usable(data, START)
 
 
-def test_what_is_right_stays():
+def test_valid_certificates_are_kept():
     data = made()
-    assert look(data) is None
-    assert look(data, START + 59 * DAY, published=known(data, START)) is None
+    assert revised(data) is None
+    assert revised(data, START + 59 * DAY, published=published_since(data, START)) is None
 
 
-def test_no_more_is_said_of_names_and_addresses_than_they_are():
+def test_names_and_addresses_are_subject_alternative_names():
     data = made(names=("127.0.0.1", "::1", NAME))
     names = serving(data).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(map(str, names.get_values_for_type(x509.IPAddress))) == {"127.0.0.1", "::1"}
-    assert look(data, names=("127.0.0.1", "::1", NAME)) is None
+    assert revised(data, names=("127.0.0.1", "::1", NAME)) is None
 
 
-def test_a_certificate_is_renewed_at_two_thirds_by_the_same_ca():
+def test_a_certificate_is_renewed_by_the_same_ca_after_two_thirds_of_its_lifetime():
     data = made()
-    revision = look(data, START + 60 * DAY)
+    revision = revised(data, START + 60 * DAY)
     assert authorities(revision.data) == authorities(data)
     assert serving(revision.data).not_valid_after_utc == START + 150 * DAY
     assert serving(revision.data).public_key() != serving(data).public_key()
-    assert revision.reasons == ("new certificate: the one that is served ends on 2026-11-19 12:00:00",)
+    assert revision.reasons == ("new certificate: the current one expires at 2026-11-19 12:00:00",)
 
 
 def test_an_expired_certificate_is_replaced():
     data = made()
     assert not is_usable(data, START + 91 * DAY)
-    assert is_usable(look(data, START + 91 * DAY).data, START + 91 * DAY)
+    assert is_usable(revised(data, START + 91 * DAY).data, START + 91 * DAY)
 
 
 def test_a_certificate_from_the_future_is_replaced():
     data = made(START + DAY)
     assert not is_usable(data, START)
-    assert is_usable(look(data).data, START)
+    assert is_usable(revised(data).data, START)
 
 
-def test_a_replica_whose_clock_is_behind_takes_no_trust_from_the_others_ca():
+def test_a_replica_with_a_slow_clock_keeps_the_other_replicas_ca():
     data = made(START + DAY)
-    revised = look(data).data
-    assert is_usable(revised, START) and signed_by(revised) == [0]
-    assert authorities(revised)[1:] == authorities(data)
+    renewed = revised(data).data
+    assert is_usable(renewed, START) and signed_by(renewed) == [0]
+    assert authorities(renewed)[1:] == authorities(data)
 
 
 def due():
-    """A Secret at two thirds of its CA's time, with a fresh certificate; and the moment."""
+    """A Secret whose CA is due for renewal, with a fresh certificate, and the time."""
     now = START + 3650 * DAY * 2 / 3
-    data = look(made(), now - DAY).data
+    data = revised(made(), now - DAY).data
     return data, now
 
 
-def test_a_new_ca_is_trusted_before_anything_of_it_is_served():
+def test_a_new_ca_is_trusted_before_its_certificates_are_served():
     data, now = due()
-    overlap = look(data, now, published=known(data, START)).data
+    overlap = revised(data, now, published=published_since(data, START)).data
     assert authorities(overlap)[1:] == authorities(data) and overlap[CA_KEY] != data[CA_KEY]
     assert (overlap[CERTIFICATE], overlap[KEY]) == (data[CERTIFICATE], data[KEY])
-    for published in (None, known(data, START), known(overlap, now), known(overlap, now - 9 * MINUTE)):
-        assert look(overlap, now, published=published) is None
-    half = Published((overlap[CA_CERTIFICATES], data[CA_CERTIFICATES]), START)
-    assert look(overlap, now, published=half) is None
-    moved = look(overlap, now + 10 * MINUTE, published=known(overlap, now)).data
+    for published in (None, published_since(data, START), published_since(overlap, now),
+                      published_since(overlap, now - 9 * MINUTE)):
+        assert revised(overlap, now, published=published) is None
+    half = PublishedBundles((overlap[CA_CERTIFICATES], data[CA_CERTIFICATES]), START)
+    assert revised(overlap, now, published=half) is None
+    moved = revised(overlap, now + 10 * MINUTE, published=published_since(overlap, now)).data
     assert authorities(moved) == authorities(overlap) and signed_by(moved) == [0]
 
 
-def test_where_nobody_asks_a_new_ca_serves_after_a_while():
+def test_without_webhooks_a_new_ca_serves_after_the_overlap():
     data, now = due()
-    overlap = look(data, now).data
-    assert signed_by(look(overlap, now + 10 * MINUTE, published=Published((), now)).data) == [0]
+    overlap = revised(data, now).data
+    assert signed_by(revised(overlap, now + 10 * MINUTE, published=PublishedBundles((), now)).data) == [0]
 
 
-def test_the_old_ca_is_trusted_for_as_long_as_what_it_has_signed():
+def test_an_old_ca_is_trusted_as_long_as_its_certificates_are_valid():
     data, now = due()
-    overlap = look(data, now).data
-    moved = look(overlap, now + 10 * MINUTE, published=known(overlap, now)).data
-    later = look(moved, now + 60 * DAY + 10 * MINUTE).data
+    overlap = revised(data, now).data
+    moved = revised(overlap, now + 10 * MINUTE, published=published_since(overlap, now)).data
+    later = revised(moved, now + 60 * DAY + 10 * MINUTE).data
     assert len(authorities(later)) == 2
-    assert look(later, now + 89 * DAY) is None
-    assert authorities(look(later, now + 90 * DAY).data) == authorities(overlap)[:1]
+    assert revised(later, now + 89 * DAY) is None
+    assert authorities(revised(later, now + 90 * DAY).data) == authorities(overlap)[:1]
 
 
 def test_an_old_ca_is_kept_while_its_certificate_is_served():
-    """Nobody can say what the API server trusts: the old certificate runs to its end, then there is no choice."""
+    """Without knowing what the API server trusts, the old certificate is served until it expires."""
     data, now = due()
-    overlap = look(data, now).data
+    overlap = revised(data, now).data
     end = serving(overlap).not_valid_after_utc
-    assert look(overlap, end - MINUTE) is None
-    assert signed_by(look(overlap, end).data) == [0]
+    assert revised(overlap, end - MINUTE) is None
+    assert signed_by(revised(overlap, end).data) == [0]
 
 
 def test_no_certificate_outlives_its_ca():
-    terms = Terms(serving=90 * DAY, authority=91 * DAY)
-    data = made(terms=terms)
-    later = look(data, START + 60 * DAY, terms=terms).data
+    lifetimes = Lifetimes(serving=90 * DAY, authority=91 * DAY)
+    data = made(lifetimes=lifetimes)
+    later = revised(data, START + 60 * DAY, lifetimes=lifetimes).data
     assert serving(later).not_valid_after_utc == authorities(later)[-1].not_valid_after_utc == START + 91 * DAY
 
 
-def test_an_expired_ca_and_what_it_signed_are_replaced_at_once():
-    data = made(terms=Terms(serving=9 * DAY, authority=9 * DAY))
-    later = look(data, START + 10 * DAY).data
+def test_an_expired_ca_and_its_certificate_are_replaced_at_once():
+    data = made(lifetimes=Lifetimes(serving=9 * DAY, authority=9 * DAY))
+    later = revised(data, START + 10 * DAY).data
     assert signed_by(later) == [0] and len(authorities(later)) == 1
     assert is_usable(later, START + 10 * DAY)
 
@@ -179,79 +181,80 @@ def rsa_key():
 ], ids=["no key", "nonsense", "another key", "RSA"])
 def test_a_ca_without_its_key_is_replaced_with_an_overlap(broken):
     data = made() | broken
-    revised = look(data).data
-    assert len(authorities(revised)) == 2 and signed_by(revised) == [1]
-    assert revised[CERTIFICATE] == data[CERTIFICATE]
-    assert look(revised) is None
+    renewed = revised(data).data
+    assert len(authorities(renewed)) == 2 and signed_by(renewed) == [1]
+    assert renewed[CERTIFICATE] == data[CERTIFICATE]
+    assert revised(renewed) is None
 
 
 @pytest.mark.parametrize("broken", [
     {CERTIFICATE: b""}, {KEY: b""}, {CERTIFICATE: b"nonsense"}, {KEY: b"nonsense"}, {KEY: OTHER[KEY]},
     {CERTIFICATE: OTHER[CERTIFICATE], KEY: OTHER[KEY]},
 ], ids=["no certificate", "no key", "nonsense", "nonsense key", "another key", "of another CA"])
-def test_a_certificate_that_cannot_be_served_is_replaced_at_once(broken):
+def test_an_unusable_certificate_is_replaced_at_once(broken):
     data = made()
-    revised = look(data | broken).data
-    assert (revised[CA_CERTIFICATES], revised[CA_KEY]) == (data[CA_CERTIFICATES], data[CA_KEY])
-    assert serving(revised) not in (serving(data), serving(OTHER))
-    assert look(revised) is None
+    renewed = revised(data | broken).data
+    assert (renewed[CA_CERTIFICATES], renewed[CA_KEY]) == (data[CA_CERTIFICATES], data[CA_KEY])
+    assert serving(renewed) not in (serving(data), serving(OTHER))
+    assert revised(renewed) is None
 
 
 @pytest.mark.parametrize("broken", [{CA_CERTIFICATES: b""}, {CA_CERTIFICATES: b"nonsense"},
                                     {CA_CERTIFICATES: OTHER[CA_CERTIFICATES], CA_KEY: OTHER[CA_KEY]}],
                          ids=["no CA", "nonsense", "another CA"])
-def test_what_no_trusted_ca_has_signed_is_replaced_at_once(broken):
-    revised = look(made() | broken).data
-    assert signed_by(revised) == [0] and look(revised) is None
+def test_a_certificate_of_an_untrusted_ca_is_replaced_at_once(broken):
+    renewed = revised(made() | broken).data
+    assert signed_by(renewed) == [0] and revised(renewed) is None
 
 
-def test_what_else_is_in_the_secret_stays():
-    assert look({"note": b"ours"}).data["note"] == b"ours"
+def test_unknown_keys_of_the_secret_are_kept():
+    assert revised({"note": b"ours"}).data["note"] == b"ours"
 
 
 def test_a_certificate_for_other_names_is_replaced():
-    revision = look(made(), names=(NAME, "127.0.0.1"))
-    assert revision.reasons == ("new certificate: the one that is served is not for 127.0.0.1",)
-    assert look(revision.data, names=("127.0.0.1",)) is None
+    revision = revised(made(), names=(NAME, "127.0.0.1"))
+    assert revision.reasons == ("new certificate: the current one is not valid for 127.0.0.1",)
+    assert revised(revision.data, names=("127.0.0.1",)) is None
 
 
-def test_where_nobody_knows_the_names_they_stay_as_they_were():
+def test_unknown_names_are_taken_from_the_current_certificate():
     data = made()
-    assert look(data, names=()) is None
-    assert look(look(data, START + 60 * DAY, names=()).data, START + 60 * DAY) is None
-    assert look(made(names=()), names=("default.svc",)) is None
+    assert revised(data, names=()) is None
+    assert revised(revised(data, START + 60 * DAY, names=()).data, START + 60 * DAY) is None
+    assert revised(made(names=()), names=("default.svc",)) is None
 
 
-def test_who_breaks_the_secret_again_and_again_does_not_fill_it():
+def test_the_number_of_cas_is_bounded():
     data = made()
-    for _ in range(2 * MOST_AUTHORITIES):
-        data = look(data | {CA_KEY: b""}).data
-    assert len(authorities(data)) == MOST_AUTHORITIES
-    assert is_usable(data, START) and any(signed_by(data))  # the newest is not served yet
+    for _ in range(2 * MAX_AUTHORITIES):
+        data = revised(data | {CA_KEY: b""}).data
+    assert len(authorities(data)) == MAX_AUTHORITIES
+    assert is_usable(data, START) and any(signed_by(data))  # the newest CA's certificate is not served yet
 
 
-def test_the_overlap_fits_into_what_is_left_when_a_certificate_is_renewed():
-    for terms in (TERMS, Terms(serving=timedelta(seconds=20))):
-        assert terms.overlap <= min(terms.serving / 3, 10 * MINUTE)
+def test_the_overlap_fits_into_the_remaining_lifetime_at_renewal():
+    for lifetimes in (LIFETIMES, Lifetimes(serving=timedelta(seconds=20))):
+        assert lifetimes.overlap <= min(lifetimes.serving / 3, 10 * MINUTE)
 
 
-def test_certificates_are_valid_a_little_before_they_are_made():
+def test_certificates_are_backdated():
     assert serving(made()).not_valid_before_utc == START - BACKDATE
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_at_every_moment_what_is_served_is_trusted(seed):
-    """Years of looks at odd moments, by leaders that come and go: never a certificate that the API server, which has
-    the bundle of the last look but one, does not trust; never two CAs where one would do."""
+def test_the_serving_certificate_is_trusted_at_every_moment(seed):
+    """Revisions at random moments over years, by changing leaders. The API server, which trusts the bundle before the
+    last one, always trusts the serving certificate, and there are never more than two CAs."""
     rng = random.Random(seed)
-    terms = Terms(serving=30 * DAY, authority=200 * DAY)
-    data, now, since = made(terms=terms), START, START
+    lifetimes = Lifetimes(serving=30 * DAY, authority=200 * DAY)
+    data, now, since = made(lifetimes=lifetimes), START, START
     published = data[CA_CERTIFICATES]
     for _ in range(300):
         now += rng.choice([MINUTE, 6 * MINUTE, DAY, 3 * DAY])
         if rng.random() < 0.2:
             since = now
-        revision = look(data, now, published=rng.choice([None, Published((published,), since)]), terms=terms)
+        observed = rng.choice([None, PublishedBundles((published,), since)])
+        revision = revised(data, now, published=observed, lifetimes=lifetimes)
         data = revision.data if revision else data
         assert is_usable(data, now)
         assert any(has_signed(one, serving(data)) for one in x509.load_pem_x509_certificates(published))
@@ -260,11 +263,11 @@ def test_at_every_moment_what_is_served_is_trusted(seed):
             published, since = data[CA_CERTIFICATES], now
 
 
-def test_a_ca_of_others_in_the_secret_signs_nothing():
+def test_a_foreign_ca_in_the_secret_signs_nothing():
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "theirs")])
     theirs = x509.CertificateBuilder(name, name, key.public_key(), 1, START - DAY, START + DAY)
     theirs = theirs.sign(key, hashes.SHA256())
     data = made()
     data = data | {CA_CERTIFICATES: theirs.public_bytes(serialization.Encoding.PEM) + data[CA_CERTIFICATES]}
-    assert look(data) is None and signed_by(look(data | {KEY: b""}).data) == [0]
+    assert revised(data) is None and signed_by(revised(data | {KEY: b""}).data) == [0]

@@ -1,4 +1,4 @@
-"""What is set aside is looked through once more when it is set aside anew, and by nobody in between."""
+"""Garbage among frozen objects is collected by the next freeze, and not before."""
 
 import gc
 import weakref
@@ -6,22 +6,22 @@ import weakref
 from hami.runtime.interpreter import freeze_gc
 
 
-class Knot:
-    """Garbage that only a search can find, once nobody has it."""
+class Cycle:
+    """An object that refers to itself, so only the garbage collector can free it."""
 
     def __init__(self):
         self.itself = self
 
 
-def test_what_was_set_aside_is_left_out_of_the_search_until_it_is_set_aside_anew():
-    knot = Knot()
-    seen = weakref.ref(knot)
+def test_frozen_garbage_is_collected_by_the_next_freeze_only():
+    cycle = Cycle()
+    reference = weakref.ref(cycle)
     try:
         freeze_gc()
-        del knot
+        del cycle
         gc.collect()
-        assert gc.get_freeze_count() > 0 and seen() is not None
+        assert gc.get_freeze_count() > 0 and reference() is not None
         freeze_gc()
-        assert seen() is None
+        assert reference() is None
     finally:
         gc.unfreeze()
