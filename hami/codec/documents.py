@@ -1,0 +1,152 @@
+"""Configuration files: YAML or JSON text to typed records, with errors that name file, path and value.
+
+A document is described by ``msgspec.Struct`` types. ``Meta(description=…)`` of a field completes "expected …" in an
+error, and is shown in the configuration reference. This module opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import yaml
+
+from hami.errors import MalformedInput
+
+__all__ = ["convert", "decode_yaml", "describe", "parse_json", "parse_yaml", "unknown_keys"]
+
+T = TypeVar("T")
+
+_KINDS: Mapping[Any, str] = MappingProxyType({
+    bool: "true or false", str: "a text", int: "a whole number", float: "a number", list: "a list", tuple: "a list"})
+
+
+def decode_yaml(text: str, type: type[T], source: str) -> T:
+    """The record that *text* describes; *source* is the file's name, for errors. Raises: MalformedInput."""
+    return convert(parse_yaml(text, source), type, lambda path: f"{source}: {path}" if path else source)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The plain value of a YAML document. Raises: MalformedInput, which names line and column."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        if mark is None:
+            raise MalformedInput(source, "", f"not YAML: {error.problem}") from error
+        quoted = text.splitlines()[mark.line:mark.line + 1]
+        raise MalformedInput(source, "".join(quoted),
+                             f"not YAML in line {mark.line + 1}, column {mark.column + 1}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:
+        # the last four: a malformed date, number or tag, and nesting that is too deep
+        raise MalformedInput(source, "", f"not YAML: {error}") from error
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The plain value of a JSON document. Raises: MalformedInput."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedInput(source, text, f"not JSON: {error}") from error
+
+
+def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:
+    """*value* as *type*, a Struct or any other type that msgspec knows.
+
+    *place* turns a path in the document, such as ``cards[0].memory`` (empty for the document itself), into the name
+    that an error shows. Raises: MalformedInput for the first part that does not fit.
+    """
+    try:
+        return msgspec.convert(value, type)
+    except (msgspec.ValidationError, RecursionError):
+        path, wrong, problem = _first_fault(value, type, "")
+        raise MalformedInput(place(path), wrong, problem) from None
+
+
+def unknown_keys(value: object, type: Any, path: str = "") -> Iterator[str]:
+    """Paths of the keys that *type* does not have, for Structs that tolerate them."""
+    for part in _parts(value, type, path):
+        if part.type is None:
+            yield part.path
+        else:
+            yield from unknown_keys(part.value, part.type, part.path)
+
+
+def describe(type: Any) -> str:
+    """The values that *type* accepts, in words."""
+    if description := _description(type):
+        return description
+    type = _plain(type)
+    if get_origin(type) is Literal:
+        return " or ".join(map(str, get_args(type)))
+    if get_origin(type) in (Union, UnionType):
+        return " or ".join(map(describe, get_args(type)))
+    return _KINDS.get(get_origin(type) or type, "a mapping")
+
+
+class _Part(NamedTuple):
+    """A value in a mapping or a list; *type* is ``None`` for a key that the Struct does not have."""
+
+    path: str
+    value: object
+    type: Any
+
+
+def _parts(value: object, type: Any, path: str) -> Iterator[_Part]:
+    """The parts of *value*, if it is a mapping for a Struct or a list; none of a list that has a description."""
+    type, described = _plain(type), _description(type)
+    if _is_struct(type) and isinstance(value, dict):
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(type)}
+        for key, inner in value.items():
+            yield _Part(f"{path}.{key}".removeprefix("."), inner, types.get(key))
+    elif get_origin(type) in (list, tuple) and isinstance(value, list) and not described:
+        for index, inner in enumerate(value):
+            yield _Part(f"{path}[{index}]", inner, get_args(type)[0])
+
+
+def _first_fault(value: object, type: Any, path: str) -> tuple[str, object, str]:
+    """Path, value and problem of the first part of *value* that *type* refuses.
+
+    A list whose field has a description is reported as a whole: the description says what its items must be.
+    """
+    struct = _plain(type)
+    for part in _parts(value, type, path):
+        if part.type is None and struct.__struct_config__.forbid_unknown_fields:
+            return part.path, part.value, f"expected one of {', '.join(sorted(struct.__struct_encode_fields__))}"
+        if part.type is not None and not _fits(part.value, part.type):
+            return _first_fault(part.value, part.type, part.path)
+    if _is_struct(struct) and isinstance(value, dict):
+        for field in msgspec.structs.fields(struct):
+            if field.required and field.encode_name not in value:
+                return f"{path}.{field.encode_name}".removeprefix("."), "", f"missing, expected {describe(field.type)}"
+    unquoted = " without quotes" if isinstance(value, str) and struct in (bool, int, float) else ""
+    return path, value, f"expected {describe(type)}{unquoted}"
+
+
+def _fits(value: object, type: Any) -> bool:
+    try:
+        msgspec.convert(value, type)
+    except (msgspec.ValidationError, RecursionError):
+        return False
+    return True
+
+
+def _description(type: Any) -> str:
+    metas = get_args(type)[1:] if get_origin(type) is Annotated else ()
+    return next((meta.description for meta in metas if getattr(meta, "description", None)), "")
+
+
+def _plain(type: Any) -> Any:
+    """*type* without ``Annotated`` and ``| None``."""
+    if get_origin(type) is Annotated:
+        return _plain(get_args(type)[0])
+    if get_origin(type) in (Union, UnionType):
+        others = [one for one in get_args(type) if one is not NoneType]
+        return _plain(others[0]) if len(others) == 1 else type
+    return type
+
+
+def _is_struct(type: Any) -> bool:
+    return isinstance(type, msgspec.StructMeta)

@@ -1,0 +1,75 @@
+"""Configuration files as records."""
+
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from hami.codec.documents import decode_yaml, describe, parse_json, parse_yaml, unknown_keys
+from hami.errors import MalformedInput
+
+
+class Wheel(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[int, Meta(ge=1, description="inches, 1 or more")]
+    spokes: bool = True
+
+
+class Car(msgspec.Struct, rename="camel"):
+    name: str = ""
+    wheels: list[Wheel] = []
+    spare: Wheel | None = None
+    words: Annotated[tuple[str, ...], Meta(description="a list of words")] = ()
+    links: dict[str, int] = {}
+    max_speed: float = 0.0
+    fuel: Literal["diesel", "none"] = "none"
+    mark: str | int = ""
+
+
+def test_a_document_becomes_a_record():
+    car = decode_yaml("{name: a, wheels: [{size: 17}], words: [x], maxSpeed: 3, color: red}", Car, "car.yaml")
+    assert car == Car(name="a", wheels=[Wheel(17)], words=("x",), max_speed=3.0)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("5", "car.yaml: expected a mapping: '5'"),
+    ("name: 5", "car.yaml: name: expected a text: '5'"),
+    ("wheels: {}", "car.yaml: wheels: expected a list: '{}'"),
+    ("wheels: [{size: 1}, 5]", "car.yaml: wheels[1]: expected a mapping: '5'"),
+    ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
+    ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
+    ("wheels: [{size: '1'}]", "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'"),
+    ("wheels: [{size: 1, colour: red}]", "car.yaml: wheels[0].colour: expected one of size, spokes: 'red'"),
+    ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
+    ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
+    ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),
+    ("maxSpeed: fast", "car.yaml: maxSpeed: expected a number without quotes: 'fast'"),
+    ("fuel: coal", "car.yaml: fuel: expected diesel or none: 'coal'"),
+    ("mark: true", "car.yaml: mark: expected a text or a whole number: 'True'"),
+    ("1: 2", "car.yaml: expected a mapping: '{1: 2}'"),
+])
+def test_an_error_names_file_path_and_value(text, message):
+    with pytest.raises(MalformedInput) as caught:
+        decode_yaml(text, Car, "car.yaml")
+    assert str(caught.value).replace('"', "'") == message
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: \x00", "a: 2024-13-45", "a: !!int x", "[" * 3000, "a: !!bool b"])
+def test_a_text_that_is_not_yaml_is_refused(text):
+    with pytest.raises(MalformedInput, match="^car.yaml: not YAML"):
+        parse_yaml(text, "car.yaml")
+
+
+@pytest.mark.parametrize("text", ["{", "", "[" * 5000])
+def test_a_text_that_is_not_json_is_refused(text):
+    with pytest.raises(MalformedInput, match="^car.json: not JSON"):
+        parse_json(text, "car.json")
+
+
+def test_unknown_keys_are_listed():
+    value = {"name": "a", "color": 1, "wheels": [{"size": 1, "x": 2}, 5], "spare": {"y": 1}, 3: 4}
+    assert list(unknown_keys(value, Car)) == ["color", "wheels[0].x", "spare.y", "3"]
+
+
+def test_a_type_without_a_description_is_described_by_its_kind():
+    assert describe(Annotated[int, Meta(ge=1)]) == "a whole number"
