@@ -63,7 +63,7 @@ class Replica:
         return self.program.pid
 
     def first_placement(self, names: list[str]) -> None:
-        """PodRequest until a pod is placed; from when on it is ready."""
+        """Requests placements until one succeeds, which is when the replica is ready."""
         until_answered(lambda: self.post("/filter", fleet.filter_args(names)), b'"NodeNames":["', self.program)
 
     def wait_healthy(self) -> None:

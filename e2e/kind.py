@@ -1,5 +1,5 @@
 """HAMi on a kind cluster, installed as the README tells a platform engineer to: images built from the Containerfile and
-loaded, the overlay ``kind`` applied. Webhook and extender are reached through DevicePluginProgram and RBAC, device plugins run on
+loaded, the overlay ``kind`` applied. Webhook and extender are reached through Service and RBAC, device plugins run on
 real kubelets; kwok runs on this machine for the fake nodes that tests add beside kind's own.
 """
 
@@ -143,12 +143,12 @@ class KindCluster(ExternalCluster):
         self.kubectl("delete", "-k", str(folder), "--ignore-not-found", "--timeout=120s")
 
     def restart(self, workload: str) -> None:
-        """InventorySnapshot *workload* (``deployment/…``) over to new pods, and wait until that is done."""
+        """Roll *workload* (``deployment/…``) over to new pods, and wait until that is done."""
         self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
         self.wait_rolled_out(workload)
 
     def scale(self, replicas: int) -> None:
-        """So many replicas of the scheduler; waits until it is so, and those that are gone have left the DevicePluginProgram."""
+        """So many replicas of the scheduler; waits until it is so, and those that are gone have left the Service."""
         self.kubectl("scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE)
         self.wait_rolled_out("deployment/hami-scheduler")
         self.kube.wait("Pod", lambda pods: len(pods) == replicas, NAMESPACE, timeout=90,

@@ -119,7 +119,7 @@ def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, schedul
     sandbox.bound(wait_for=10)
     local.components["kube-scheduler"].kill()
     scheduler.kill()
-    redirect_webhook(sandbox.kube, certificates, standby.port)  # a DevicePluginProgram drops dead endpoints
+    redirect_webhook(sandbox.kube, certificates, standby.port)  # a Service drops dead endpoints
     sandbox.create_all([pod(f"later-{number}", gpu=1, gpumem=8000) for number in range(10)])
     assert len(sandbox.started(wait_for=60, timeout=120)) == 60
     assert lease_holder(sandbox.kube) != holder

@@ -119,7 +119,7 @@ def test_the_kustomization_of_the_readme_builds(local: LocalCluster, tmp_path: P
 
 
 def selectors(item: Any) -> Iterator[Object]:
-    """All label selectors in *item*, in the form ``matchLabels``; those of a DevicePluginProgram are the labels themselves."""
+    """All label selectors in *item*, in the form ``matchLabels``; those of a Service are the labels themselves."""
     if isinstance(item, dict):
         for key, value in item.items():
             if key in ("selector", "podSelector", "labelSelector") and value:
@@ -134,7 +134,7 @@ def selectors(item: Any) -> Iterator[Object]:
 def test_beside_the_chart_nothing_of_ours_takes_its_pods_for_our_own(local: LocalCluster) -> None:
     built = build(local, ROOT / "overlays" / "upgrade-from-hami")
     found = [selector for item in built for selector in selectors(item) if "matchLabels" in selector]
-    assert len(found) >= 6  # DevicePluginProgram, Deployment, its spreading, DaemonSet, budget, two policies
+    assert len(found) >= 6  # Service, Deployment, its spreading, DaemonSet, budget, two policies
     assert {selector["matchLabels"].get("app.kubernetes.io/instance") for selector in found} == {"hami-next"}
 
 

@@ -67,19 +67,19 @@ def test_what_an_earlier_scheduler_has_allocated_is_overwritten_whole():
     assert books.pods.unreadable() == [] and books.used("GPU-1") == (1, 3000, 30)
 
 
-def test_containers_that_ask_for_nothing_keep_their_place_w1():
+def test_containers_that_ask_for_nothing_keep_their_place():
     books = Books()
     books.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
     assert books.reservation("uid-pod1").annotations[NVIDIA.allocated] == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
-def test_a_node_name_that_is_no_label_does_not_stand_in_one_w19():
+def test_a_node_name_that_is_no_label_does_not_stand_in_one():
     books = Books(node("n" * 64, gpu()))
     assert books.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
     assert books.reservation("uid-pod1").labels == {}
 
 
-def test_threads_that_filter_at_once_are_never_promised_the_same_w5():
+def test_threads_that_filter_at_once_are_never_promised_the_same():
     books = Books()
     start, chosen = threading.Barrier(8), []
 
@@ -120,14 +120,14 @@ def test_filtering_again_calls_a_waiting_bind_off():
         books.confirm(waiting)
 
 
-def test_filtering_again_in_vain_leaves_nothing_behind_w6():
+def test_filtering_again_in_vain_leaves_nothing_behind():
     books = Books()
     books.place(ASKS)
     assert isinstance(books.choose(pod(gpus(3)), ["n1"]), Refusal)
     assert books.free() and books.reserved() == 0
 
 
-def test_filtering_again_with_garbage_leaves_nothing_behind_w6():
+def test_filtering_again_with_garbage_leaves_nothing_behind():
     books = Books()
     books.place(ASKS)
     with pytest.raises(MalformedInput):
@@ -136,7 +136,7 @@ def test_filtering_again_with_garbage_leaves_nothing_behind_w6():
 
 
 @pytest.mark.parametrize(("waited", "stands"), [(RESERVED_FOR - 1, True), (RESERVED_FOR, False)])
-def test_a_reservation_that_is_not_bound_lapses_w7(waited, stands):
+def test_a_reservation_that_is_not_bound_lapses(waited, stands):
     books = Books()
     books.place(ASKS)
     books.time.seconds += waited
@@ -162,7 +162,7 @@ def test_a_bind_that_failed_leaves_the_reservation_its_time():
     assert len(books.sweep()) == 1 and books.free()
 
 
-def test_a_bind_that_cannot_succeed_drops_the_reservation_w7():
+def test_a_bind_that_cannot_succeed_drops_the_reservation():
     books = Books()
     books.place(ASKS)
     books.give_up(books.begin_bind(ASKS.ref, "n1"), drop=True)
@@ -306,7 +306,7 @@ def test_the_watch_ends_a_doubt():
 
 # what the watch shows
 
-def test_once_seen_bound_the_annotations_count_w8():
+def test_once_seen_bound_the_annotations_count():
     books = Books()
     books.place(ASKS)
     books.bound(books.begin_bind(ASKS.ref, "n1"))
@@ -314,7 +314,7 @@ def test_once_seen_bound_the_annotations_count_w8():
     assert books.used() == (1, 700, 7) and books.used("GPU-1") == (0, 0, 0)
 
 
-def test_a_pod_bound_elsewhere_is_booked_there_w20():
+def test_a_pod_bound_elsewhere_is_booked_there():
     books = Books(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
     asked = pod(gpus(1, memory=3000, cores=0))
     books.place(asked, "n1")
@@ -352,7 +352,7 @@ def test_a_filter_that_comes_before_the_pod_is_seen_is_not_undone_when_it_is():
 
 # quotas
 
-def test_the_lowest_of_several_quotas_holds_w16():
+def test_the_lowest_of_several_quotas_holds():
     books = Books()
     for name, limit in (("a", 5000), ("b", 2000)):
         books.quotas.upsert(quota(name, gpumem=limit))
@@ -362,7 +362,7 @@ def test_the_lowest_of_several_quotas_holds_w16():
     assert books.place(pod(gpus(1, memory=5001, cores=0))) is None
 
 
-def test_filtering_again_does_not_count_the_pod_twice_w16():
+def test_filtering_again_does_not_count_the_pod_twice():
     books = Books()
     books.quotas.upsert(quota(gpumem=3000, gpucores=30))
     for _ in range(3):
@@ -370,7 +370,7 @@ def test_filtering_again_does_not_count_the_pod_twice_w16():
     assert books.place(pod(gpus(1, memory=1, cores=0), name="other")) is None
 
 
-def test_a_quota_counts_init_containers_as_the_reservation_does_w2():
+def test_a_quota_counts_init_containers_as_the_reservation_does():
     books = Books()
     books.quotas.upsert(quota(gpumem=6000))
     assert books.place(pod(gpus(1, memory=6000, cores=0, kind=INIT), gpus(1, memory=3000, cores=0),
@@ -379,7 +379,7 @@ def test_a_quota_counts_init_containers_as_the_reservation_does_w2():
                            gpus(1, memory=3000, cores=0))) is None
 
 
-def test_a_quota_counts_sidecars_beside_everything_w3():
+def test_a_quota_counts_sidecars_beside_everything():
     books = Books()
     books.quotas.upsert(quota(gpumem=6000))
     assert books.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0))) is None

@@ -46,7 +46,7 @@ def test_an_answer_about_a_node_that_has_been_deleted_meanwhile_does_not_bring_i
 
 
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
-def test_an_inventory_that_cannot_be_read_offers_nothing_w13_w14(text):
+def test_an_inventory_that_cannot_be_read_offers_nothing(text):
     books = Books()
     books.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
     assert names(books) == [] and list(books.nodes.problems()) == [("n1", "NVIDIA")]
@@ -60,12 +60,12 @@ def test_an_inventory_that_is_withdrawn_is_gone():
     assert names(books) == []
 
 
-def test_a_device_that_is_registered_twice_counts_once_w22():
+def test_a_device_that_is_registered_twice_counts_once():
     books = Books(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
     assert len(books.views()["n1"]) == 1
 
 
-def test_a_node_that_ceases_to_match_is_gone_w13():
+def test_a_node_that_ceases_to_match_is_gone():
     books = Books(matches=lambda one: one.labels.get("gpu") != "off")
     books.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="9"))
     assert names(books) == [] and books.nodes.lock_of("n1") is None
@@ -86,7 +86,7 @@ def test_nodes_that_a_list_does_not_show_are_gone():
 
 @pytest.mark.parametrize(("allocatable", "waited", "offered"), [
     ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
-def test_a_plugin_that_does_not_answer_is_given_up_w11_w12(allocatable, waited, offered):
+def test_a_plugin_that_does_not_answer_is_given_up(allocatable, waited, offered):
     books = Books(node("x"))
     books.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(books.time.now())},
                             allocatable={NVIDIA.count: allocatable}))
@@ -95,7 +95,7 @@ def test_a_plugin_that_does_not_answer_is_given_up_w11_w12(allocatable, waited, 
     assert names(books) == (["n1"] if offered else [])
 
 
-def test_a_plugin_that_was_given_up_is_believed_when_it_reports_w11():
+def test_a_plugin_that_was_given_up_is_believed_when_it_reports():
     books = Books(node("x"))
     for handshake, version in ((render_request(books.time.now()), "1"), ("Reported_now", "2")):
         books.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,

@@ -91,7 +91,7 @@ def test_a_pod_seen_while_the_list_was_on_its_way_is_not_buried():
 
 # life cycle
 
-def test_a_terminating_pod_keeps_its_devices_also_at_start_w9():
+def test_a_terminating_pod_keeps_its_devices_also_at_start():
     books = Books()
     books.pods.upsert(bound_to("a", ALLOCATION, deleting=True))
     assert books.used() == (1, 3000, 30)
@@ -110,7 +110,7 @@ def test_a_terminated_pod_gives_its_devices_back(phase):
     ((gpus(0, kind=INIT), gpus()), ";GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
     ((gpus(0, kind=INIT), gpus()), "GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
     ((gpus(kind=SIDECAR), gpus()), "GPU-0,NVIDIA,500,5:;GPU-0,NVIDIA,3000,10:;", (2, 3500, 15), (2, 3500, 15))],
-    ids=["init shrinks", "plain init", "W1: places lost by upstream", "W3: sidecar stays"])
+    ids=["init shrinks", "plain init", "places lost by upstream", "sidecar stays"])
 def test_what_init_containers_took_is_given_back_when_they_are_done(containers, text, before, after):
     books = Books()
     books.pods.upsert(bound_to("a", text, *containers))
@@ -119,7 +119,7 @@ def test_what_init_containers_took_is_given_back_when_they_are_done(containers, 
     assert books.used() == after
 
 
-def test_changed_annotations_of_a_bound_pod_are_read_again_w8():
+def test_changed_annotations_of_a_bound_pod_are_read_again():
     books = Books()
     books.pods.upsert(bound_to("a", ALLOCATION))
     books.pods.upsert(bound_to("a", "GPU-1,NVIDIA,1000,0:;", version="51"))
@@ -133,7 +133,7 @@ def test_two_uids_never_share_a_booking():
     assert books.used() == (2, 6000, 60)
 
 
-def test_one_uid_is_booked_where_it_is_bound_w20():
+def test_one_uid_is_booked_where_it_is_bound():
     books = Books(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")))
     books.pods.upsert(promised(books, resource_version="1"))
     assert books.used(node="n1") == (1, 3000, 30)
@@ -143,7 +143,7 @@ def test_one_uid_is_booked_where_it_is_bound_w20():
 
 # what cannot be read
 
-def test_what_cannot_be_read_counts_as_taken_whole_w10():
+def test_what_cannot_be_read_counts_as_taken_whole():
     books = Books()
     books.pods.upsert(bound_to("a", "GPU-0,NVIDIA,3000:;"))
     assert books.used() == (10, 8000, 100) and books.used("GPU-1") == (0, 0, 0)
@@ -151,7 +151,7 @@ def test_what_cannot_be_read_counts_as_taken_whole_w10():
 
 
 @pytest.mark.parametrize("bound", [True, False])
-def test_what_cannot_be_read_is_held_against_devices_that_come_later_w10(bound):
+def test_what_cannot_be_read_is_held_against_devices_that_come_later(bound):
     books = Books(node("n1"))
     broken = "GPU-0,NVIDIA,3000:;"
     books.pods.upsert(bound_to("a", broken) if bound else promised(books, text=broken))
@@ -185,7 +185,7 @@ def test_another_schedulers_promise_lapses():
     assert books.free()
 
 
-def test_another_schedulers_promise_ends_when_we_decide_on_the_pod_w6():
+def test_another_schedulers_promise_ends_when_we_decide_on_the_pod():
     books = Books()
     asked = promised(books, resource_version="1")
     books.pods.upsert(asked)
@@ -209,7 +209,7 @@ def test_a_promise_that_cannot_be_read_is_complained_of_no_longer_than_it_counts
     assert books.free() and books.pods.unreadable() == [] and books.pods.get(asked.ref.uid).problems == ()
 
 
-def test_another_schedulers_promise_to_a_pod_that_asks_for_nothing_is_forged_w18():
+def test_another_schedulers_promise_to_a_pod_that_asks_for_nothing_is_forged():
     books = Books()
     books.pods.upsert(promised(books, containers=(gpus(0),)))
     assert books.free()

@@ -13,7 +13,7 @@ def book():
     return Books().quotas
 
 
-def test_all_quotas_of_a_namespace_hold_w16(book):
+def test_all_quotas_of_a_namespace_hold(book):
     book.upsert(quota("a", gpumem=1))
     book.upsert(quota("b", gpumem=2))
     book.upsert(quota("c", namespace="other", gpumem=3))

@@ -95,10 +95,10 @@ ENV = ("spec", "containers", 0, "env")
 
 @pytest.mark.parametrize("path, value, operations", [
     param(("spec", "schedulerName"), "hami-scheduler",
-          [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}], id="G16 scheduler"),
+          [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}], id="scheduler"),
     param(LIMITS, {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
           [{"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores", "value": "100"}],
-          id="G16 cores"),
+          id="cores"),
     param(("metadata", "annotations"), {"a/b~c": "2"},
           [{"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"}], id="odd key"),
     param(("spec", "containers", 0), POD["spec"]["containers"][0] | {"env": POD["spec"]["containers"][0]["env"][1:]},

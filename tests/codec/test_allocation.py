@@ -16,9 +16,9 @@ shares = st.builds(Share, words.filter(bool), words, amounts, amounts)
 
 
 @pytest.mark.parametrize("text, containers", [
-    param("GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;", ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)), id="G2"),
+    param("GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;", ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)), id="two containers"),
     param(";u,T,1,2:;", ((), (share("u", 1, 2, "T"),)), id="first container without"),
-    param(";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ()), id="G8 in the middle"),
+    param(";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ()), id="in the middle"),
     param("a,T,1,2:b,T,3,4:;", ((share("a", 1, 2, "T"), share("b", 3, 4, "T")),), id="two devices"),
     param("", (), id="nothing"),
     param(";;", ((), ()), id="consumed by the plugin"),
@@ -41,7 +41,7 @@ MISSING = "pod annotation format error, missing fields, do not use nodeName in t
 
 
 @pytest.mark.parametrize("text, quoted, problem", [
-    param("uuid,type,100:;", "uuid,type,100", MISSING, id="G2"),
+    param("uuid,type,100:;", "uuid,type,100", MISSING, id="a field is missing"),
     param("a,T,1,2:;b,T:;", "b,T", MISSING, id="in a later container"),
     param("a,T,x,y:;", "x", "invalid memory field", id="memory first"),
     param("a,T,1,:;", "", "invalid core field", id="no cores"),

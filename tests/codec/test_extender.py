@@ -132,7 +132,7 @@ def test_any_bind_is_read_or_malformed(data):
 
 @pytest.mark.parametrize("rendered, text", [
     param(render_filter(["n2"]), '{"Nodes":null,"NodeNames":["n2"],"FailedNodes":null,'
-          '"FailedAndUnresolvableNodes":null,"Error":""}', id="G3 chosen"),
+          '"FailedAndUnresolvableNodes":null,"Error":""}', id="chosen"),
     param(render_filter(None, {"node1": "2/2 CardInsufficientMemory"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
           '{"node1":"2/2 CardInsufficientMemory"},"FailedAndUnresolvableNodes":null,"Error":""}',
           id="none fits"),
@@ -143,9 +143,9 @@ def test_any_bind_is_read_or_malformed(data):
           id="no names"),
     param(render_simulation(b'{"a": 1}', {}),
           '{"Nodes":{"metadata":{},"items":[{"a": 1}]},"NodeNames":null,"FailedNodes":null,'
-          '"FailedAndUnresolvableNodes":null,"Error":""}', id="G17 chosen"),
+          '"FailedAndUnresolvableNodes":null,"Error":""}', id="chosen"),
     param(render_simulation(None, {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
-          '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}', id="G17 none"),
+          '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}', id="none"),
     param(render_bind(), '{"Error":""}', id="bound"),
     param(render_bind('pod "pod1" not found'), '{"Error":"pod \\"pod1\\" not found"}', id="not bound"),
 ])

@@ -52,7 +52,7 @@ def test_weights(text, weights):
 
 
 @pytest.mark.parametrize("text, problem", [
-    param("slot=1,core=1", "expected slot, core, and memory weights", id="G11"),
+    param("slot=1,core=1", "expected slot, core, and memory weights", id="a weight is missing"),
     ("", "expected slot, core, and memory weights"), ("slot=1,core=1,memory=1,",
                                                       "expected slot, core, and memory weights"),
     ("slot=1,core=1,memory", "expected key=value entries"), ("slot=1,slot=1,memory=1", 'duplicate "slot" weight'),

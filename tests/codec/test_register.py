@@ -44,11 +44,11 @@ def devices(text, **fields):
 
 
 @pytest.mark.parametrize("text, expected", [
-    param(G1_JSON, A40S, id="G1 JSON"),
-    param(G1_TEXT, A40S, id="G1 text"),
-    param(G1_V24, V24, id="G1 text of v2.4"),
-    param(G1_MIG, MIG, id="G1 MIG profile"),
-    param(":", (), id="G2 empty text"),
+    param(G1_JSON, A40S, id="JSON"),
+    param(G1_TEXT, A40S, id="text"),
+    param(G1_V24, V24, id="text of v2.4"),
+    param(G1_MIG, MIG, id="MIG profile"),
+    param(":", (), id="empty text"),
     param("::", (), id="two empty segments"),
     param("[]", (), id="empty list"),
     param(" null ", (), id="null"),
@@ -70,7 +70,7 @@ def test_parse(text, expected):
 
 @pytest.mark.parametrize("render, given, text", [
     (render_devices_json, A40S, G1_JSON), (render_devices_text, A40S, G1_TEXT), (render_devices_json, MIG, G1_MIG),
-], ids=["G1 JSON", "G1 text", "G1 MIG profile"])
+], ids=["JSON", "text", "MIG profile"])
 def test_render(render, given, text):
     assert render(given) == text
 
@@ -86,10 +86,10 @@ def test_text_round_trip(given):
 
 
 @pytest.mark.parametrize("text, field, quoted, problem", [
-    param("", "register", "", "node annotation missing device separator", id="G2 empty"),
-    param(",", "register", ",", "node annotation missing device separator", id="G2 comma"),
-    param(",:", "register", ",", "unexpected field count 2 in node annotation", id="G2 two fields"),
-    param("garbage:", "register", "garbage", "malformed node annotation segment", id="G2 garbage"),
+    param("", "register", "", "node annotation missing device separator", id="empty"),
+    param(",", "register", ",", "node annotation missing device separator", id="comma"),
+    param(",:", "register", ",", "unexpected field count 2 in node annotation", id="two fields"),
+    param("garbage:", "register", "garbage", "malformed node annotation segment", id="garbage"),
     param("a,1,1,1,m,0,true,0:", "register", "a,1,1,1,m,0,true,0", "unexpected field count 8", id="eight fields"),
     param("a,x,y,1,m,z,w:", "register", "x", "invalid count field", id="count first"),
     param("a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field", id="then memory"),

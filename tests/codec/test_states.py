@@ -47,9 +47,9 @@ def test_requests_are_written_in_utc():
 
 
 @pytest.mark.parametrize("text, lock", [
-    param("2026-08-21T10:00:00Z,default,a", NodeLock(TEN, ("default", "a")), id="G14"),
+    param("2026-08-21T10:00:00Z,default,a", NodeLock(TEN, ("default", "a")), id="with pod"),
     param("2026-08-21T18:00:00+08:00,default,a", NodeLock(TEN, ("default", "a")), id="another zone"),
-    param("2026-08-21T10:00:00Z", NodeLock(TEN, None), id="G14 legacy"),
+    param("2026-08-21T10:00:00Z", NodeLock(TEN, None), id="legacy"),
     param("2026-08-21T10:00:00.000Z,ns,a", NodeLock(TEN, ("ns", "a")), id="fraction of a second"),
 ])
 def test_lock(text, lock):
@@ -67,7 +67,7 @@ def test_locks_are_written_in_utc_to_the_second():
 
 
 @pytest.mark.parametrize("text, problem", [
-    param("lock", "expected an RFC 3339 time first", id="G14"),
+    param("lock", "expected an RFC 3339 time first", id="no time"),
     param("", "expected an RFC 3339 time first", id="empty"),
     param("yesterday,default,a", "expected an RFC 3339 time first", id="no time"),
     param("2026-08-21T10:00:00,default,a", "expected an RFC 3339 time with a zone first", id="no zone"),

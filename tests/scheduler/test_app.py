@@ -171,7 +171,7 @@ def test_the_webhook_answers_in_the_version_it_was_asked_in(web, version):
     assert answer["response"]["uid"] == "u" and answer["response"]["allowed"] is True
 
 
-def test_the_patch_names_what_changes_and_nothing_else_g16(web):
+def test_the_patch_names_what_changes_and_nothing_else(web):
     answer = web.post("/webhook", REVIEW)
     assert answer["response"]["patchType"] == "JSONPatch"
     assert sorted(patch_of(answer), key=lambda operation: operation["path"]) == [
@@ -186,7 +186,7 @@ def test_a_pod_that_stays_as_it_is_gets_no_patch(web):
                         "status": {"code": 200, "message": "pod already has different scheduler assigned"}}
 
 
-def test_a_forged_annotation_is_refused_w18(web):
+def test_a_forged_annotation_is_refused(web):
     review = json.loads(json.dumps(REVIEW))
     review["request"]["object"]["metadata"]["annotations"] = {ASSIGNED_NODE: "n1"}
     response = web.post("/webhook", review)["response"]

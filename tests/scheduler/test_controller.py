@@ -114,7 +114,7 @@ def stale():
     return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
 
 
-def test_a_stale_promise_of_another_scheduler_is_removed_w6():
+def test_a_stale_promise_of_another_scheduler_is_removed():
     made = world(stale())
     made.controller.tick()
     after = made.fake.pods["default", "a"]
@@ -130,14 +130,14 @@ def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
     assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
-def test_a_pod_that_slipped_past_the_webhook_is_told_once_w24():
+def test_a_pod_that_slipped_past_the_webhook_is_told_once():
     made = world(pod(gpus(), scheduler_name="default-scheduler"))
     for _ in range(3):
         made.controller.tick()
     assert made.events.reasons() == ["NotAdmitted"]
 
 
-def test_an_allocation_that_cannot_be_read_is_told_once_w10():
+def test_an_allocation_that_cannot_be_read_is_told_once():
     broken = bound()
     made = world(replace(broken, annotations=broken.annotations | {NVIDIA.allocated: "GPU-0,NVIDIA"}))
     for _ in range(3):

@@ -64,7 +64,7 @@ class Scene:
 
 # taking it
 
-def test_a_free_lock_is_taken_in_one_compare_and_swap_g14():
+def test_a_free_lock_is_taken_in_one_compare_and_swap():
     scene = Scene()
     version = scene.fake.nodes["n1"].resource_version
     scene.take()
@@ -100,7 +100,7 @@ def test_a_node_that_no_watch_has_shown_is_asked_for():
     assert scene.lock == f"{NOW},default,a"
 
 
-def test_a_pod_that_holds_the_lock_already_may_go_on_g14():
+def test_a_pod_that_holds_the_lock_already_may_go_on():
     scene = Scene(f"{OLD},default,a", pod(gpus(), name="a"))
     scene.take()
     assert scene.lock == f"{NOW},default,a", "its time counts from now"
@@ -445,7 +445,7 @@ def test_how_long_a_bare_time_counts(text, free):
     assert scene.annotations[OWN] == (NOW if free else text)
 
 
-def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone_a2():
+def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone():
     scene = own_scene(own=NOW)
     scene.take()
     scene.locks.release("n1", pod(name="a").ref)

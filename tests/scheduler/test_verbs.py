@@ -75,7 +75,7 @@ def admit(thing, namespace="default", **options):
     (raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]), {"quotas": [quota(gpumem=24000)]},
      403, "exceeding resource quota"),
     (raw(gpu_limits(gpu=1, gpucores=30)), {"quotas": [quota(gpucores=0)]}, 403, "exceeding resource quota")])
-def test_who_is_not_let_in_and_why_g16(thing, options, code, message):
+def test_who_is_not_let_in_and_why(thing, options, code, message):
     answer = admit(thing, **options)
     assert isinstance(answer, Denied) and answer.code == code and message in answer.message
 
@@ -105,24 +105,24 @@ def test_who_is_let_in_as_he_is(thing, options, message):
      {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": "100"}),
     (raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
      {"quotas": [quota(gpumem=24000)]}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10})])
-def test_what_admission_makes_of_a_pod_g16(thing, options, scheduler, limits):
+def test_what_admission_makes_of_a_pod(thing, options, scheduler, limits):
     answer = admit(thing, **options)
     assert isinstance(answer, Admitted)
     assert answer.pod["spec"]["schedulerName"] == scheduler
     assert answer.pod["spec"]["containers"][0]["resources"]["limits"] == limits
 
 
-def test_the_larger_of_init_and_app_containers_counts_for_the_quota_g16():
+def test_the_larger_of_init_and_app_containers_counts_for_the_quota():
     thing = raw(gpu_limits(gpu=1, gpumem=10000), inits=[gpu_limits(gpu=1, gpumem=20000)])
     assert isinstance(admit(thing, quotas=[quota(gpumem=24000)]), Admitted)
 
 
-def test_the_quota_is_that_of_the_requests_namespace_w17():
+def test_the_quota_is_that_of_the_requests_namespace():
     thing = raw(gpu_limits(gpu=1, gpumem=2000), meta={"namespace": "other"})
     assert isinstance(admit(thing, quotas=[quota(gpumem=1000)]), Denied)
 
 
-def test_unknown_fields_survive_admission_w23():
+def test_unknown_fields_survive_admission():
     thing = raw(asking(ONE, newField={"a": [1]}), spec={"hostUsers": False, "fromTheFuture": 7}, meta={"x": "y"})
     after = admit(thing).pod
     assert after["metadata"] == thing["metadata"] and after["spec"]["fromTheFuture"] == 7
@@ -140,7 +140,7 @@ def test_admission_does_not_change_what_it_is_given():
 @pytest.mark.parametrize("key", [ASSIGNED_NODE, "hami.io/vgpu-time", BIND_PHASE, "hami.io/bind-time",
                                  NVIDIA.to_allocate, NVIDIA.allocated, "hami.io/any-devices-allocated"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano"])
-def test_what_only_the_scheduler_may_write_cannot_be_forged_w18(where, key, scheduler):
+def test_what_only_the_scheduler_may_write_cannot_be_forged(where, key, scheduler):
     answer = admit(raw(asking(), meta={where: {key: "x"}}, scheduler=scheduler))
     assert isinstance(answer, Denied) and answer.code == 403 and key in answer.message
 
@@ -171,7 +171,7 @@ def g3(**policies):
     ({}, "n2", "GPU-b1", "n1:0.00,n2:2.33"),
     ({"device": "binpack"}, "n2", "GPU-b0", "n1:0.00,n2:2.33"),
     ({"node": "spread"}, "n1", "GPU-a1", "n2:2.33,n1:0.00")])
-def test_a_whole_filter_g3(policies, chosen, device, scores):
+def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     scheduler = g3(**policies)
     asked = pod(gpus(1, memory=3000, cores=30))
     found = scheduler.verbs.filter(asked, ["n1", "n2"])
@@ -189,7 +189,7 @@ def g7():
               holding("c", "n1", "GPU-n1-2,NVIDIA,0,90:;")])
 
 
-def test_why_no_node_fits_g7():
+def test_filter_says_why_no_node_fits():
     scheduler = g7()
     found = scheduler.verbs.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
     assert found.names is None and found.chosen is None
@@ -206,12 +206,12 @@ def test_why_no_node_fits_g7():
 @pytest.mark.parametrize(("count", "taken", "text"), [
     (2, "GPU-n1-0,NVIDIA,46068,0:;", "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory"),
     (3, "", "NodeInsufficientDevice")])
-def test_too_few_devices_g7(count, taken, text):
+def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     scheduler = replica(cards("n1", {}, {}), pods=[holding("a", "n1", taken)])
     assert scheduler.verbs.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).failed == {"n1": text}
 
 
-def test_unknown_nodes_are_named_g7():
+def test_unknown_nodes_are_named():
     scheduler = replica()
     assert scheduler.verbs.filter(pod(gpus()), ["n9"]).failed == {"n9": "node unregistered"}
     assert scheduler.events[0] == ("FilteringFailed", "no available node, 1 nodes do not meet")
@@ -225,7 +225,7 @@ def test_a_pod_that_asks_for_nothing_goes_anywhere(names):
 
 
 @pytest.mark.parametrize("names", [None, []])
-def test_no_nodes_is_no_crash_w15(names):
+def test_no_nodes_is_no_crash(names):
     found = replica(cards("n1", {})).verbs.filter(pod(gpus()), names)
     assert (found.names, found.failed) == (None, {})
 
@@ -257,7 +257,7 @@ G17 = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
     (1024, [G17], "sim", {}), (16384, [G17], None, {"sim": "1/1 CardInsufficientMemory"}),
     (1024, [node("bare")], None, {"bare": "node unregistered"}),
     (1024, [node("broken", annotations={NVIDIA.register: "[null]"})], None, {"broken": "node unregistered"})])
-def test_a_simulation_g17(memory, nodes, chosen, failed):
+def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)
     found = scheduler.verbs.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)
     assert (found.chosen, found.failed) == (chosen, failed)
@@ -326,7 +326,7 @@ def nothing_left(scheduler):
     (lambda s: s.locks.close(), "shutting down", True)],
     ids=["deleted", "another uid", "forbidden", "too many", "lock forbidden", "list fails", "device gone", "no leader",
          "shutdown"])
-def test_a_bind_that_fails_leaves_nothing_behind_w7(prepare, message, kept):
+def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     scheduler = ready()
     prepare(scheduler)
     with pytest.raises(HamiError, match=message):

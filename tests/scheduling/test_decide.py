@@ -35,11 +35,11 @@ G3 = {"n1": [view("GPU-a0"), view("GPU-a1", index=1)], "n2": [view("GPU-b0", 1, 
 
 
 @pytest.mark.parametrize("node_policy, policy, node, share, fitting", [
-    param(BINPACK, "spread", "n2", "GPU-b1,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="G3"),
-    param(BINPACK, "binpack", "n2", "GPU-b0,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="G3 devices binpack"),
-    param(SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="G3 nodes spread"),
+    param(BINPACK, "spread", "n2", "GPU-b1,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices spread"),
+    param(BINPACK, "binpack", "n2", "GPU-b0,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices binpack"),
+    param(SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"),
 ])
-def test_g3(node_policy, policy, node, share, fitting):
+def test_a_pod_is_placed_by_node_and_device_policy(node_policy, policy, node, share, fitting):
     answer = decided(cluster(**G3), ask(gpus(1, 3000, 30), policy=policy), policy=node_policy)
     assert shown(answer) == (node, share, fitting)
     assert (answer.unfit, answer.candidates) == (0, 2)
@@ -54,13 +54,13 @@ G4 = {"node1": [view("device1", 1, 2000, 25, **SMALL), view("device2", **SMALL)]
     (BINPACK, "binpack", "node2", "device4"), (BINPACK, "spread", "node2", "device3"),
     (SPREAD, "binpack", "node1", "device1"), (SPREAD, "spread", "node1", "device2"),
 ])
-def test_g4(node_policy, policy, node, device):
+def test_every_pair_of_policies_chooses_its_device(node_policy, policy, node, device):
     answer = decided(cluster(**G4), ask(gpus(1, 1000, 20), policy=policy), policy=node_policy)
     assert shown(answer)[:2] == (node, f"{device},NVIDIA,1000,20:;")
     assert sorted(answer.fitting) == [("node1", 3.0), ("node2", 8.0)]
 
 
-def test_g7_why_no_node_fits():
+def test_a_refusal_says_why_each_node_does_not_fit():
     index = cluster(n1=[view("a", 10), view("b", 1, 46000), view("c", 1, 0, 90), view("d", healthy=False)],
                     n2=[view("e")])
     answer = decided(index, ask(gpus(2, 3000, 30)), ["n1", "n3", "n2"])
@@ -76,11 +76,11 @@ G17 = ('[{"id":"GPU-0","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA-A10
 
 
 @pytest.mark.parametrize("annotations, memory, outcome", [
-    param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="G17 fits"),
-    param({"hami.io/node-nvidia-register": G17}, 16384, {"n1": "1/1 CardInsufficientMemory"}, id="G17 too much"),
-    param({}, 1024, {}, id="G17 not registered"),
+    param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="fits"),
+    param({"hami.io/node-nvidia-register": G17}, 16384, {"n1": "1/1 CardInsufficientMemory"}, id="too much"),
+    param({}, 1024, {}, id="not registered"),
 ])
-def test_g17(annotations, memory, outcome):
+def test_a_device_of_a_register_annotation_is_chosen_or_refused(annotations, memory, outcome):
     index = Index()
     index.set_inventory("n1", "NVIDIA", registered(NVIDIA, node("n1", annotations=annotations)) or ())
     answer = decided(index, ask(gpus(1, memory, 20)), ["n1"])

@@ -29,7 +29,7 @@ def test_a_sentence_for_each_reason():
         "1 nodes CardTimeSlicingExhausted(node3)"]
 
 
-def test_g7_nodes_with_too_few_devices_have_no_sentence():
+def test_nodes_with_too_few_devices_have_no_sentence():
     assert summarize(nodes_by_reason(refusal(ask(gpus(3))))) == []
 
 

@@ -83,14 +83,14 @@ CORES, SICK = view("cores", 1, 0, 90), view("sick", healthy=False)
 @pytest.mark.parametrize("views, asked, text", [
     param([FULL, MEMORY, CORES, SICK], ASKED,
           "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
-          "1/4 CardTimeSlicingExhausted", id="G7 a reason each"),
+          "1/4 CardTimeSlicingExhausted", id="a reason each"),
     param([view("a"), MEMORY], request(2, 3000), "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
-          id="G7 two"),
-    param([view("a"), view("b")], request(3, 1), "NodeInsufficientDevice", id="G7 too few"),
+          id="two"),
+    param([view("a"), view("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
     param([], ASKED, "NodeInsufficientDevice", id="none"),
     param([view("a", 1, 3000), view("b", 1, 3000)], request(1, 0, 100, 100), "2/2 CardInsufficientMemory",
-          id="G6 whole"),
-    param([view("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="G6 no cores"),
+          id="whole"),
+    param([view("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="no cores"),
 ])
 def test_reasons(views, asked, text):
     assert outcome(views, asked) == text
@@ -103,11 +103,11 @@ IDLE = [view(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
     ("spread", "", ["GPU-3", "GPU-2"]), ("binpack", "", ["GPU-3", "GPU-2"]),
     ("spread", "true", ["GPU-3", "GPU-2"]), ("binpack", "true", ["GPU-1", "GPU-0"]),
 ])
-def test_g5_ties(policy, numa_bind, uuids):
+def test_equal_devices_are_chosen_by_index_and_numa_node(policy, numa_bind, uuids):
     assert outcome(IDLE, request(2, 3000), policy=policy, annotations={"nvidia.com/numa-bind": numa_bind}) == uuids
 
 
-def test_g12_numa_bind_takes_devices_of_one_node():
+def test_numa_bind_takes_devices_of_one_node():
     views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
     assert sorted(outcome(views, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
 
@@ -119,7 +119,7 @@ def test_numa_bind_is_nothing_to_vendors_without_that_rule():
     assert not isinstance(found, Unfit) and len(found) == 2
 
 
-def test_g12_without_grouping_the_nodes_alternate():
+def test_without_grouping_the_nodes_alternate():
     views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
     ungrouped = DevicePolicy((OrderKey.SCORE_DESCENDING,), numa_bind=True)
     asked = replace(ask(MODEST), policy=ungrouped)
@@ -176,12 +176,12 @@ G13 = [view(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 8
 
 
 @pytest.mark.parametrize("asked, left, text", [
-    param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="G13 fits"),
+    param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="fits"),
     param(request(2, 3000, cores=60), Budget(4000, 200),
           "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
-          id="G13 one too many"),
-    param(request(1, 0, 100, 100), Budget(1500), "4/4 ResourceQuotaNotFit", id="G13 whole cards are larger"),
-    param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="G13 the small card"),
+          id="one too many"),
+    param(request(1, 0, 100, 100), Budget(1500), "4/4 ResourceQuotaNotFit", id="whole cards are larger"),
+    param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="the small card"),
     param(request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit", id="cores"),
     param(request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit", id="overdrawn"),
     param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),

@@ -90,7 +90,7 @@ def test_the_minute_counts_from_when_the_handshake_last_changed():
     assert examine(vitals, Signs(LATER, "a", 0), 20.0).since == 20.0
 
 
-def test_g15_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
+def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
     handshake, vitals, offers = None, None, []
     for minute, allocatable in enumerate([20, 20, 0, 0, 0, 0, 20]):
         vitals = examine(vitals, Signs(handshake, "[]", allocatable), minute * 60.0)

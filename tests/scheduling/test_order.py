@@ -21,17 +21,17 @@ A, B = view("a", 1, 10, 90, memory_mib=100), view("b", 7, 20, 10, memory_mib=100
 
 
 @pytest.mark.parametrize("device, asked, weights, score", [
-    param(view(), G3, Weights(), "4.65", id="G3 idle"),
-    param(view("b0", 1, 3000, 30), G3, Weights(), "9.30", id="G3 b0"),
-    param(view("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="G4 device1"),
-    param(view("device2", **SMALL), G4, Weights(), "4.25", id="G4 device2"),
-    param(view("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="G4 device4"),
-    param(A, G11, Weights(), "16.00", id="G11 a"), param(B, G11, Weights(), "15.00", id="G11 b"),
-    param(A, G11, Weights(memory=3), "26.00", id="G11 a memory"), param(B, G11, Weights(memory=3), "27.00",
-                                                                        id="G11 b memory"),
-    param(A, G11, Weights(core=3), "34.00", id="G11 a core"), param(B, G11, Weights(core=3), "17.00", id="G11 b core"),
+    param(view(), G3, Weights(), "4.65", id="idle"),
+    param(view("b0", 1, 3000, 30), G3, Weights(), "9.30", id="b0"),
+    param(view("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="device1"),
+    param(view("device2", **SMALL), G4, Weights(), "4.25", id="device2"),
+    param(view("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="device4"),
+    param(A, G11, Weights(), "16.00", id="a"), param(B, G11, Weights(), "15.00", id="b"),
+    param(A, G11, Weights(memory=3), "26.00", id="a memory"), param(B, G11, Weights(memory=3), "27.00",
+                                                                        id="b memory"),
+    param(A, G11, Weights(core=3), "34.00", id="a core"), param(B, G11, Weights(core=3), "17.00", id="b core"),
     param(view("z", 2, 2048, 1, cores=4, memory_mib=8192), request(1, 1024, cores=1), Weights(), "11.75",
-          id="G11 four cores"),
+          id="four cores"),
     param(view(slots=0), G3, Weights(), "0.00", id="no slots"),
     param(view(cores=0), G3, Weights(), "0.00", id="no cores"),
     param(view(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
@@ -87,19 +87,19 @@ def test_order(policy, numa_bind, order):
 
 
 @pytest.mark.parametrize("policy, numa_bind, order", [
-    param("binpack", False, "cba", id="G5 the last registered"), param("spread", False, "cba", id="G5 spread too"),
-    param("mutex", False, "cba", id="mutex too"), param("binpack,numa", False, "acb", id="G12 the highest index"),
+    param("binpack", False, "cba", id="the last registered"), param("spread", False, "cba", id="spread too"),
+    param("mutex", False, "cba", id="mutex too"), param("binpack,numa", False, "acb", id="the highest index"),
 ])
 def test_ties(policy, numa_bind, order):
     assert tried(policy, EQUAL, numa_bind) == order
 
 
 @pytest.mark.parametrize("policy, numa_bind, first, later", [
-    param("numa", False, ("x", 99.0, 0, 0, 0), ("y", 5.0, 1, 0, 0), id="G12 numa"),
-    param("numa,spread", False, ("x", 20.0, 0, 0, 0), ("y", 10.0, 0, 0, 0), id="G12 numa,spread"),
-    param("binpack,numa", False, ("x", 1.0, 0, 0, 2), ("y", 1.0, 0, 0, 5), id="G12 binpack,numa"),
-    param("mutex,spread", False, ("x", 9.0, 0, 0, 0), ("y", 1.0, 0, 7, 0), id="G12 mutex,spread"),
-    param("binpack,spread", True, ("x", 9.0, 0, 0, 0), ("y", 1.0, 1, 0, 0), id="G12 binpack,spread with numa-bind"),
+    param("numa", False, ("x", 99.0, 0, 0, 0), ("y", 5.0, 1, 0, 0), id="numa"),
+    param("numa,spread", False, ("x", 20.0, 0, 0, 0), ("y", 10.0, 0, 0, 0), id="numa,spread"),
+    param("binpack,numa", False, ("x", 1.0, 0, 0, 2), ("y", 1.0, 0, 0, 5), id="binpack,numa"),
+    param("mutex,spread", False, ("x", 9.0, 0, 0, 0), ("y", 1.0, 0, 7, 0), id="mutex,spread"),
+    param("binpack,spread", True, ("x", 9.0, 0, 0, 0), ("y", 1.0, 1, 0, 0), id="binpack,spread with numa-bind"),
 ])
 def test_sorted_before(policy, numa_bind, first, later):
     assert tried(policy, [first, later], numa_bind) == tried(policy, [later, first], numa_bind) == "yx"

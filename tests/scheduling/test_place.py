@@ -25,19 +25,19 @@ def outcome(devices, *containers, **options):
 
 @pytest.mark.parametrize("devices, containers, policy, text", [
     param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "spread", "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
-          id="G9 spread"),
+          id="spread"),
     param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "binpack", "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
-          id="G9 binpack"),
-    param(PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;", id="G5 two devices"),
-    param(ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="G8 second of two"),
-    param(ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;", id="G8 in the middle"),
+          id="binpack"),
+    param(PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;", id="two devices"),
+    param(ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="second of two"),
+    param(ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;", id="in the middle"),
     param(views("GPU-B", "GPU-A"), [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)], "spread",
-          ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;", id="G8 plain init container"),
+          ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;", id="plain init container"),
     param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=30, percent=50)], "spread", "GPU-0,NVIDIA,23034,30:;",
-          id="G6 half"),
+          id="half"),
     param([view("GPU-0", memory_mib=46068)], [gpus(1, percent=33)], "spread", "GPU-0,NVIDIA,15202,0:;",
-          id="G6 truncated"),
-    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="G6 whole"),
+          id="truncated"),
+    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="whole"),
 ])
 def test_shares_by_container(devices, containers, policy, text):
     assert outcome(devices, *containers, policy=policy) == text
@@ -69,13 +69,13 @@ def test_what_runs_together(containers, text):
 
 @pytest.mark.parametrize("containers, left, text", [
     param([gpus(1, 30_000, kind=INIT), gpus(1, 4_000)], 24_000, "1/1 ResourceQuotaNotFit",
-          id="G16 init alone is too much"),
+          id="init alone is too much"),
     param([gpus(1, 20_000, kind=INIT), gpus(1, 10_000)], 24_000, "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
-          id="G16 the larger counts"),
+          id="the larger counts"),
     param([gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)], 24_000, "1/1 ResourceQuotaNotFit", id="a sidecar adds up"),
-    param([gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="W2 apps add up"),
+    param([gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="apps add up"),
     param([container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit",
-          id="W2 also after a plain init container"),
+          id="also after a plain init container"),
 ])
 def test_quota_counts_what_runs_together(containers, left, text):
     assert outcome([view()], *containers, budgets={"NVIDIA": Budget(left)}) == text

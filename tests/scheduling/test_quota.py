@@ -41,7 +41,7 @@ def test_a_resource_without_name_has_no_limit():
     param(NVIDIA, [quota(gpumem=4000)], (5000, 50), Budget(-1000, None), id="overdrawn"),
     param(NVIDIA, [quota("a", gpumem=4000), quota("b", gpucores=10)], (0, 0), Budget(4000, 10), id="two quotas"),
     param(NVIDIA, [], (1000, 50), Budget(), id="none"),
-    param(nvidia(memory_factor=1024), [quota(gpumem=4)], (2048, 0), Budget(2048, None), id="G13 factor"),
+    param(nvidia(memory_factor=1024), [quota(gpumem=4)], (2048, 0), Budget(2048, None), id="factor"),
     param(IN_GIB, [quota(gpumem=4)], (0, 0), Budget(4096, None), id="bare"),
     param(IN_GIB, [quota(binary=["gpumem"], gpumem=3 << 30)], (1024, 0), Budget(2048, None), id="3Gi as a unit"),
     param(IN_GIB, [quota("a", binary=["gpumem"], gpumem=3 << 30), quota("b", gpumem=4)], (0, 0), Budget(3072, None),
@@ -53,6 +53,6 @@ def test_budget(vendor, quotas, used, left):
     assert budget(vendor, {q.name: q for q in quotas}, used) == left
 
 
-def test_g13_factor():
+def test_a_memory_factor_scales_the_quota():
     left = budget(nvidia(memory_factor=1024), {"q": quota(gpumem=4)}, (2048, 0))
     assert left.covers(2048, 0) and not left.covers(2049, 0)

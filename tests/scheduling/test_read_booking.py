@@ -21,8 +21,8 @@ def read(text, *containers, annotation=NVIDIA.allocated, **fields):
     param(None, [], id="no annotation"),
     param("", [], id="nothing"),
     param(";;", [], id="consumed"),
-    param("GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;", [charge("GPU-a", 2, 800, 50)], id="G9 two containers"),
-    param("GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="W1 an empty entry left out"),
+    param("GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;", [charge("GPU-a", 2, 800, 50)], id="two containers"),
+    param("GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
     param("GPU-z,NVIDIA,300,30:;;", [charge("GPU-z", 1, 300, 30)], id="a device that the node does not have"),
 ])
 def test_readable(text, charges):

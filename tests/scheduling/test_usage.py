@@ -20,14 +20,14 @@ SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), hold
 
 
 @pytest.mark.parametrize("pod, init_done, charges", [
-    param(G10, False, [charge("GPU0", 1, 20000, 10)], id="G10"),
-    param(G10, True, [charge("GPU0", 1, 10000, 5)], id="G10 after init"),
-    param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="G10 second"),
-    param(G10_SECOND, True, [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)], id="G10 second after init"),
-    param(G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="G8 plain init container"),
-    param(G8, True, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="G8 after init nothing is dropped"),
+    param(G10, False, [charge("GPU0", 1, 20000, 10)], id="before init has ended"),
+    param(G10, True, [charge("GPU0", 1, 10000, 5)], id="after init"),
+    param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="second"),
+    param(G10_SECOND, True, [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)], id="second after init"),
+    param(G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="plain init container"),
+    param(G8, True, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="after init nothing is dropped"),
     param(([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]), False, [charge("GPU-1", 2, 8000, 50)],
-          id="G9"),
+          id="two containers on one device"),
     param(SIDE, False, [charge(A, 3, 9000, 60)], id="6.3 sidecars + max(init, apps)"),
     param(SIDE, True, [charge(A, 3, 8000, 30)], id="6.3 after init the sidecars stay"),
     param(([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)],
@@ -37,7 +37,7 @@ SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), hold
     param(([INIT], [holds(A, 9, 1)]), True, [], id="nothing but init"),
     param(([APP], [()]), False, [], id="nothing"),
     param(([APP], [(share(B, 1, 1), share(A, 2, 2))]), False, [charge(A, 1, 2, 2), charge(B, 1, 1, 1)], id="sorted"),
-    param(([INIT, APP], [holds(A, 1000, 10)]), True, [charge(A, 1, 1000, 10)], id="W1 left out empty entries"),
+    param(([INIT, APP], [holds(A, 1000, 10)]), True, [charge(A, 1, 1000, 10)], id="left out empty entries"),
     param(([APP], [(), holds(A, 1, 1)]), False, [charge(A, 1, 1, 1)], id="more entries than containers"),
     param(([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"),
 ])

@@ -19,11 +19,11 @@ M1 = given(AMD, 1, 16384, 25)
 ASKS = [
     asks(AMD, M1, asked(AMD, 1, 16384, None, 25), id="M1"),
     asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="M2"),
-    asks(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="M6 A11 memory and cores get a card",
+    asks(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="memory and cores get a card",
          added={AMD.count: "1"}),
-    asks(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="A11 AMD memory alone gets a card",
+    asks(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="AMD memory alone gets a card",
          added={AMD.count: "1"}),
-    asks(AMD, given(AMD, None, None, 25), asked(AMD, 1, 0, 100, 25), id="A11 AMD cores alone get a card",
+    asks(AMD, given(AMD, None, None, 25), asked(AMD, 1, 0, 100, 25), id="AMD cores alone get a card",
          added={AMD.count: "1"}),
     asks(AMD, {}, None, id="AMD requests alone do not count", requests=M1),
     asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD memory among requests alone does not count",
@@ -35,7 +35,7 @@ DENIED = [
     denied(AMD, given(AMD, 1, None, 101), PERCENT, id="AMD 101 %", void=False),
     denied(AMD, given(AMD, 1, None, "12.5"), PERCENT, id="AMD 12.5 %"),
     denied(AMD, given(AMD, 1, None, "many"), PERCENT, id="AMD many cores"),
-    denied(AMD, given(AMD, None, None, 0), PERCENT, id="A11 AMD no cores, alone", void=False),
+    denied(AMD, given(AMD, None, None, 0), PERCENT, id="AMD no cores, alone", void=False),
     denied(AMD, given(AMD, 1, "16Gi"), f"invalid {AMD.memory} value 16Gi in container c: must be an integer between 0 "
            "and 2147483647", id="AMD 16Gi"),
 ]
@@ -48,10 +48,10 @@ def units(percent, outcome, views=None, *, id, **fields):
 FITS = [
     fits(AMD, [mi300()], M1, f"amd-0,{MODEL},16384,76:;", id="M1"),
     fits(AMD, [mi300()], given(AMD, 1), f"amd-0,{MODEL},196608,304:;", id="M2"),
-    units(33, f"amd-0,{MODEL},16384,100:;", id="M3 33 %"),
-    units(67, f"amd-0,{MODEL},16384,203:;", id="M3 67 %"),
-    fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,1:;", id="M4 1 %", request=asked(AMD, 1, 500, None, 1)),
-    fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,64:;", id="M4 101 %", request=asked(AMD, 1, 500, None, 101)),
+    units(33, f"amd-0,{MODEL},16384,100:;", id="33 %"),
+    units(67, f"amd-0,{MODEL},16384,203:;", id="67 %"),
+    fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,1:;", id="1 %", request=asked(AMD, 1, 500, None, 1)),
+    fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,64:;", id="101 %", request=asked(AMD, 1, 500, None, 101)),
     fits(AMD, [small("dev-0", 100), small("dev-1", 100)], {}, f"dev-1,{MODEL},1000,100:dev-0,{MODEL},1000,100:;",
          id="M7", request=asked(AMD, 2, 0, 100, 0)),
     units(0, f"amd-0,{MODEL},16384,0:;", id="AMD no cores come with part of the memory"),

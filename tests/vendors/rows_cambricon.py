@@ -18,7 +18,7 @@ ASKS = [
     asks(MLU, C1, asked(MLU, 1, 5120, None, 10), id="C1"),
     asks(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="C2"),
     asks(MLU, given(MLU, 1, 1000), asked(MLU, 1, 256000, None, 100), id="C3"),
-    asks(MLU, {}, asked(MLU, 1, 5120, None, 10), id="A22 MLU requests alone count", requests=C1),
+    asks(MLU, {}, asked(MLU, 1, 5120, None, 10), id="MLU requests alone count", requests=C1),
 ]
 
 DENIED = [

@@ -83,11 +83,11 @@ DENIED = [
     denied({MEMORY: "0"}, f"{MEMORY} must be greater than 0", id="DRS no memory"),
     denied({CORES: "0"}, f"{CORES} must be in range (0,100]", id="DRS no cores"),
     denied({CORES: "101"}, f"{CORES} must be in range (0,100]", void=False, id="DRS more cores than a device has"),
-    denied({COUNT: "1.5"}, f"invalid {COUNT} value 1.5 in container c: {INT32}", id="A21 DRS 1.5 slices"),
+    denied({COUNT: "1.5"}, f"invalid {COUNT} value 1.5 in container c: {INT32}", id="DRS 1.5 slices"),
     denied({MEMORY: "many"}, f"invalid {MEMORY} value many in container c: expected a number with an optional suffix "
-           "such as k, M, Mi, Gi, m or e3", id="A21 DRS memory that is no amount"),
-    denied({MEMORY: "16Gi"}, f"invalid {MEMORY} value 16Gi in container c: {INT32}", id="A21 DRS memory in bytes"),
-    denied({CORES: "500m"}, f"invalid {CORES} value 500m in container c: {INT32}", id="A21 DRS half a percent"),
+           "such as k, M, Mi, Gi, m or e3", id="DRS memory that is no amount"),
+    denied({MEMORY: "16Gi"}, f"invalid {MEMORY} value 16Gi in container c: {INT32}", id="DRS memory in bytes"),
+    denied({CORES: "500m"}, f"invalid {CORES} value 500m in container c: {INT32}", id="DRS half a percent"),
 ]
 
 TIGHT = {"Enflame": Budget(memory_mib=20479)}
@@ -116,15 +116,15 @@ FITS = [
     fits([device(0, 4, 24576, 68, profiles=(SIXTH, ALL))], {COUNT: 6}, "1/1 CardInsufficientMemory",
          id="DRS four sixths are taken"),
     fits([device(0, 1, 20480, 50, slices=4)], {COUNT: 3}, "1/1 CardInsufficientCore",
-         id="A12 one of four slices is left"),
-    fits([device(0, 2, 40960, 100)], {COUNT: 1}, "1/1 CardTimeSlicingExhausted", id="A12 two halves are six slices"),
-    fits([device(0, 1, 40960, 100)], {COUNT: 1}, "1/1 CardTimeSlicingExhausted", id="A12 one whole is six slices"),
+         id="one of four slices is left"),
+    fits([device(0, 2, 40960, 100)], {COUNT: 1}, "1/1 CardTimeSlicingExhausted", id="two halves are six slices"),
+    fits([device(0, 1, 40960, 100)], {COUNT: 1}, "1/1 CardTimeSlicingExhausted", id="one whole is six slices"),
     fits([device(0, 5, 30720, 85)], {COUNT: 1}, given(0, 6144, 17), written=WITH_SIXTH,
          id="DRS six sixths go on a device, though six times 17 are 102"),
     fits([device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth", id="DRS a broken device"),
     fits([device()], {COUNT: 1}, "1/1 CardUuidMismatch", annotations={"enflame.com/use-gpuuuid": "other"},
          id="DRS another device is wanted"),
-    fits([device()], {COUNT: 3}, "1/1 ResourceQuotaNotFit", budgets=TIGHT, id="A12 a quota is on MiB, not on slices"),
-    fits([device()], {MEMORY: 20}, "1/1 ResourceQuotaNotFit", budgets=TIGHT, id="A12 a quota is on MiB, not on GB"),
-    fits([device()], {COUNT: 1}, given(0, 6144, 17), budgets=TIGHT, written=WITH_SIXTH, id="A12 a quota that suffices"),
+    fits([device()], {COUNT: 3}, "1/1 ResourceQuotaNotFit", budgets=TIGHT, id="a quota is on MiB, not on slices"),
+    fits([device()], {MEMORY: 20}, "1/1 ResourceQuotaNotFit", budgets=TIGHT, id="a quota is on MiB, not on GB"),
+    fits([device()], {COUNT: 1}, given(0, 6144, 17), budgets=TIGHT, written=WITH_SIXTH, id="a quota that suffices"),
 ]

@@ -23,11 +23,11 @@ ASKS = [
 
 DENIED = [
     denied(SCALED, given(DCU, 1, 3000000), f"invalid {DCU.memory} value 3000000 in container c: "
-           "must be an integer between 0 and 2097151", id="H5 too much after scaling"),
-    denied(DCU, given(DCU, 1, "16Gi"), f"invalid {DCU.memory} value 16Gi in container c: {INT32}", id="H5 16Gi"),
+           "must be an integer between 0 and 2097151", id="too much after scaling"),
+    denied(DCU, given(DCU, 1, "16Gi"), f"invalid {DCU.memory} value 16Gi in container c: {INT32}", id="16Gi"),
     denied(DCU, given(DCU, 1, 1, -1), f"invalid {DCU.cores} value -1 in container c: {INT32}", id="H5 -1 cores"),
     denied(DCU, given(DCU, 1, "1.5"), f"invalid {DCU.memory} value 1.5 in container c: {INT32}",
-           id="A21 Hygon memory that cannot be read is no whole card"),
+           id="Hygon memory that cannot be read is no whole card"),
     denied(DCU, given(DCU, 4000000000), f"invalid {DCU.count} value 4000000000 in container c: {INT32}",
            id="Hygon too many cards"),
 ]
@@ -53,5 +53,5 @@ FITS = [
     fits(DCU, [dcu("DCU-a", healthy=False), dcu("DCU-b", 10)], H1, "1/2 CardNotHealth, 1/2 CardTimeSlicingExhausted",
          id="Hygon a reason each"),
     fits(DCU, [dcu("DCU-a")], [{"cpu": "1"}, H1], ";DCU-a,DCU,2000,60:;",
-         id="A1 Hygon a container that asks for nothing keeps its place"),
+         id="Hygon a container that asks for nothing keeps its place"),
 ]

@@ -56,9 +56,9 @@ ASKS = [
     memory("512Mi", 512, id="sGPU 512Mi"),
     memory("1536Ki", 1, id="sGPU MiB are rounded down"),
     memory("0", 0, id="sGPU no memory is all"),
-    memory("2000", 2048000, id="A20 2000 GiB"),
-    memory("2k", 2048000, id="A20 2000 GiB, as the API server writes it"),
-    memory("2e3", 2048000, id="A20 2000 GiB with an exponent"),
+    memory("2000", 2048000, id="2000 GiB"),
+    memory("2k", 2048000, id="2000 GiB, as the API server writes it"),
+    memory("2e3", 2048000, id="2000 GiB with an exponent"),
 ]
 
 DENIED = [
@@ -70,11 +70,11 @@ DENIED = [
     denied(SGPU, S1, f"{QOS} must be set one of [best-effort, fixed-share, burst-share]",
            id="sGPU a quality that is none", annotations={QOS: "best"}, void=False),
     denied(SGPU, given(SGPU, 1, "4M"), f"invalid {SGPU.memory} value 4M in container c: {GIB}",
-           id="A20 a decimal unit is no unit, and so many GiB nobody has"),
+           id="a decimal unit is no unit, and so many GiB nobody has"),
     denied(SGPU, given(SGPU, 1, "512Ki"), f"invalid {SGPU.memory} value 512Ki in container c: {GIB}",
-           id="A20 less than a MiB is not the whole card"),
+           id="less than a MiB is not the whole card"),
     denied(SGPU, given(SGPU, 1, "1.5"), f"invalid {SGPU.memory} value 1.5 in container c: {GIB}",
-           id="A21 sGPU memory that cannot be read is no whole card"),
+           id="sGPU memory that cannot be read is no whole card"),
     denied(SGPU, given(SGPU, 1, "4Pi"), f"invalid {SGPU.memory} value 4Pi in container c: {GIB}", id="sGPU 4Pi"),
     denied(GPU, given(GPU, "1.5"), f"invalid {GPU.count} value 1.5 in container c: must be an integer between 0 and "
            "2147483647", id="MetaX 1.5 cards"),
@@ -95,7 +95,7 @@ FITS = [
     fits(GPU, EIGHT, [given(GPU, 1), given(GPU, 1)], "1/8 CardTimeSlicingExhausted, 7/8 CardNotFoundCustomFilterRule",
          id="G2"),
     fits(GPU, EIGHT, [given(GPU, 1), given(GPU, 1)], "n-metax-7,Metax-GPU,65536,100:;n-metax-7,Metax-GPU,65536,100:;",
-         id="A25 MetaX init and app containers may each have the card", kinds=(INIT, APP)),
+         id="MetaX init and app containers may each have the card", kinds=(INIT, APP)),
 
     sets([sgpu()], S1, [("GPU-x", 4096, 60)], id="S1"),
     sets([sgpu()], S3, [("GPU-x", 4096, 0)], id="S3", annotations=ONLINE),

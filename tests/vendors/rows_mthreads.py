@@ -50,8 +50,8 @@ DENIED = [
 FITS = [
     fits(MT, eight(), T1, shares((7, 16384, 8)), id="T1", written=written(7)),
     fits(MT, eight(), given(MT, 2), shares((7, 49152, 16), (6, 49152, 16)), id="T2", written=written(7, 6)),
-    fits(MT, eight(), [T1, T1], shares((7, 16384, 8)) + shares((7, 16384, 8)), id="T4 room", written=written(7)),
-    fits(MT, eight(), [given(MT, 1), T1], "1/8 CardInsufficientMemory, 7/8 CardNotFoundCustomFilterRule", id="T4 full"),
+    fits(MT, eight(), [T1, T1], shares((7, 16384, 8)) + shares((7, 16384, 8)), id="room", written=written(7)),
+    fits(MT, eight(), [given(MT, 1), T1], "1/8 CardInsufficientMemory, 7/8 CardNotFoundCustomFilterRule", id="full"),
     fits(MT, eight(), [given(MT, 2), T1], "2/8 CardInsufficientMemory, 6/8 CardNotFoundCustomFilterRule",
          id="Mthreads nobody joins a container that has several cards"),
     fits(MT, eight(), [given(MT, 1), T1], shares((7, 49152, 16)) + shares((7, 16384, 8)), id="Mthreads init container",

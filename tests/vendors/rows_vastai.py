@@ -56,7 +56,7 @@ FITS = [  # devices, how many are asked for, the outcome
     # more than a node has is told before any of its devices is looked at: the words of the scheduler, not of its fit
     fits(WHOLE, 3, "NodeInsufficientDevice", id="V5"),
     fits([*WHOLE, view("d2", 1, slots=1)], 3, "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest",
-         id="V5 of three cards two are free"),
+         id="of three cards two are free"),
     fits(dies("1", "2", "2", "1", "2"), 3, gets("d4", "d2", "d1"), id="Vastai the largest card"),
     fits(dies("1", "2", "1", "2"), 2, gets("d2", "d0"), id="Vastai of equal cards the lowest"),
     fits(dies("1", "1", None, None, None), 3, gets("d1", "d0", "d4"), id="Vastai dies without a card come last"),

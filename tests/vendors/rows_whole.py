@@ -33,7 +33,7 @@ FITS = [
     # of fewer cards than are asked for the scheduler says so before any of them is looked at
     fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 3), "NodeInsufficientDevice", id="B3"),
     fits(BIREN, [biren("c0"), biren("c1"), biren("c2", 1)], given(BIREN, 3),
-         "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest", id="B3 a third card is taken"),
+         "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest", id="a third card is taken"),
     fits(BIREN, [biren("c0", 1, slots=2)], given(BIREN, 1), "c0,Biren,0,0:;", id="Biren a card that may be shared"),
     fits(BIREN, [biren("c0", 1, slots=2)], given(BIREN, 1), "1/1 ExclusiveDeviceAllocateConflict", id="Biren mutex",
          annotations=MUTEX),

@@ -27,7 +27,7 @@ HARD, HIDDEN = {}, [{"name": "ASCEND_VISIBLE_DEVICES", "value": ""}]
 
 
 @pytest.mark.parametrize("factor, memory_mib", [(10, 1280), (100, 12800), (0, 128)])
-def test_a9_memory_times_factor(factor, memory_mib):
+def test_memory_is_multiplied_by_the_factor(factor, memory_mib):
     vendor = ascend("Ascend910A", memory_factor=factor)
     assert request_of(vendor, container(npu(vendor, 1, 128))).memory_mib == memory_mib
 
@@ -38,10 +38,10 @@ def emission(*containers, annotations=None, devices=()):
 
 
 @pytest.mark.parametrize("annotations, text", [
-    param(HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="A10"),
-    param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="A10 in soft split"),
+    param(HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="in hard split"),
+    param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="in soft split"),
 ])
-def test_a10_what_the_device_plugin_reads(annotations, text):
+def test_what_the_device_plugin_reads(annotations, text):
     (config,) = (replace(one, common_word="Ascend") for one in CHART.ascends if one.common_word == A910.key)
     vendor = vendors(replace(CHART, ascends=(config,)), ascend=True).named("Ascend")
     texts = written(vendor, emission((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
@@ -95,15 +95,15 @@ def env_after(overwriting, limits):
     param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
     param(["Ascend910B3"], npu(B910, None, 5), HIDDEN, id="memory alone is no chip"),
     param(["Ascend910B3"], npu(B910, 1), [], id="this chip"),
-    param(["Ascend910B3"], npu(P310, 1), [], id="A6 another chip of Ascend"),
-    param(["Ascend310P", "Ascend910B3", "Ascend910C"], {}, HIDDEN, id="A6 once, however many chips have the switch"),
-    param(["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="A6 another chip has the switch, too"),
+    param(["Ascend910B3"], npu(P310, 1), [], id="another chip of Ascend"),
+    param(["Ascend310P", "Ascend910B3", "Ascend910C"], {}, HIDDEN, id="once, however many chips have the switch"),
+    param(["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="another chip has the switch, too"),
 ])
 def test_chips_are_hidden_from_containers_without_any(overwriting, limits, env):
     assert env_after(overwriting, limits) == env
 
 
-def test_a6_one_vendor_looks_after_containers_that_ask_for_no_chip():
+def test_one_vendor_looks_after_containers_that_ask_for_no_chip():
     config = replace(CHART, ascends=tuple(replace(one, overwrite_env=True) for one in CHART.ascends))
     assert len(vendors(config, ascend=True).admitting_all) == 1
     assert vendors(CHART, ascend=True).admitting_all == ()
@@ -127,7 +127,7 @@ def test_node_score_is_higher_where_chips_share_a_network(views, placement, scor
 
 
 @pytest.mark.parametrize("policy", NodePolicy)
-def test_a13_higher_is_better_whatever_the_policy(policy):
+def test_higher_is_better_whatever_the_policy(policy):
     near, far = (B910.node_score(chips(1, 1, 2), (held(*uuids),), policy) for uuids in (("d0", "d1"), ("d1", "d2")))
     assert near > far
 
@@ -142,7 +142,7 @@ def test_only_the_switch_adds_chips():
         one.common_word for one in CHART.ascends)
 
 
-def test_a10_chips_whose_name_begins_alike_are_kept_apart():
+def test_chips_whose_name_begins_alike_are_kept_apart():
     text = REGISTERED.replace("Ascend910B3", "Ascend910B4-1") % "{}"
     there = node("n", annotations={"hami.io/node-register-Ascend910B4-1": text})
     found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.inventory(vendor, there)]

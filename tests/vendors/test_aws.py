@@ -80,8 +80,8 @@ CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
     param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
     param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbours"),
     param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Partition(0), Partition(2)))]], id="two that are not"),
-    param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="A5 no core, as upstream may write"),
-    param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="A5 a device, of which upstream names two cores"),
+    param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="no core, as upstream may write"),
+    param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="a device, of which upstream names two cores"),
     param(";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"),
     param("d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Partition(0, 2),))]], id="nobody knows whose"),
 ])
@@ -114,7 +114,7 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
     assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in cache.views()["n"]]
 
 
-def test_a24_a_count_among_requests_alone_is_of_devices():
+def test_a_count_among_requests_alone_is_of_devices():
     cache = books(instance(neuron=2, neuroncore=4))
     asked = pod(container(requests={COUNT: "1"}))
     cache.choose(asked, ["n"])
@@ -123,7 +123,7 @@ def test_a24_a_count_among_requests_alone_is_of_devices():
     assert "NEURON_RESOURCE_TYPE" not in annotations
 
 
-def test_a5_the_cores_of_a_device_are_those_of_its_own_node():
+def test_the_cores_of_a_device_are_those_of_its_own_node():
     """Upstream keeps the number of the first node that it ever saw."""
     cache = books(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
     found = {}

@@ -54,7 +54,7 @@ def test_six_sixths_go_on_a_device_and_a_seventh_waits():
     assert [run(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
 
 
-def test_a12_slices_are_known_after_a_restart():
+def test_slices_are_known_after_a_restart():
     before = books(sliced(6))
     bound = [run(before, name, *asking({COUNT: "3"})) for name in "ab"]
     after = books(sliced(6))

@@ -17,16 +17,16 @@ def held(*indexes):
 
 
 @pytest.mark.parametrize("used, placement, score", [
-    param(range(4), (held(*range(8)),), 3000, id="K7"),
+    param(range(4), (held(*range(8)),), 3000, id="one wing, all cards in use"),
     param((), (held(0, 1, 2, 3),), 2000, id="a whole wing of an idle server"),
     param((), (held(*range(8)),), 3000, id="an idle server"),
     param((), (held(0),), 0, id="a single card of an idle server"),
     param((), (held(0, 1),), 1000, id="a part of a wing of an idle server"),
-    param((0, 1), (held(2, 3),), 3000, id="A14 the rest of a wing, beside cards in use"),
-    param((0, 1), (held(4, 5),), 2000, id="A14 a part of the other wing"),
-    param((0, 1), (held(4),), 1000, id="A14 a single card in the other wing"),
-    param((0, 4), (held(1, 5),), 3000, id="A14 two single cards get company"),
-    param((0, 1, 2), (held(3),), 3000, id="A14 the last of a wing"),
+    param((0, 1), (held(2, 3),), 3000, id="the rest of a wing, beside cards in use"),
+    param((0, 1), (held(4, 5),), 2000, id="a part of the other wing"),
+    param((0, 1), (held(4),), 1000, id="a single card in the other wing"),
+    param((0, 4), (held(1, 5),), 3000, id="two single cards get company"),
+    param((0, 1, 2), (held(3),), 3000, id="the last of a wing"),
     param((0, 1), (held(2), (), held(3)), 3000, id="all containers of a pod together"),
 ])
 @pytest.mark.parametrize("policy", NodePolicy)

@@ -36,11 +36,11 @@ def cards(count):
 
 
 @pytest.mark.parametrize("annotations, count, policy, score", [
-    param({LOSSES: TABLE}, 2, BINPACK, 1800, id="G3 binpack"),
+    param({LOSSES: TABLE}, 2, BINPACK, 1800, id="binpack"),
     # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
-    param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="G3 A13 spread"),
+    param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="spread"),
     param({}, 1, BINPACK, 0, id="no table"),
-    param({}, 1, SPREAD, 0, id="A13 no table is not the best"),
+    param({}, 1, SPREAD, 0, id="no table is not the best"),
     param({SCORES: TABLE}, 1, BINPACK, 0, id="binpack goes by losses"),
     param({LOSSES: TABLE}, 1, SPREAD, 0, id="spread goes by scores"),
     param({LOSSES: TABLE}, 3, BINPACK, 0, id="a number of cards that the table does not have"),
@@ -50,7 +50,7 @@ def test_score_of_whole_cards(annotations, count, policy, score):
     assert GPU.node_score(gpus(annotations), (cards(count),), policy) == score
 
 
-def test_g3_counts_the_cards_of_all_containers():
+def test_score_counts_the_cards_of_all_containers():
     assert GPU.node_score(gpus({LOSSES: TABLE}), (cards(1), (), cards(1)), BINPACK) == 1800
 
 
@@ -67,7 +67,7 @@ def chosen(policy, **nodes):
 
 
 @pytest.mark.parametrize("policy, key, best", [(BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high")])
-def test_a13_the_best_linked_node_wins_under_either_policy(policy, key, best):
+def test_the_best_linked_node_wins_under_either_policy(policy, key, best):
     nodes = {"a-none": {}, "b-low": {key: '{"2": 10}'}, "c-high": {key: '{"2": 500}'}}
     assert chosen(policy, **nodes) == best
 
@@ -127,8 +127,8 @@ ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
 
 
 @pytest.mark.parametrize("views, shares, score", [
-    param(ZONE, taken(100, aware=True), -30, id="S7 one of four"),
-    param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="S7 two of four"),
+    param(ZONE, taken(100, aware=True), -30, id="one of four"),
+    param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="two of four"),
     param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
     param(ZONE, taken(100, {AWARE: "false"}, aware=True), 0, id="the pod does not want it"),
     param(ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30, id="the pod does not say"),
@@ -137,9 +137,9 @@ ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
     param([sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0, id="cards without links"),
     param([sgpu("a", zone=1), sgpu("b", zone=2)], taken(100, aware=True, uuids="ab"), 0, id="two zones"),
     param([*ZONE[:2], sgpu("c", 1, zone=1)], taken(100, aware=True, uuids="ab"), 100, id="cards in use do not count"),
-    param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="S8 two online"),
-    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="S8 two offline"),
-    param([sgpu("a", 4, 0, 0, ONLINES + OFFLINES)], taken(annotations=ONLINE), -44, id="S8 two of each"),
+    param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="two online"),
+    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="two offline"),
+    param([sgpu("a", 4, 0, 0, ONLINES + OFFLINES)], taken(annotations=ONLINE), -44, id="two of each"),
     param([sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -40,
           id="other cards do not matter"),
     param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=OFFLINE), 0, id="offline pods do not mind"),

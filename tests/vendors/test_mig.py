@@ -121,7 +121,7 @@ def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
     assert run(cache, "next", gpus(memory=100)) is None
 
 
-def test_a23_the_largest_profile_is_the_whole_card():
+def test_the_largest_profile_is_the_whole_card():
     cache = books(node("n1", card()))
     found = run(cache, "whole", gpus())
     assert found.annotations[NVIDIA.allocated] == "GPU-m,NVIDIA,40192,100:;"

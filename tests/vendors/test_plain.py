@@ -19,8 +19,8 @@ AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "
 
 
 @pytest.mark.parametrize("vendor, limits, requests, expected", [
-    param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="T5"),
-    param(AMD, given(AMD, None, 16384, 25), {}, None, id="M6"),
+    param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="one device without more"),
+    param(AMD, given(AMD, None, 16384, 25), {}, None, id="no device count"),
     param(AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0), id="no percentage of cores"),
     param(V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"),
 ])
@@ -36,7 +36,7 @@ def described(views):
     param(MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4, id="MLU"),
     param(MLU, dict(memory=400, cores=350), ("n-cambricon-mlu-0", 100, 29257, 100), 4, id="MLU part of a card"),
     param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
-    param(MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1, id="T7"),
+    param(MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1, id="capacity of one core"),
     param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
     param(CHART.named("Metax-GPU"), dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
 ])
@@ -82,7 +82,7 @@ def test_hygon_without_any_card():
     param(MT, {MT.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
     param(DCU, {DCU.memory: 2000}, (2000, None), id="Hygon"),
     param(CHART.named("Metax-SGPU"), {CHART.named("Metax-SGPU").memory: 4}, (4096, None), id="sGPU in GiB"),
-    param(AMD, {AMD.memory: 100, AMD.cores: 50}, (100, None), id="A11 AMD compute units are no percentage"),
+    param(AMD, {AMD.memory: 100, AMD.cores: 50}, (100, None), id="AMD compute units are no percentage"),
 ])
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
@@ -118,7 +118,7 @@ REGISTERED = {
 @pytest.mark.parametrize("vendor, lock", [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
                          ids=["Hygon", "AMD", "MLU"])
 @pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
-def test_a18_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
+def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
     cache = books(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
     asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
     assert isinstance(cache.choose(asking, ["n"]), Choice)

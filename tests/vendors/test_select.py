@@ -55,7 +55,7 @@ def test_wings_are_those_of_the_reference(count):
 
 
 @given(order=st.permutations(range(8)), free=st.sets(st.integers(0, 7)), count=st.sampled_from([1, 2, 3, 4, 5, 8]))
-def test_a3_wings_do_not_depend_on_the_order_of_trying(order, free, count):
+def test_wings_do_not_depend_on_the_order_of_trying(order, free, count):
     shuffled = [EVERY[place] for place in order]
     tried = [view for view in shuffled if view.device.index in free]
     found = indexes(on_wings(tried, count, shuffled))
@@ -104,7 +104,7 @@ def test_groups_have_the_size_asked_for_and_are_few(names, data):
 
 
 @given(names=GROUPED, count=st.integers(1, 12))
-def test_a7_more_than_there_are_is_never_made_up(names, count):
+def test_more_than_there_are_is_never_made_up(names, count):
     listed = [view(f"d{place}", info={"name": name}) for place, name in enumerate(names)]
     assert len(grouped(listed, count, name_of)) == min(count, len(names))
 

@@ -16,7 +16,7 @@ FOUR = dies("1", "1", "2", "3")
 
 
 @pytest.mark.parametrize("views, placement, score", [
-    param(FOUR, (held("d1", "d0"),), 1, id="V2"),
+    param(FOUR, (held("d1", "d0"),), 1, id="a free die beside a used one"),
     param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
     param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
     param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
