@@ -106,7 +106,6 @@ def test_mig_places_outlive_the_scheduler_and_a_full_card_is_waited_for(sandbox,
 
 
 def test_hard_split_rounds_memory_up_to_a_template(sandbox):
-    """A1"""
     sandbox.add_node("n", nodes.ascend("Ascend310P", card("dev-0", 21_527)))
     start(sandbox, pod("a", **{"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": 2000}))
     assert admitted(sandbox, "a") == {"huawei.com/Ascend310P": "1", "huawei.com/Ascend310P-memory": "3072"}
@@ -126,7 +125,6 @@ def test_templates_fill_a_chip_and_no_more(sandbox):
 
 
 def test_soft_split_goes_to_nodes_that_have_it(sandbox):
-    """A5"""
     sandbox.add_node("n", nodes.ascend("Ascend910B3", card("d", 65_536, cores=20)))
     asks = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 15_360, "huawei.com/Ascend910B3-core": 20}
     sandbox.create(pod("a", annotations=SOFT, **asks))
@@ -138,7 +136,6 @@ def test_soft_split_goes_to_nodes_that_have_it(sandbox):
 
 
 def test_one_910c_is_a_whole_module(sandbox):
-    """A6"""
     npus = [card(f"npu-{index}", 65_536, slots=1, healthy=index not in (1, 4)) for index in range(6)]
     sandbox.add_node("n", nodes.ascend("Ascend910C", *npus))
     start(sandbox, pod("a", **{"huawei.com/Ascend910C": 1}))
@@ -150,8 +147,10 @@ def test_one_910c_is_a_whole_module(sandbox):
 
 @pytest.mark.parametrize(("chip", "count", "more", "why"), [
     pytest.param("Ascend910C", 3, {}, "Ascend910C device request must be 1 or 2*n, got 3", id="odd-910C"),
-    pytest.param("Ascend910B3", 2, {"memory": 16_384}, "vNPU not supported for multiple devices", id="A3"),
-    pytest.param("Ascend910B3", 1, {"memory": 70_000}, "huawei.com/Ascend910B3-memory 70000 is invalid", id="A4"),
+    pytest.param("Ascend910B3", 2, {"memory": 16_384}, "vNPU not supported for multiple devices",
+                 id="ascend-part-of-several-chips"),
+    pytest.param("Ascend910B3", 1, {"memory": 70_000}, "huawei.com/Ascend910B3-memory 70000 is invalid",
+                 id="ascend-more-memory-than-a-chip-has"),
     pytest.param("Ascend910B3", 1, {"core": 20}, "Ascend910B3-core is only supported in hami-core (soft split) mode",
                  id="cores-in-hard-split"),
 ])
@@ -166,7 +165,6 @@ MLU = {"cambricon.com/vmlu": 1, "cambricon.com/mlu.smlu.vmemory": 20, "cambricon
 
 
 def test_an_mlu_pod_carries_the_profile_of_its_slice(sandbox):
-    """C1"""
     sandbox.add_node("n", nodes.cambricon(4))
     start(sandbox, pod("a", **MLU))
     assert told(sandbox, "a") == {
@@ -197,7 +195,6 @@ def test_mlu_pods_of_one_node_wait_for_cambricons_own_lock(sandbox, scheduler, a
 
 
 def test_dcus_are_read_from_the_text_form(sandbox):
-    """H1, H2, H3"""
     sandbox.add_node("n", nodes.hygon(card("DCU-a", 32_752, slots=30), card("DCU-b", 32_752, slots=30)))
     start(sandbox, pod("h2", **{"hygon.com/dcunum": 2}))
     assert given(sandbox, "h2", "DCU") == "DCU-b,DCU,32752,100:DCU-a,DCU,32752,100:;"
@@ -218,7 +215,6 @@ QUALITY = "metax-tech.com/sgpu-qos-policy"
 
 
 def test_an_sgpu_has_one_quality_of_service(sandbox):
-    """S1, S4"""
     sandbox.add_node("n", nodes.sgpu("GPU-x"))
     start(sandbox, pod("a", **SGPU))
     assert told(sandbox, "a") == {
@@ -238,7 +234,6 @@ def test_an_sgpu_has_one_quality_of_service(sandbox):
 
 
 def test_online_and_other_pods_share_no_sgpu(sandbox):
-    """S3"""
     sandbox.add_node("n", nodes.sgpu("GPU-x"))
     online = {"metax-tech.com/sgpu-app-class": "online"}
     start(sandbox, pod("a", annotations=online, **{"metax-tech.com/sgpu": 1, "metax-tech.com/vmemory": 4}))
@@ -255,7 +250,6 @@ def slices(count, memory):
 
 
 def test_slices_of_one_xpu_are_rounded_and_of_one_size(sandbox):
-    """X3"""
     sandbox.add_node("n", nodes.vxpu(card("xpu-0", 98_304)))
     start(sandbox, pod("a", **slices(1, 20_000)))
     assert admitted(sandbox, "a") == {"kunlunxin.com/vxpu": "1", "kunlunxin.com/vxpu-memory": "24576"}
@@ -278,7 +272,6 @@ def test_slices_are_of_xpus_that_are_linked(sandbox):
 
 
 def test_whole_xpus_leave_others_what_is_linked(sandbox):
-    """K1, K2"""
     sandbox.add_node("n", nodes.kunlun(8))
     start(sandbox, pod("used", annotations={"hami.io/use-xpu-uuid": f"{full_name(sandbox, 'n')}-kunlun-5"},
                        **{"kunlunxin.com/xpu": 1}), pod("k1", **{"kunlunxin.com/xpu": 1}))
@@ -295,7 +288,6 @@ CORES = "aws.amazon.com/neuroncore"
 
 
 def test_neuron_cores_are_handed_out_one_by_one(sandbox):
-    """W1, W2, W8"""
     sandbox.add_node("n", nodes.neuron("inf2.xlarge", 1))
     start(sandbox, pod("a", **{CORES: 1}), pod("b", **{CORES: 1}))
     agent = {"NEURON_ALLOCATED": "false", "NEURON_ALLOC_TIME": "<ns>", "NEURON_RESOURCE_TYPE": CORES,
@@ -312,7 +304,6 @@ def test_neuron_cores_are_handed_out_one_by_one(sandbox):
 
 
 def test_trainium_devices_are_an_aligned_run(sandbox):
-    """W3"""
     sandbox.add_node("n", nodes.neuron("trn1.32xlarge", 16))
     first = {"aws.amazon.com/use-neuron-uuid": f"{full_name(sandbox, 'n')}-AWSNeuron-0"}
     start(sandbox, pod("used", annotations=first, **{"aws.amazon.com/neuron": 1}),
@@ -375,32 +366,35 @@ def row(outfit, asks, vendor, allocation, id, **more):
 @pytest.mark.parametrize(("outfit", "asks", "vendor", "allocation", "more"), [
     row(nodes.iluvatar("BI-V150", card("GPU-x", 32_768)),
         {"iluvatar.ai/BI-V150-vgpu": 1, "iluvatar.ai/BI-V150.vCore": 50, "iluvatar.ai/BI-V150.vMem": 64},
-        "BI-V150", "GPU-x,BI-V150,16384,50:;", id="I1"),
+        "BI-V150", "GPU-x,BI-V150,16384,50:;", id="iluvatar-part"),
     row(nodes.iluvatar("BI-V150", card("GPU-x", 32_768), card("GPU-y", 32_768)), {"iluvatar.ai/BI-V150-vgpu": 2},
-        "BI-V150", "GPU-y,BI-V150,32768,100:GPU-x,BI-V150,32768,100:;", id="I2"),
+        "BI-V150", "GPU-y,BI-V150,32768,100:GPU-x,BI-V150,32768,100:;", id="iluvatar-two-whole"),
     row(nodes.amd(card("card", 196_608, cores=304)),
         {"amd.com/gpu": 1, "amd.com/gpumem": 16_384, "amd.com/gpucores": 25},
-        "AMD", "card,AMD Instinct MI300X VF,16384,76:;", id="M1"),
+        "AMD", "card,AMD Instinct MI300X VF,16384,76:;", id="amd-part"),
     row(nodes.amd(card("card", 196_608, cores=304)), {"amd.com/gpu": 1},
-        "AMD", "card,AMD Instinct MI300X VF,196608,304:;", id="M2"),
+        "AMD", "card,AMD Instinct MI300X VF,196608,304:;", id="amd-whole"),
     row(nodes.biren(card("c0", slots=1), card("c1", slots=1)), {"birentech.com/gpu": 2},
-        "Biren", "c1,Biren,0,0:c0,Biren,0,0:;", id="B1"),
-    row(nodes.gcu(2), {"enflame.com/gcu": 2}, "GCU", "n-GCU-1,GCU,100,100:n-GCU-0,GCU,100,100:;", id="E1"),
-    row(nodes.drs(1), {"enflame.com/drs-gcu": 3}, "Enflame", "n-enflame-drs-0,Enflame,20480,50:;", id="E3", **DRS_HALF),
+        "Biren", "c1,Biren,0,0:c0,Biren,0,0:;", id="biren-two"),
+    row(nodes.gcu(2), {"enflame.com/gcu": 2}, "GCU", "n-GCU-1,GCU,100,100:n-GCU-0,GCU,100,100:;", id="gcu-two"),
+    row(nodes.drs(1), {"enflame.com/drs-gcu": 3}, "Enflame", "n-enflame-drs-0,Enflame,20480,50:;",
+        id="drs-slices", **DRS_HALF),
     row(nodes.drs(1), {"enflame.com/gcu-memory": 20_480, "enflame.com/gcu-core": 40},
-        "Enflame", "n-enflame-drs-0,Enflame,20480,50:;", id="E4", **DRS_HALF),
+        "Enflame", "n-enflame-drs-0,Enflame,20480,50:;", id="drs-memory-and-cores", **DRS_HALF),
     row(nodes.kunlun(8), {"kunlunxin.com/xpu": 4}, "kunlun",
         "".join(f"n-kunlun-{index},kunlun,98304,100:" for index in range(4)) + ";",
-        id="Kunlun", BAIDU_COM_DEVICE_IDX="0,1,2,3"),
+        id="kunlun-four", BAIDU_COM_DEVICE_IDX="0,1,2,3"),
     row(nodes.metax(8), {"metax-tech.com/gpu": 2},
-        "Metax-GPU", "n-metax-7,Metax-GPU,65536,100:n-metax-6,Metax-GPU,65536,100:;", id="G1"),
+        "Metax-GPU", "n-metax-7,Metax-GPU,65536,100:n-metax-6,Metax-GPU,65536,100:;", id="metax-two"),
     row(nodes.moore_threads(8), {"mthreads.com/vgpu": 1, "mthreads.com/sgpu-memory": 32, "mthreads.com/sgpu-core": 8},
-        "Mthreads", "n-mthreads-7,Mthreads,16384,8:;", id="T1", **MOORE_THREADS, **{"mthreads.com/gpu-index": "7"}),
+        "Mthreads", "n-mthreads-7,Mthreads,16384,8:;",
+        id="mthreads-part", **MOORE_THREADS, **{"mthreads.com/gpu-index": "7"}),
     row(nodes.moore_threads(8), {"mthreads.com/vgpu": 2},
-        "Mthreads", "n-mthreads-7,Mthreads,49152,16:n-mthreads-6,Mthreads,49152,16:;", id="T2", **MOORE_THREADS,
+        "Mthreads", "n-mthreads-7,Mthreads,49152,16:n-mthreads-6,Mthreads,49152,16:;",
+        id="mthreads-two-whole", **MOORE_THREADS,
         **{"mthreads.com/gpu-index": "7,6", "mthreads.com/request-gpu-num": "2"}),
-    row(nodes.vastai(card("d0"), card("d1")), {"vastaitech.com/va": 1}, "Vastai", "d1,Vastai,0,0:;", id="V1"),
-    row(nodes.vastai(*DIES), {"vastaitech.com/va": 2}, "Vastai", "d1,Vastai,0,0:d0,Vastai,0,0:;", id="V2"),
+    row(nodes.vastai(card("d0"), card("d1")), {"vastaitech.com/va": 1}, "Vastai", "d1,Vastai,0,0:;", id="vastai-one"),
+    row(nodes.vastai(*DIES), {"vastaitech.com/va": 2}, "Vastai", "d1,Vastai,0,0:d0,Vastai,0,0:;", id="vastai-two-dies"),
 ])
 def test_a_pod_gets_what_the_golden_example_says(sandbox, outfit, asks, vendor, allocation, more):
     sandbox.add_node("n", outfit)
@@ -419,14 +413,14 @@ def test_iluvatars_containers_know_their_name(sandbox):
 
 @pytest.mark.parametrize(("outfit", "asks", "reason"), [
     pytest.param(nodes.iluvatar("BI-V150", card("x", 32_768)), {"iluvatar.ai/BI-V150-vgpu": 1},
-                 "CardInsufficientMemory", id="I3"),
-    pytest.param(nodes.amd(card("x", 196_608, cores=304)), {"amd.com/gpu": 1}, "CardInsufficientMemory", id="AMD"),
-    pytest.param(nodes.biren(card("c0", slots=1)), {"birentech.com/gpu": 1}, "CardTimeSlicingExhausted", id="B2"),
-    pytest.param(nodes.gcu(1), {"enflame.com/gcu": 1}, "ExclusiveDeviceAllocateConflict", id="E2"),
-    pytest.param(nodes.drs(1), {"enflame.com/drs-gcu": 6}, "CardTimeSlicingExhausted", id="DRS"),
-    pytest.param(nodes.kunlun(1), {"kunlunxin.com/xpu": 1}, "NumaNotFit", id="Kunlun"),
-    pytest.param(nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="MetaX"),
-    pytest.param(nodes.vastai(card("d0", slots=1)), {"vastaitech.com/va": 1}, "CardTimeSlicingExhausted", id="Vastai"),
+                 "CardInsufficientMemory", id="iluvatar"),
+    pytest.param(nodes.amd(card("x", 196_608, cores=304)), {"amd.com/gpu": 1}, "CardInsufficientMemory", id="amd"),
+    pytest.param(nodes.biren(card("c0", slots=1)), {"birentech.com/gpu": 1}, "CardTimeSlicingExhausted", id="biren"),
+    pytest.param(nodes.gcu(1), {"enflame.com/gcu": 1}, "ExclusiveDeviceAllocateConflict", id="gcu"),
+    pytest.param(nodes.drs(1), {"enflame.com/drs-gcu": 6}, "CardTimeSlicingExhausted", id="drs"),
+    pytest.param(nodes.kunlun(1), {"kunlunxin.com/xpu": 1}, "NumaNotFit", id="kunlun"),
+    pytest.param(nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="metax"),
+    pytest.param(nodes.vastai(card("d0", slots=1)), {"vastaitech.com/va": 1}, "CardTimeSlicingExhausted", id="vastai"),
 ])
 def test_who_comes_second_waits_until_the_first_is_gone(sandbox, outfit, asks, reason):
     sandbox.add_node("n", outfit)

@@ -1,7 +1,4 @@
-"""What has been promised, to whom, and for how long: reservations, Bindings in mark_unknown, quotas, and many threads at once.
-
-W-numbers are upstream's weak points, which must not be ours.
-"""
+"""Reservations, Bindings with an unknown outcome, quotas, and many threads at once."""
 
 import threading
 from dataclasses import replace
@@ -53,7 +50,8 @@ def test_a_reservation_says_what_the_binding_will_carry():
 
 
 def test_what_an_earlier_scheduler_has_allocated_is_overwritten_whole():
-    places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", partition=Partition(6, 1, "1g.5gb"))])
+    partition = Partition(6, 1, "1g.5gb")
+    places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", partition=partition)])
     earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
                NVIDIA.allocated: "GPU-m,NVIDIA,4864,15:;", NVIDIA.to_allocate: "GPU-m,NVIDIA,4864,15:;",
                "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;", "hami.io/bind-time": "1", "team": "a"}

@@ -249,7 +249,7 @@ def test_only_agents_that_know_hamis_lock_say_that_they_are_done(lock, settled):
                     inventory=lambda vendor, node: None)
     cache = Cache(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
     cache.pods.upsert(pod(container({"x.io/card": "1"}), node_name="n1", labels=LABEL,
-                           annotations=ALLOCATING | {vendor.allocated: "x0,X,0,0:;"}))
+                          annotations=ALLOCATING | {vendor.allocated: "x0,X,0,0:;"}))
     assert [record.allocating for record in cache.pods.all()] == [not settled]
 
 

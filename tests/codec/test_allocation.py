@@ -16,7 +16,8 @@ shares = st.builds(Share, words.filter(bool), words, amounts, amounts)
 
 
 @pytest.mark.parametrize("text, containers", [
-    param("GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;", ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)), id="two containers"),
+    param("GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;", ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)),
+          id="two containers"),
     param(";u,T,1,2:;", ((), (share("u", 1, 2, "T"),)), id="first container without"),
     param(";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ()), id="in the middle"),
     param("a,T,1,2:b,T,3,4:;", ((share("a", 1, 2, "T"), share("b", 3, 4, "T")),), id="two devices"),

@@ -139,8 +139,8 @@ TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
 @pytest.mark.parametrize("views, count, uuids", [
-    param(links(ab=100, ac=200, bc=150), 1, ["b"], id="N7 the one least missed"),
-    param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="N8 the best pair"),
+    param(links(ab=100, ac=200, bc=150), 1, ["b"], id="the one least missed"),
+    param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="the best pair"),
     param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
     param(links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"),
     param(links(ab=0, cd=0), 1, ["d"], id="no links"),

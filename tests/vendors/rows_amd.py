@@ -17,8 +17,8 @@ def small(uuid, cores=64, memory_mib=1000):
 
 M1 = given(AMD, 1, 16384, 25)
 ASKS = [
-    asks(AMD, M1, asked(AMD, 1, 16384, None, 25), id="M1"),
-    asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="M2"),
+    asks(AMD, M1, asked(AMD, 1, 16384, None, 25), id="AMD memory and cores"),
+    asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD a whole card"),
     asks(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="memory and cores get a card",
          added={AMD.count: "1"}),
     asks(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="AMD memory alone gets a card",
@@ -31,7 +31,7 @@ ASKS = [
 ]
 
 DENIED = [
-    denied(AMD, given(AMD, 1, None, 0), PERCENT, id="M5", void=False),
+    denied(AMD, given(AMD, 1, None, 0), PERCENT, id="AMD zero percent of cores", void=False),
     denied(AMD, given(AMD, 1, None, 101), PERCENT, id="AMD 101 %", void=False),
     denied(AMD, given(AMD, 1, None, "12.5"), PERCENT, id="AMD 12.5 %"),
     denied(AMD, given(AMD, 1, None, "many"), PERCENT, id="AMD many cores"),
@@ -46,14 +46,14 @@ def units(percent, outcome, views=None, *, id, **fields):
 
 
 FITS = [
-    fits(AMD, [mi300()], M1, f"amd-0,{MODEL},16384,76:;", id="M1"),
-    fits(AMD, [mi300()], given(AMD, 1), f"amd-0,{MODEL},196608,304:;", id="M2"),
+    fits(AMD, [mi300()], M1, f"amd-0,{MODEL},16384,76:;", id="AMD memory and cores"),
+    fits(AMD, [mi300()], given(AMD, 1), f"amd-0,{MODEL},196608,304:;", id="AMD a whole card"),
     units(33, f"amd-0,{MODEL},16384,100:;", id="33 %"),
     units(67, f"amd-0,{MODEL},16384,203:;", id="67 %"),
     fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,1:;", id="1 %", request=asked(AMD, 1, 500, None, 1)),
     fits(AMD, [small("amd-0")], {}, f"amd-0,{MODEL},500,64:;", id="101 %", request=asked(AMD, 1, 500, None, 101)),
     fits(AMD, [small("dev-0", 100), small("dev-1", 100)], {}, f"dev-1,{MODEL},1000,100:dev-0,{MODEL},1000,100:;",
-         id="M7", request=asked(AMD, 2, 0, 100, 0)),
+         id="AMD two whole cards", request=asked(AMD, 2, 0, 100, 0)),
     units(0, f"amd-0,{MODEL},16384,0:;", id="AMD no cores come with part of the memory"),
     units(25, "1/1 CardInsufficientCore", [mi300("amd-0", 1, 0, 229)], id="AMD one unit is missing"),
     units(25, f"amd-0,{MODEL},16384,76:;", [mi300("amd-0", 1, 0, 228)], id="AMD the last units"),

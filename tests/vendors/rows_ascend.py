@@ -82,10 +82,10 @@ GIBI = ascend("Ascend910B3", memory_factor=1024)
 NO_POD = ascend("Ascend910C", super_pod=False)
 
 ASKS = [  # vendor, count, memory, what they become, the request
-    asks(P310, 1, 2000, (1, 3072), request(1, 3072), id="A1"),
-    asks(B910, 1, None, (1, 65536), request(1, 65536), id="A2"),
-    asks(B910, 1, 15360, (1, 15360), request(1, 15360, cores=20), core=20, annotations=SOFT, id="A5"),
-    asks(C910, 1, None, (2, 65536), request(2, 65536), id="A6"),
+    asks(P310, 1, 2000, (1, 3072), request(1, 3072), id="Ascend memory is rounded up to a template"),
+    asks(B910, 1, None, (1, 65536), request(1, 65536), id="Ascend a whole chip"),
+    asks(B910, 1, 15360, (1, 15360), request(1, 15360, cores=20), core=20, annotations=SOFT, id="Ascend soft split"),
+    asks(C910, 1, None, (2, 65536), request(2, 65536), id="Ascend chips come in pairs"),
     asks(C910, 4, 65536, (4, 65536), request(4, 65536), id="Ascend two modules"),
     asks(P310, 1, 3072, (1, 3072), request(1, 3072), id="Ascend exactly a template"),
     asks(P310, 1, 3073, (1, 6144), request(1, 6144), id="Ascend above a template"),
@@ -119,8 +119,8 @@ ASKS = [  # vendor, count, memory, what they become, the request
 
 SEVERAL = "vNPU not supported for multiple devices"
 DENIED = [  # vendor, count, memory, why
-    denied(B910, 2, 16384, SEVERAL, id="A3"),
-    denied(B910, 1, 70000, "huawei.com/Ascend910B3-memory 70000 is invalid", id="A4"),
+    denied(B910, 2, 16384, SEVERAL, id="Ascend a part of several chips"),
+    denied(B910, 1, 70000, "huawei.com/Ascend910B3-memory 70000 is invalid", id="Ascend more memory than a chip has"),
     denied(C910, 1, 16384, SEVERAL, id="a slice of a chip that becomes two"),
     denied(GIBI, 2, 16, SEVERAL, id="16 GiB are no whole chip"),
     denied(GIBI, 1, 65, "huawei.com/Ascend910B3-memory 65 is invalid", id="65 GiB are more than a chip"),
@@ -141,15 +141,17 @@ HALF = [chip("d", 1, 32768, 0), chip("e")]
 DOZEN = chips(*[None] * 8, used={3, 5, 7})
 FITS = [  # vendor, its chips in the order given to the fit (tried from the end), limits, the outcome
     fits(P310, [chip("dev-0", memory_mib=21527)], npu(P310, 1, 2000), "dev-0,Ascend310P,3072,0:;",
-         written=takes(P310, {"UUID": "dev-0", "temp": "vir01", "memory": 3072}), id="A1"),
-    gets(B910, [chip("d")], 1, "d", id="A2"),
+         written=takes(P310, {"UUID": "dev-0", "temp": "vir01", "memory": 3072}),
+         id="Ascend memory is rounded up to a template"),
+    gets(B910, [chip("d")], 1, "d", id="Ascend a whole chip"),
     fits(B910, [chip("d", soft=True)], npu(B910, 1, 15360, 20), "d,Ascend910B3,15360,20:;", annotations=SOFT,
-         written=takes(B910, {"UUID": "d", "memory": 15360, "core": 20}), id="A5"),
+         written=takes(B910, {"UUID": "d", "memory": 15360, "core": 20}), id="Ascend soft split"),
     fits(B910, [chip("d")], npu(B910, 1, 15360, 20), "1/1 ModeNotFit", annotations=SOFT, id="node without support"),
-    gets(C910, chips(*[None] * 4, used={1}), 1, ("d3", "d2"), id="A6"),
-    fits(C910, DOZEN, npu(C910, 4), "2/4 AllocatedCardsInsufficientRequest, 3/4 CardTimeSlicingExhausted", id="A7"),
+    gets(C910, chips(*[None] * 4, used={1}), 1, ("d3", "d2"), id="Ascend chips come in pairs"),
+    fits(C910, DOZEN, npu(C910, 4), "2/4 AllocatedCardsInsufficientRequest, 3/4 CardTimeSlicingExhausted",
+         id="Ascend too few pairs"),
     fits(C910, chips(None, None, None, used={1}), npu(C910, 2),
-         "0/2 AllocatedCardsInsufficientRequest, 1/2 CardTimeSlicingExhausted", id="A8"),
+         "0/2 AllocatedCardsInsufficientRequest, 1/2 CardTimeSlicingExhausted", id="Ascend half a pair is free"),
     gets(C910, chips(*[None] * 8, used={1}), 4, ("d3", "d2", "d5", "d4"), id="Ascend the lowest modules"),
     gets(NO_POD, DOZEN, 3, ("d6", "d4", "d2"), id="chips that do not come in pairs"),
     fits(B910, [chip("d", soft=True)], npu(B910, 1, 9000), "d,Ascend910B3,16384,0:;",

@@ -55,9 +55,9 @@ def denied(limits, why, id, requests=None):
 
 
 ASKS = [
-    asks({CORES: "1"}, asked(cores=1), id="W1"),
-    asks({COUNT: "4"}, asked(4), id="W3"),
-    asks({CORES: "2"}, asked(cores=2), id="W8"),
+    asks({CORES: "1"}, asked(cores=1), id="Neuron one core"),
+    asks({COUNT: "4"}, asked(4), id="Neuron four devices in a row"),
+    asks({CORES: "2"}, asked(cores=2), id="Neuron two cores, of which one is taken"),
     asks({CORES: "4"}, asked(cores=4), id="Neuron cores of more than a device"),
     asks({COUNT: "2", CORES: "3"}, asked(2), id="Neuron beside a count cores do not matter"),
     asks({}, asked(2), requests={COUNT: "2"}, id="Neuron a count among requests alone"),
@@ -68,7 +68,7 @@ ASKS = [
 ]
 
 DENIED = [
-    denied({CORES: "3"}, f"{CORES} must be 1 or a multiple of 2, got 3", id="W5"),
+    denied({CORES: "3"}, f"{CORES} must be 1 or a multiple of 2, got 3", id="Neuron three cores"),
     denied({CORES: "0"}, f"{CORES} must be greater than 0", id="Neuron no core"),
     denied({COUNT: "0"}, f"{COUNT} must be greater than 0", id="Neuron no device"),
     denied({COUNT: "-1"}, f"{COUNT} must be greater than 0", id="Neuron -1 devices"),
@@ -82,16 +82,19 @@ DENIED = [
 
 FOUR_CORES = dict(each=4, kind="inf1.6xlarge")
 FITS = [
-    fits([device()], {CORES: 1}, shares((0, 1)), written=ids(0, cores=True), id="W1"),
-    fits([device(0, Partition(0))], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True), id="W2"),
-    fits(devices(16, 0), {COUNT: 4}, shares((4, 3), (5, 3), (6, 3), (7, 3)), written=ids(4, 5, 6, 7), id="W3"),
-    fits(devices(2), {COUNT: 2}, "1/2 NumaNotFit", id="W4"),
+    fits([device()], {CORES: 1}, shares((0, 1)), written=ids(0, cores=True), id="Neuron one core"),
+    fits([device(0, Partition(0))], {CORES: 1}, shares((0, 2)), written=ids(1, cores=True),
+         id="Neuron the second core"),
+    fits(devices(16, 0), {COUNT: 4}, shares((4, 3), (5, 3), (6, 3), (7, 3)), written=ids(4, 5, 6, 7),
+         id="Neuron four devices in a row"),
+    fits(devices(2), {COUNT: 2}, "1/2 NumaNotFit", id="Neuron two devices of a node without such runs"),
     fits(devices(16, 7), {COUNT: 8}, shares(*((i, 3) for i in range(8, 16))), written=ids(*range(8, 16)),
          id="the second half is free"),
     fits(devices(16, 7, 13), {COUNT: 8}, "1/16 NumaNotFit, 2/16 CardInsufficientCore", id="no half is free"),
     fits(devices(16, 5, 14, kind="inf2.48xlarge"), {COUNT: 8}, shares(*((i, 3) for i in range(6, 14))),
-         written=ids(*range(6, 14)), id="W7"),
-    fits([device(0, Partition(0))], {CORES: 2}, "1/1 CardInsufficientCore", id="W8"),
+         written=ids(*range(6, 14)), id="Neuron a run across the halves"),
+    fits([device(0, Partition(0))], {CORES: 2}, "1/1 CardInsufficientCore",
+         id="Neuron two cores, of which one is taken"),
 
     fits([device(0), device(1)], {COUNT: 1}, shares((1, 3)), written=ids(1), id="Neuron one device is any device"),
     fits([device(0, Partition(1))], {COUNT: 1}, "1/1 CardInsufficientCore", id="Neuron a device whose core is taken"),
@@ -128,8 +131,8 @@ FITS = [
          id="the first free core"),
     fits([device(0, Partition(1), **FOUR_CORES)], {CORES: 2}, shares((0, 12)), written=ids(2, 3, cores=True),
          id="cores beside each other"),
-    fits([device(0, Partition(1), Partition(3), **FOUR_CORES)], {CORES: 2}, shares((0, 5)), written=ids(0, 2, cores=True),
-         id="cores that are left"),
+    fits([device(0, Partition(1), Partition(3), **FOUR_CORES)], {CORES: 2}, shares((0, 5)),
+         written=ids(0, 2, cores=True), id="cores that are left"),
     fits([device(**FOUR_CORES)], {CORES: 4}, shares((0, 15)), written=ids(0, 1, 2, 3, cores=True),
          id="four cores are one device of four"),
     fits([device(0, **FOUR_CORES), device(1, **FOUR_CORES)], {CORES: 6}, shares((0, 15), (1, 3)),

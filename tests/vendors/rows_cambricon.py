@@ -15,9 +15,9 @@ def written(profile):
 
 C1 = given(MLU, 1, 20, 10)
 ASKS = [
-    asks(MLU, C1, asked(MLU, 1, 5120, None, 10), id="C1"),
-    asks(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="C2"),
-    asks(MLU, given(MLU, 1, 1000), asked(MLU, 1, 256000, None, 100), id="C3"),
+    asks(MLU, C1, asked(MLU, 1, 5120, None, 10), id="MLU memory and cores"),
+    asks(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="MLU one card is whole"),
+    asks(MLU, given(MLU, 1, 1000), asked(MLU, 1, 256000, None, 100), id="MLU memory in units of 256 MiB"),
     asks(MLU, {}, asked(MLU, 1, 5120, None, 10), id="MLU requests alone count", requests=C1),
 ]
 
@@ -27,12 +27,14 @@ DENIED = [
 ]
 
 FITS = [
-    fits(MLU, FOUR, C1, "n1-cambricon-mlu-3,MLU,5120,10:;", id="C1", written=written("3_10_20")),
-    fits(MLU, FOUR, given(MLU, 1), "n1-cambricon-mlu-3,MLU,25600,100:;", id="C2", written=written("3_100_100")),
-    fits(MLU, [card(MLU, "MLU-0", memory_mib=40960)], {}, "1/1 ResourceQuotaNotFit", id="C4",
+    fits(MLU, FOUR, C1, "n1-cambricon-mlu-3,MLU,5120,10:;", id="MLU memory and cores", written=written("3_10_20")),
+    fits(MLU, FOUR, given(MLU, 1), "n1-cambricon-mlu-3,MLU,25600,100:;",
+         id="MLU one card is whole", written=written("3_100_100")),
+    fits(MLU, [card(MLU, "MLU-0", memory_mib=40960)], {}, "1/1 ResourceQuotaNotFit",
+         id="MLU a quota that the memory exceeds",
          request=asked(MLU, 1, 0, 100, 10), budgets={"MLU": budget(MLU, {"quota": QUOTA}, (0, 0))}),
     fits(MLU, [card(MLU, "device-0", memory_mib=256000)], [{"cpu": "1"}, given(MLU, 1, 1000, 1)],
-         ";device-0,MLU,256000,1:;", id="C5", written=written("0_1_1000")),
+         ";device-0,MLU,256000,1:;", id="MLU second of two containers", written=written("0_1_1000")),
     fits(MLU, FOUR, given(MLU, 2, 20, 10), "n1-cambricon-mlu-3,MLU,5120,10:n1-cambricon-mlu-2,MLU,5120,10:;",
          id="MLU the profile is that of the first card", written=written("3_10_20")),
     fits(MLU, FOUR, C1, "n1-cambricon-mlu-0,MLU,5120,10:;", id="MLU uuid", written=written("0_10_20"),

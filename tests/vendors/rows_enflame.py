@@ -65,9 +65,9 @@ def fits(views, limits, outcome, id, written=None, **fields):
 
 INT32 = "must be an integer between 0 and 2147483647"
 ASKS = [
-    asks({COUNT: "3"}, asked(3), id="E3"),
-    asks({MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40), id="E4"),
-    asks({CORES: "60"}, asked(0, 0, 60), id="E5"),
+    asks({COUNT: "3"}, asked(3), id="DRS three slices"),
+    asks({MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40), id="DRS memory and cores"),
+    asks({CORES: "60"}, asked(0, 0, 60), id="DRS cores alone"),
     asks({MEMORY: "20"}, asked(0, 20), id="DRS memory alone"),
     asks({COUNT: "3", MEMORY: "40"}, asked(3), requested={COUNT: "3"}, id="DRS slices go before memory"),
     asks({}, asked(3), requests={COUNT: "3"}, requested={}, added={COUNT: "3"}, id="DRS slices among requests"),
@@ -92,11 +92,11 @@ DENIED = [
 
 TIGHT = {"Enflame": Budget(memory_mib=20479)}
 FITS = [
-    fits([device()], {COUNT: 3}, given(0, 20480, 50), written=WITH_HALF, id="E3"),
-    fits([device()], {MEMORY: 20480, CORES: 40}, given(0, 20480, 50), written=WITH_HALF, id="E4"),
-    fits([device()], {CORES: 60}, given(0, 40960, 100), written=WITH_ALL, id="E5"),
-    fits([device(profiles=(SIXTH,))], {COUNT: 3}, "1/1 ModeNotFit", id="E6"),
-    fits([device(0, 1)], {COUNT: 3}, "1/1 ExclusiveDeviceAllocateConflict", annotations=MUTEX, id="E7"),
+    fits([device()], {COUNT: 3}, given(0, 20480, 50), written=WITH_HALF, id="DRS three slices"),
+    fits([device()], {MEMORY: 20480, CORES: 40}, given(0, 20480, 50), written=WITH_HALF, id="DRS memory and cores"),
+    fits([device()], {CORES: 60}, given(0, 40960, 100), written=WITH_ALL, id="DRS cores alone"),
+    fits([device(profiles=(SIXTH,))], {COUNT: 3}, "1/1 ModeNotFit", id="DRS no profile fits"),
+    fits([device(0, 1)], {COUNT: 3}, "1/1 ExclusiveDeviceAllocateConflict", annotations=MUTEX, id="DRS mutex"),
 
     fits([device(), device(1)], {COUNT: 4}, "1/2 ModeNotFit", id="DRS no profile of so many slices"),
     fits([device()], {MEMORY: 41}, "1/1 ModeNotFit", id="DRS more GB than a device has"),

@@ -12,9 +12,10 @@ def dcu(uuid, *taken, **fields):
 
 
 ASKS = [
-    asks(DCU, given(DCU, 1, 2000, 60), asked(DCU, 1, 2000, None, 60), id="H1"),
-    asks(DCU, given(DCU, 2), asked(DCU, 2, 0, 100, 100), id="H2"),
-    asks(DCU, given(DCU, 1), asked(DCU, 1, 1024, None, 1), id="H4", requests=given(DCU, None, 1024, 1)),
+    asks(DCU, given(DCU, 1, 2000, 60), asked(DCU, 1, 2000, None, 60), id="Hygon memory and cores"),
+    asks(DCU, given(DCU, 2), asked(DCU, 2, 0, 100, 100), id="Hygon two cards are whole"),
+    asks(DCU, given(DCU, 1), asked(DCU, 1, 1024, None, 1),
+         id="Hygon memory and cores among requests", requests=given(DCU, None, 1024, 1)),
     asks(SCALED, given(DCU, 1, 2), asked(DCU, 1, 2048, None, 100), id="Hygon memory in GiB"),
     asks(DCU, given(DCU, 1, 0, 0), asked(DCU, 1, 0, 100, 0), id="Hygon no memory is all, no cores are none"),
     asks(DCU, given(DCU, None, 2000, 60), None, id="Hygon no count"),
@@ -25,7 +26,7 @@ DENIED = [
     denied(SCALED, given(DCU, 1, 3000000), f"invalid {DCU.memory} value 3000000 in container c: "
            "must be an integer between 0 and 2097151", id="too much after scaling"),
     denied(DCU, given(DCU, 1, "16Gi"), f"invalid {DCU.memory} value 16Gi in container c: {INT32}", id="16Gi"),
-    denied(DCU, given(DCU, 1, 1, -1), f"invalid {DCU.cores} value -1 in container c: {INT32}", id="H5 -1 cores"),
+    denied(DCU, given(DCU, 1, 1, -1), f"invalid {DCU.cores} value -1 in container c: {INT32}", id="Hygon -1 cores"),
     denied(DCU, given(DCU, 1, "1.5"), f"invalid {DCU.memory} value 1.5 in container c: {INT32}",
            id="Hygon memory that cannot be read is no whole card"),
     denied(DCU, given(DCU, 4000000000), f"invalid {DCU.count} value 4000000000 in container c: {INT32}",
@@ -34,9 +35,10 @@ DENIED = [
 
 H1, H3 = given(DCU, 1, 2000, 60), {"hygon.com/nouse-dcutype": "K100"}
 FITS = [
-    fits(DCU, REGISTERED, H1, "DCU-a,DCU,2000,60:;", id="H1"),
-    fits(DCU, [dcu("DCU-0"), dcu("DCU-1")], given(DCU, 2), "DCU-1,DCU,32752,100:DCU-0,DCU,32752,100:;", id="H2"),
-    fits(DCU, REGISTERED, H1, "1/1 CardTypeMismatch", id="H3", annotations=H3),
+    fits(DCU, REGISTERED, H1, "DCU-a,DCU,2000,60:;", id="Hygon memory and cores"),
+    fits(DCU, [dcu("DCU-0"), dcu("DCU-1")], given(DCU, 2), "DCU-1,DCU,32752,100:DCU-0,DCU,32752,100:;",
+         id="Hygon two cards are whole"),
+    fits(DCU, REGISTERED, H1, "1/1 CardTypeMismatch", id="Hygon a model that is not wanted", annotations=H3),
     fits(DCU, REGISTERED, H1, "DCU-a,DCU,2000,60:;", id="Hygon a type by part of its name",
          annotations={"hygon.com/use-dcutype": "k100"}),
     fits(DCU, REGISTERED, H1, "1/1 CardUuidMismatch", id="Hygon uuid",

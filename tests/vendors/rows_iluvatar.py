@@ -7,10 +7,12 @@ NAMED = {"SOL_CONTINER_NAME": "c"}
 I1 = given(V150, 1, 64, 50)
 
 ASKS = [
-    asks(V150, I1, asked(V150, 1, 16384, None, 50), id="I1", env=NAMED),
-    asks(V150, given(V150, 2), asked(V150, 2, 0, 100, 200), id="I2", env=NAMED, added={V150.cores: "200"}),
-    asks(V150, given(V150, 1), asked(V150, 1, 0, 100, 0), id="I3", env=NAMED),
-    asks(V100, given(V100, 1, 1000, 100), asked(V100, 1, 256000, None, 100), id="I4", env=NAMED),
+    asks(V150, I1, asked(V150, 1, 16384, None, 50), id="Iluvatar memory and cores", env=NAMED),
+    asks(V150, given(V150, 2), asked(V150, 2, 0, 100, 200),
+         id="Iluvatar two cards are whole", env=NAMED, added={V150.cores: "200"}),
+    asks(V150, given(V150, 1), asked(V150, 1, 0, 100, 0), id="Iluvatar one card without more", env=NAMED),
+    asks(V100, given(V100, 1, 1000, 100), asked(V100, 1, 256000, None, 100),
+         id="Iluvatar memory in units of 256 MiB", env=NAMED),
     asks(V150, given(V150, 2, 64, 50), asked(V150, 2, 16384, None, 200), id="Iluvatar memory is that of one card",
          env=NAMED, added={V150.cores: "200"}),
     asks(V150, given(V150, 2, None, 50), asked(V150, 2, 0, 100, 200), id="Iluvatar requests stay equal to limits",
@@ -26,10 +28,12 @@ DENIED = [
 
 X, Y = card(V150, "GPU-x"), card(V150, "GPU-y")
 FITS = [
-    fits(V150, [X], I1, "GPU-x,BI-V150,16384,50:;", id="I1"),
-    fits(V150, [X, Y], given(V150, 2), "GPU-y,BI-V150,32768,100:GPU-x,BI-V150,32768,100:;", id="I2"),
-    fits(V150, [card(V150, "GPU-x", 1, 16384)], given(V150, 1), "1/1 CardInsufficientMemory", id="I3"),
-    fits(V100, [card(V100, "GPU-x", 1)], {}, "1/1 ExclusiveDeviceAllocateConflict", id="I5",
+    fits(V150, [X], I1, "GPU-x,BI-V150,16384,50:;", id="Iluvatar memory and cores"),
+    fits(V150, [X, Y], given(V150, 2), "GPU-y,BI-V150,32768,100:GPU-x,BI-V150,32768,100:;",
+         id="Iluvatar two cards are whole"),
+    fits(V150, [card(V150, "GPU-x", 1, 16384)], given(V150, 1), "1/1 CardInsufficientMemory",
+         id="Iluvatar too little memory"),
+    fits(V100, [card(V100, "GPU-x", 1)], {}, "1/1 ExclusiveDeviceAllocateConflict", id="Iluvatar mutex",
          request=asked(V100, 1, 64, None, 50), annotations=MUTEX),
     fits(V150, [X, Y], I1, "GPU-x,BI-V150,16384,50:;", id="Iluvatar uuid",
          annotations={"hami.io/use-BI-V150-uuid": "GPU-x", "hami.io/use-MR-V100-uuid": "GPU-z"}),

@@ -40,10 +40,10 @@ def memory(text, mib, id):
 
 S1, S3 = given(SGPU, 1, 4, 60), given(SGPU, 1, 4)
 ASKS = [
-    asks(GPU, given(GPU, 2), asked(GPU, 2, 0, 100, 100), id="G1"),
-    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="S1", annotated=BEST),
-    memory("1024Mi", 1024, id="S2"),
-    asks(SGPU, S3, asked(SGPU, 1, 4096, None, 100), id="S3", annotations=ONLINE),
+    asks(GPU, given(GPU, 2), asked(GPU, 2, 0, 100, 100), id="MetaX two cards"),
+    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU memory and cores", annotated=BEST),
+    memory("1024Mi", 1024, id="sGPU 1024Mi"),
+    asks(SGPU, S3, asked(SGPU, 1, 4096, None, 100), id="sGPU an online pod has no cores", annotations=ONLINE),
     asks(SGPU, given(SGPU, 2), asked(SGPU, 2, 0, 100, 100), id="sGPU whole cards", annotated=BEST),
     asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU an offline pod has a quality", annotations=OFFLINE,
          annotated=BEST),
@@ -62,7 +62,8 @@ ASKS = [
 ]
 
 DENIED = [
-    denied(SGPU, given(SGPU, 2), "app-class pod must request single device", id="S6", annotations=ONLINE, void=False),
+    denied(SGPU, given(SGPU, 2), "app-class pod must request single device",
+           id="sGPU an online pod with two devices", annotations=ONLINE, void=False),
     denied(SGPU, S1, f"{CLASS} must be set one of [online, offline]", id="sGPU a class that is none",
            annotations={CLASS: "nightly"}, void=False),
     denied(SGPU, S1, f"{CLASS} must be set one of [online, offline]", id="sGPU an empty class",
@@ -91,16 +92,18 @@ def whole(*uuids):
 
 
 FITS = [
-    fits(GPU, EIGHT, given(GPU, 2), "n-metax-7,Metax-GPU,65536,100:n-metax-6,Metax-GPU,65536,100:;", id="G1"),
+    fits(GPU, EIGHT, given(GPU, 2), "n-metax-7,Metax-GPU,65536,100:n-metax-6,Metax-GPU,65536,100:;",
+         id="MetaX two cards"),
     fits(GPU, EIGHT, [given(GPU, 1), given(GPU, 1)], "1/8 CardTimeSlicingExhausted, 7/8 CardNotFoundCustomFilterRule",
-         id="G2"),
+         id="MetaX two containers do not share a card"),
     fits(GPU, EIGHT, [given(GPU, 1), given(GPU, 1)], "n-metax-7,Metax-GPU,65536,100:;n-metax-7,Metax-GPU,65536,100:;",
          id="MetaX init and app containers may each have the card", kinds=(INIT, APP)),
 
-    sets([sgpu()], S1, [("GPU-x", 4096, 60)], id="S1"),
-    sets([sgpu()], S3, [("GPU-x", 4096, 0)], id="S3", annotations=ONLINE),
-    fails([sgpu("GPU-x", 2, 0, 40, qos="burst-share")], HALF, "1/1 CardQosPolicyMismatch", id="S4"),
-    fails([sgpu()], {}, "1/1 CardInsufficientCore", id="S5", request=asked(SGPU, 1, 512, None, 120)),
+    sets([sgpu()], S1, [("GPU-x", 4096, 60)], id="sGPU memory and cores"),
+    sets([sgpu()], S3, [("GPU-x", 4096, 0)], id="sGPU an online pod has no cores", annotations=ONLINE),
+    fails([sgpu("GPU-x", 2, 0, 40, qos="burst-share")], HALF, "1/1 CardQosPolicyMismatch", id="sGPU another quality"),
+    fails([sgpu()], {}, "1/1 CardInsufficientCore",
+          id="sGPU more cores than a card has", request=asked(SGPU, 1, 512, None, 120)),
 
     sets([sgpu("GPU-x", 2, 0, 40, qos="best-effort")], HALF, [("GPU-x", 4096, 50)], id="sGPU the same quality"),
     sets([sgpu("GPU-x", 2, 0, 40)], HALF, [("GPU-x", 4096, 50)], id="sGPU a card without a quality"),

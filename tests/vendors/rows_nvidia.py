@@ -30,11 +30,11 @@ def fits(vendor, views, limits, annotations, outcome, id, written=None):
 
 
 ASKS = [  # vendor, limits, what admission adds to them, the request
-    asks(NVIDIA, nv(1, gpumem=3000, gpucores=30), {}, request(1, 3000, None, 30), id="N1"),
-    asks(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="N2"),
-    asks(NVIDIA, nv(2, gpumem_percentage=50, gpucores=30), {}, request(2, 0, 50, 30), id="N3"),
-    asks(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="N4"),
-    asks(NVIDIA, nv(1, gpumem_percentage=0), {}, request(1, 0, 100, 0), id="N5"),
+    asks(NVIDIA, nv(1, gpumem=3000, gpucores=30), {}, request(1, 3000, None, 30), id="NVIDIA memory and cores"),
+    asks(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="NVIDIA one card is whole"),
+    asks(NVIDIA, nv(2, gpumem_percentage=50, gpucores=30), {}, request(2, 0, 50, 30), id="NVIDIA two halves of memory"),
+    asks(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="NVIDIA memory alone"),
+    asks(NVIDIA, nv(1, gpumem_percentage=0), {}, request(1, 0, 100, 0), id="NVIDIA zero percent of memory is all"),
     asks(NVIDIA, nv(gpucores=30), nv(1), request(1, 0, 100, 30), id="NVIDIA cores alone"),
     asks(NVIDIA, nv(gpumem_percentage=100), nv(1, gpucores=100), request(1, 0, 100, 100), id="NVIDIA all memory"),
     asks(NVIDIA, nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0), id="NVIDIA percent"),
@@ -64,7 +64,8 @@ ASKS = [  # vendor, limits, what admission adds to them, the request
 
 INT32 = "must be an integer between 0 and 2147483647"
 DENIED = [  # vendor, limits, why; a pod that comes in nevertheless asks for nothing
-    denied(NVIDIA, nv(1, gpumem="16Gi"), f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}", id="N6"),
+    denied(NVIDIA, nv(1, gpumem="16Gi"), f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}",
+           id="NVIDIA memory that is no integer"),
     denied(NVIDIA, nv(1, gpumem="-1"), f"invalid nvidia.com/gpumem value -1 in container c: {INT32}",
            id="NVIDIA -1 MiB"),
     denied(NVIDIA, nv(1, gpumem="1.5"), f"invalid nvidia.com/gpumem value 1.5 in container c: {INT32}",
@@ -92,7 +93,8 @@ TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 MIG = view("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
     MigProfile(name="3g.20gb", memory_mib=19968, cores=43, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
     MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=tuple(Partition(i, 1) for i in range(7))),
-    MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2, placements=tuple(Partition(i, 2) for i in (0, 2, 4)))))
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2,
+               placements=tuple(Partition(i, 2) for i in (0, 2, 4)))))
 
 
 def places(*instances):
@@ -103,22 +105,29 @@ def places(*instances):
 
 
 FITS = [  # vendor, its devices in the order given to the fit (tried from the end), limits, annotations, the outcome
-    fits(NVIDIA, [view("GPU-a")], nv(1, gpumem=3000, gpucores=30), {}, "GPU-a,NVIDIA,3000,30:;", id="N1"),
-    fits(NVIDIA, [view("A", 1, 3000, 30), view("B")], nv(1), {}, "B,NVIDIA,46068,100:;", id="N2 one is free"),
-    fits(NVIDIA, [view("A", 1, 3000, 30)], nv(1), {}, "1/1 CardInsufficientMemory", id="N2 none is free"),
+    fits(NVIDIA, [view("GPU-a")], nv(1, gpumem=3000, gpucores=30), {}, "GPU-a,NVIDIA,3000,30:;",
+         id="NVIDIA memory and cores"),
+    fits(NVIDIA, [view("A", 1, 3000, 30), view("B")], nv(1), {}, "B,NVIDIA,46068,100:;",
+         id="NVIDIA a whole card, one is free"),
+    fits(NVIDIA, [view("A", 1, 3000, 30)], nv(1), {}, "1/1 CardInsufficientMemory",
+         id="NVIDIA a whole card, none is free"),
     fits(NVIDIA, [view("d0"), view("d1")], nv(2, gpumem_percentage=50, gpucores=30), {},
-         "d1,NVIDIA,23034,30:d0,NVIDIA,23034,30:;", id="N3"),
-    fits(NVIDIA, [view("A", 1, 1000, 100)], nv(gpumem=8000), {}, "1/1 CardComputeUnitsExhausted", id="N4"),
-    fits(NVIDIA, [view("A", memory_mib=11264)], nv(1, gpumem_percentage=0), {}, "A,NVIDIA,11264,0:;", id="N5 free"),
+         "d1,NVIDIA,23034,30:d0,NVIDIA,23034,30:;", id="NVIDIA two halves of memory"),
+    fits(NVIDIA, [view("A", 1, 1000, 100)], nv(gpumem=8000), {}, "1/1 CardComputeUnitsExhausted",
+         id="NVIDIA memory alone"),
+    fits(NVIDIA, [view("A", memory_mib=11264)], nv(1, gpumem_percentage=0), {}, "A,NVIDIA,11264,0:;",
+         id="NVIDIA zero percent is all memory of a free card"),
     fits(NVIDIA, [view("A", 1, 11260, 0, memory_mib=11264)], nv(1, gpumem_percentage=0), {},
-         "1/1 CardInsufficientMemory", id="N5 used"),
-    fits(NVIDIA, TRIANGLE, nv(1, gpumem=100, gpucores=10), TOPOLOGY, "dev-1,NVIDIA,100,10:;", id="N7"),
+         "1/1 CardInsufficientMemory", id="NVIDIA zero percent is all memory, some is used"),
+    fits(NVIDIA, TRIANGLE, nv(1, gpumem=100, gpucores=10), TOPOLOGY, "dev-1,NVIDIA,100,10:;",
+         id="NVIDIA topology, one card"),
     fits(NVIDIA, TRIANGLE, nv(2, gpumem=100, gpucores=10), TOPOLOGY,
-         "dev-2,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="N8"),
+         "dev-2,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="NVIDIA topology, two linked cards"),
     fits(NVIDIA, [view("dev-0", numa=1), view("dev-1", numa=1), view("dev-2")], nv(2, gpumem=100, gpucores=10),
-         NUMA_BIND, "dev-1,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="N9"),
+         NUMA_BIND, "dev-1,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="NVIDIA numa-bind"),
     fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "mig"},
-         "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)), id="N10"),
+         "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
+         id="NVIDIA MIG two instances of one card"),
     fits(NVIDIA, [MIG], nv(1, gpumem=4864), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 6, 1)),
          id="NVIDIA MIG small profiles go to the far end"),
     fits(NVIDIA, [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 2)))], nv(1, gpumem=8000), {},
@@ -127,13 +136,14 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
          "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG memory is left but no place"),
     fits(NVIDIA, [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 1)))], nv(1, gpumem=8000), {},
          "GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 2, 2)), id="NVIDIA MIG another profile beside"),
-    fits(NVIDIA, [replace(MIG, slots_used=3, partitions=(Partition(0, 2), Partition(2, 2), Partition(4, 1)))], nv(1, gpumem=8000), {},
-         "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG full for this profile"),
+    fits(NVIDIA, [replace(MIG, slots_used=3, partitions=(Partition(0, 2), Partition(2, 2), Partition(4, 1)))],
+         nv(1, gpumem=8000), {}, "1/1 CardMigTopologyInfeasible", id="NVIDIA MIG full for this profile"),
     fits(NVIDIA, [replace(MIG, slots_used=6, cores_used=90, partitions=tuple(Partition(place) for place in range(6)))],
          nv(1, gpumem=4000, gpucores=15), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 6, 1)),
          id="NVIDIA MIG seven sevenths, though each counts as 15 percent"),
-    fits(NVIDIA, [replace(MIG, slots_used=3, cores_used=100, partitions=(Partition(4, 3),) * 3)], nv(1, gpumem=4000), {},
-         "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 3, 1)), id="NVIDIA MIG no cores are left by rounding"),
+    fits(NVIDIA, [replace(MIG, slots_used=3, cores_used=100, partitions=(Partition(4, 3),) * 3)],
+         nv(1, gpumem=4000), {}, "GPU-m,NVIDIA,4864,15:;", written=places(("1g.5gb", 3, 1)),
+         id="NVIDIA MIG no cores are left by rounding"),
     fits(NVIDIA, [replace(MIG, slots_used=1)], nv(1, gpumem=8000), {}, "1/1 CardNotHealth",
          id="NVIDIA MIG a user without a place"),
     fits(NVIDIA, [replace(view("GPU-0", 1), partitions=(Partition(0, 2),))], nv(1, gpumem=8000), {},
@@ -143,5 +153,5 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
     fits(NVIDIA, [MIG], nv(4, gpumem=8000), {}, "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest",
          id="NVIDIA MIG more than go on a card"),
     fits(NVIDIA, [view("dev-0", cordoned=True), view("dev-1", cordoned=True)], nv(1), {}, "2/2 CardCordoned",
-         id="N11"),
+         id="NVIDIA cordoned cards"),
 ]

@@ -36,7 +36,7 @@ def gets(*uuids):
 
 
 ASKS = [
-    param(Asked(vendor=VASTAI, limits=va(1), request=request(1, 0, 100, 0, "Vastai")), id="V1"),
+    param(Asked(vendor=VASTAI, limits=va(1), request=request(1, 0, 100, 0, "Vastai")), id="Vastai one device"),
     param(Asked(vendor=VASTAI, limits={}, requests=va(2), request=request(2, 0, 100, 0, "Vastai")),
           id="Vastai requests alone"),
     param(Asked(vendor=VASTAI, limits=va(0), request=None), id="Vastai no card"),
@@ -49,12 +49,13 @@ DENIED = [
 
 WHOLE = [view("d0", slots=1), view("d1", slots=1)]
 FITS = [  # devices, how many are asked for, the outcome
-    fits(WHOLE, 1, gets("d1"), id="V1"),
-    fits(dies("1", "1", "2", "3"), 2, gets("d1", "d0"), id="V2"),
-    fits(dies("1", "1", "2", used={0}), 1, gets("d2"), annotations=MUTEX, id="V3"),
-    fits(dies("1", "1", used={0}), 1, "2/2 ExclusiveDeviceAllocateConflict", annotations=MUTEX, id="V4"),
+    fits(WHOLE, 1, gets("d1"), id="Vastai one device"),
+    fits(dies("1", "1", "2", "3"), 2, gets("d1", "d0"), id="Vastai two dies of one card"),
+    fits(dies("1", "1", "2", used={0}), 1, gets("d2"), annotations=MUTEX, id="Vastai mutex takes a free card"),
+    fits(dies("1", "1", used={0}), 1, "2/2 ExclusiveDeviceAllocateConflict", annotations=MUTEX,
+         id="Vastai mutex finds no free card"),
     # more than a node has is told before any of its devices is looked at: the words of the scheduler, not of its fit
-    fits(WHOLE, 3, "NodeInsufficientDevice", id="V5"),
+    fits(WHOLE, 3, "NodeInsufficientDevice", id="Vastai more devices than the node has"),
     fits([*WHOLE, view("d2", 1, slots=1)], 3, "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest",
          id="of three cards two are free"),
     fits(dies("1", "2", "2", "1", "2"), 3, gets("d4", "d2", "d1"), id="Vastai the largest card"),

@@ -14,10 +14,10 @@ def gcus(count, **taken):
 
 
 ASKS = [
-    asks(BIREN, given(BIREN, 2), asked(BIREN, 2, 0, 100, 0), id="B1"),
-    asks(BIREN, given(BIREN, 1), asked(BIREN, 1, 0, 100, 0), id="B2"),
-    asks(BIREN, given(BIREN, 3), asked(BIREN, 3, 0, 100, 0), id="B3"),
-    asks(GCU, given(GCU, 2), asked(GCU, 2, 0, 100, 100), id="E1"),
+    asks(BIREN, given(BIREN, 2), asked(BIREN, 2, 0, 100, 0), id="Biren two cards"),
+    asks(BIREN, given(BIREN, 1), asked(BIREN, 1, 0, 100, 0), id="Biren one card"),
+    asks(BIREN, given(BIREN, 3), asked(BIREN, 3, 0, 100, 0), id="Biren three cards"),
+    asks(GCU, given(GCU, 2), asked(GCU, 2, 0, 100, 100), id="GCU two cards"),
     asks(GCU, {}, asked(GCU, 2, 0, 100, 100), id="GCU requests alone", requests=given(GCU, 2)),
 ]
 
@@ -28,10 +28,11 @@ DENIED = [
 ]
 
 FITS = [
-    fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 2), "c1,Biren,0,0:c0,Biren,0,0:;", id="B1"),
-    fits(BIREN, [biren("c0", 1)], given(BIREN, 1), "1/1 CardTimeSlicingExhausted", id="B2"),
+    fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 2), "c1,Biren,0,0:c0,Biren,0,0:;", id="Biren two cards"),
+    fits(BIREN, [biren("c0", 1)], given(BIREN, 1), "1/1 CardTimeSlicingExhausted", id="Biren a card in use"),
     # of fewer cards than are asked for the scheduler says so before any of them is looked at
-    fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 3), "NodeInsufficientDevice", id="B3"),
+    fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 3), "NodeInsufficientDevice",
+         id="Biren more cards than the node has"),
     fits(BIREN, [biren("c0"), biren("c1"), biren("c2", 1)], given(BIREN, 3),
          "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest", id="a third card is taken"),
     fits(BIREN, [biren("c0", 1, slots=2)], given(BIREN, 1), "c0,Biren,0,0:;", id="Biren a card that may be shared"),
@@ -41,9 +42,10 @@ FITS = [
          annotations={"birentech.com/use-gpuuuid": "c0,c1", "birentech.com/nouse-gpuuuid": "c1"}),
     fits(BIREN, [biren("c0", healthy=False)], given(BIREN, 1), "1/1 CardNotHealth", id="Biren a broken card"),
 
-    fits(GCU, gcus(2), given(GCU, 2), "n-GCU-1,GCU,100,100:n-GCU-0,GCU,100,100:;", id="E1"),
+    fits(GCU, gcus(2), given(GCU, 2), "n-GCU-1,GCU,100,100:n-GCU-0,GCU,100,100:;", id="GCU two cards"),
     fits(GCU, gcus(2, taken={0: (1, 100, 100)}), given(GCU, 2),
-         "1/2 AllocatedCardsInsufficientRequest, 1/2 ExclusiveDeviceAllocateConflict", id="E2"),
+         "1/2 AllocatedCardsInsufficientRequest, 1/2 ExclusiveDeviceAllocateConflict",
+         id="GCU one of two cards is in use"),
     fits(GCU, gcus(2), [given(GCU, 1), given(GCU, 1)], "n-GCU-1,GCU,100,100:;n-GCU-0,GCU,100,100:;",
          id="GCU a card each"),
 ]

@@ -34,7 +34,7 @@ def test_memory_is_multiplied_by_the_factor(factor, memory_mib):
 
 def emission(*containers, annotations=None, devices=()):
     return AnnotationContext(pod=pod(annotations=annotations or {}), node="n", shares=containers,
-                    devices={view.device.uuid: view.device for view in devices}, now=NOW)
+                             devices={view.device.uuid: view.device for view in devices}, now=NOW)
 
 
 @pytest.mark.parametrize("annotations, text", [

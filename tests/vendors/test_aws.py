@@ -104,13 +104,15 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
         if number in gone and number in bound:
             cache.pods.remove(bound.pop(number))
         for view in cache.views().get("n", ()):
-            held = [core for partition in view.partitions for core in range(partition.start, min(partition.start + partition.size, each))]
+            held = [core for partition in view.partitions
+                    for core in range(partition.start, min(partition.start + partition.size, each))]
             assert len(held) == len(set(held)), "a core was given twice"
             assert view.slots_used <= view.device.slots
     again = books(node)
     for found in bound.values():
         again.pods.upsert(found)
-    assert [sorted(view.partitions) for view in again.views()["n"]] == [sorted(view.partitions) for view in cache.views()["n"]]
+    assert [sorted(view.partitions) for view in again.views()["n"]] == [
+        sorted(view.partitions) for view in cache.views()["n"]]
     assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in cache.views()["n"]]
 
 

@@ -76,7 +76,7 @@ def test_scores_that_change_are_seen():
     cache = books()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
-                                 capacity={GPU.count: "1"}))
+                                capacity={GPU.count: "1"}))
         (view,) = cache.node_views("n")["Metax-GPU"]
         assert view.device.info == ({SCORES: {1: version}} if version < 3 else {})
 

@@ -17,8 +17,10 @@ from tests.vendors.ledgers import books, run
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1, placements=tuple(Partition(i, 1) for i in range(7))),
-    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2, placements=tuple(Partition(i, 2) for i in (0, 2, 4))),
+    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1,
+               placements=tuple(Partition(i, 1) for i in range(7))),
+    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2,
+               placements=tuple(Partition(i, 2) for i in (0, 2, 4))),
     MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
     MigProfile(name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Partition(0, 4),)),
     MigProfile(name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Partition(0, 8),)),
@@ -134,7 +136,7 @@ def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
     (place,) = json.loads(before.annotations[PLACES])
     made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
     cache.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
-                           annotations=before.annotations | {PLACES: json.dumps([made])}))
+                          annotations=before.annotations | {PLACES: json.dumps([made])}))
     (partition,) = view_of(cache, place["gpuUUID"]).partitions
     assert partition.instance == ("MIG-7", "3", "0")
 
@@ -191,7 +193,8 @@ def read_anew(listed, alive):
 
 def readable(views):
     """*views* without the order in which pods were seen."""
-    return [DeviceUsage(view.device, view.slots_used, view.memory_used_mib, view.cores_used, tuple(sorted(view.partitions)))
+    return [DeviceUsage(view.device, view.slots_used, view.memory_used_mib, view.cores_used,
+                        tuple(sorted(view.partitions)))
             for view in views]
 
 
