@@ -1,7 +1,4 @@
-"""Devices of all vendors: what nodes offer of them, what pods get, and what their agents are told.
-
-Ids such as ``A1`` name the golden example of the specification that a test repeats.
-"""
+"""Devices of all vendors: inventories of nodes, allocations of pods, and annotations for the vendors' agents."""
 
 import json
 import re
