@@ -10,12 +10,12 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.scheduler.metrics import Metrics, Readings
+from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.cluster_metrics import families
 from hami.web.exposition import build_info, render
 from hami.model import Partition, DeviceUsage
 from tests.builders import ONLY_NVIDIA, gpu
-from tests.scheduler.test_cluster_metrics import small_ledger
+from tests.scheduler.test_cluster_metrics import small_cache
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
@@ -37,12 +37,11 @@ def scraped():
     """Each sample name on a page of ours with the labels that it bears."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    meter = Metrics(registry)
-    meter.watch(Readings(
+    Metrics(registry).register(MetricSources(
         reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
-        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_ends=lambda: 1.0))
-    snapshot = small_ledger().snapshot()
+        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_expiry=lambda: 1.0))
+    snapshot = small_cache().snapshot()
     cut = DeviceUsage(gpu("GPU-m", mode="mig"), 1, partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
     snapshot = replace(snapshot, nodes={**snapshot.nodes, "gpu-1": {"NVIDIA": (cut,)}})
     ours = "".join(render([build_info(), *families(snapshot, ONLY_NVIDIA)]))

@@ -1,15 +1,14 @@
-"""What is shared out and to whom, as Prometheus gauges with upstream's names, labels and values, and one of ours.
+"""Metrics of the cluster's devices, allocations and quotas: Prometheus gauges with upstream's names, labels and values.
 
-A snapshot of the cache becomes lines of text. They are made while they are read, one by one, so that a large cluster
-costs neither much memory nor a long hold of anything. This module holds no lock and opens nothing.
-Source: HAMi v2.10, cmd/scheduler/metrics.go.
+Samples are rendered from a cache snapshot one by one while they are read, so a large cluster needs neither much memory
+nor a long computation without a pause. This module holds no locks and does no I/O.
+Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`` is our own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
@@ -26,45 +25,43 @@ ZONE = "vGPU"
 MIB = 1 << 20
 
 
-
 def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
-    """All gauges that follow from *snapshot*, sorted by name; with *legacy* those of upstream's old names too.
+    """Returns all gauges of *snapshot*, sorted by name; with *legacy* also those with upstream's old names.
 
-    The new names show cores that are compute units in percent, the old ones as they are.
-    ``hami_build_info``, which asks for no snapshot, is :func:`build_info`'s.
+    The new names convert compute units to percent, the old ones do not. ``hami_build_info`` is not among them.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = _by_node(snapshot.bookings)
     in_units = frozenset(vendor.key for vendor in vendors if vendor.cores_in is CoresIn.COMPUTE_UNITS)
-    made = [
-        *(gauge.family(_cards(snapshot, in_units)) for gauge in _CARD_GAUGES + legacy * _LEGACY_CARD_GAUGES),
+    found = [
+        *(gauge.family(_devices(snapshot, in_units)) for gauge in _DEVICE_GAUGES + legacy * _LEGACY_DEVICE_GAUGES),
         *(gauge.family(_instances(snapshot)) for gauge in _INSTANCE_GAUGES + legacy * _LEGACY_INSTANCE_GAUGES),
-        *(gauge.family(_holdings(snapshot, bookings, in_units))
-          for gauge in _HOLDING_GAUGES + legacy * _LEGACY_HOLDING_GAUGES),
+        *(gauge.family(_allocations(snapshot, bookings, in_units))
+          for gauge in _ALLOCATION_GAUGES + legacy * _LEGACY_ALLOCATION_GAUGES),
         *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
     ]
-    return sorted(made, key=lambda family: family.name)
+    return sorted(found, key=lambda family: family.name)
 
 
-class _CardRow(NamedTuple):
-    """A device; texts are escaped. *in_units*: its cores are compute units."""
+class _DeviceRow(NamedTuple):
+    """A device. Strings are escaped. *in_units*: its cores are compute units."""
 
     node: str
     uuid: str
     type: str
-    place: int
+    device_index: int
     cores: int
     memory_mib: int
-    view: DeviceUsage
+    usage: DeviceUsage
     in_units: bool
 
 
-class _Instance(NamedTuple):
-    """A MIG instance that the device plugin has made; texts are escaped. *name*: its profile and GPU instance."""
+class _InstanceRow(NamedTuple):
+    """A MIG instance that the device plugin has created. Strings are escaped. *name*: profile and GPU instance."""
 
     node: str
     uuid: str
-    place: int
+    device_index: int
     mig_uuid: str
     profile: str
     gpu_instance: str
@@ -74,8 +71,8 @@ class _Instance(NamedTuple):
     name: str
 
 
-class _Holding(NamedTuple):
-    """What one pod holds of one device; texts are escaped. *percent*: its cores in percent, ``None`` if unknown."""
+class _AllocationRow(NamedTuple):
+    """One pod's share of one device. Strings are escaped. *percent*: its cores in percent, None if unknown."""
 
     namespace: str
     node: str
@@ -84,13 +81,14 @@ class _Holding(NamedTuple):
     memory_mib: int
     cores: int
     percent: int | None
-    container: str = "0"  # upstream sums a pod's containers up before it counts them
+    container: str = "0"  # upstream sums up a pod's containers and always writes 0
 
 
 class _QuotaRow(NamedTuple):
-    """What a namespace takes of one resource, and its limit, ``None`` without; texts are escaped.
+    """A namespace's usage of one resource. Strings are escaped.
 
-    *limit* is as written; *allowed*, where it is held to, in the unit of *used*: MiB or percent.
+    *limit*: as written, None without one. *allowed*: the enforced limit in the unit of *used* (MiB or percent), None if
+    nothing is enforced.
     """
 
     namespace: str
@@ -101,7 +99,7 @@ class _QuotaRow(NamedTuple):
 
     @property
     def limit_text(self) -> int:
-        """The limit; upstream writes 0 when there is none."""
+        """The limit; 0 without one, as upstream writes it."""
         return self.limit or 0
 
 
@@ -110,7 +108,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class _Gauge(Generic[Row]):
-    """How rows become samples. *labels*: the field of the row that each shows. A value of ``None`` is no sample."""
+    """Renders rows as samples. *labels*: label name to row field. A *value* of None yields no sample."""
 
     name: str
     help: str
@@ -118,7 +116,7 @@ class _Gauge(Generic[Row]):
     value: Callable[[Row], int | float | None]
 
     def family(self, rows: Iterable[Row]) -> Family:
-        """The gauge over *rows*."""
+        """Returns the gauge with a sample for each row."""
         return Family(self.name, self.help, self._samples(rows))
 
     def _samples(self, rows: Iterable[Row]) -> Iterator[str]:
@@ -131,28 +129,28 @@ class _Gauge(Generic[Row]):
                 yield template % (*texts(row), amount)
 
 
-def _cards(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_CardRow]:
-    """Devices; those without uuid, and repetitions of one on the same node, are left out."""
+def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
+    """Yields all devices. Skips devices without a UUID, and a UUID's repetitions on the same node."""
     for name in sorted(snapshot.nodes):
         node, seen = escape_label(name), {""}
-        for views in snapshot.nodes[name].values():
-            for view in views:
-                device = view.device
+        for usages in snapshot.nodes[name].values():
+            for usage in usages:
+                device = usage.device
                 if device.uuid not in seen:
                     seen.add(device.uuid)
-                    yield _CardRow(node, escape_label(device.uuid), escape_label(device.model), device.index, device.cores,
-                                device.memory_mib, view, device.vendor in in_units)
+                    yield _DeviceRow(node, escape_label(device.uuid), escape_label(device.model), device.index,
+                                     device.cores, device.memory_mib, usage, device.vendor in in_units)
 
 
-def _instances(snapshot: Snapshot) -> Iterator[_Instance]:
-    """The MIG instances of all cards, by their places on them."""
-    for card in _cards(snapshot):
-        for partition in sorted(set(card.view.partitions)):
+def _instances(snapshot: Snapshot) -> Iterator[_InstanceRow]:
+    """Yields the MIG instances of all devices, sorted by placement."""
+    for row in _devices(snapshot):
+        for partition in sorted(set(row.usage.partitions)):
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)
                 profile = escape_label(partition.name)
-                yield _Instance(card.node, card.uuid, card.place, uuid, profile, gpu_instance, compute_instance,
-                                partition.start, partition.size, f"{profile}-{gpu_instance}")
+                yield _InstanceRow(row.node, row.uuid, row.device_index, uuid, profile, gpu_instance, compute_instance,
+                                   partition.start, partition.size, f"{profile}-{gpu_instance}")
 
 
 def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
@@ -162,20 +160,21 @@ def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
     return nodes
 
 
-def _holdings(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]],
-              in_units: Collection[str]) -> Iterator[_Holding]:
-    """What pods hold. A pod whose predecessor of the same name is not quite gone is one with it."""
+def _allocations(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]],
+                 in_units: Collection[str]) -> Iterator[_AllocationRow]:
+    """Yields each pod's share of each device. A terminating pod and its successor of the same name are summed up."""
     for name in sorted(bookings):
         node = escape_label(name)
-        views = snapshot.nodes.get(name, {})
-        devices = {view.device.uuid: view.device for key in in_units for view in views.get(key, ())}
+        usages = snapshot.nodes.get(name, {})
+        devices = {usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())}
         for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(bookings[name], snapshot).items()):
             percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
-            yield _Holding(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores, percent)
+            yield _AllocationRow(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores,
+                                 percent)
 
 
 def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str, str, str], tuple[int, int, str]]:
-    """MiB and cores by namespace, pod and device, and the device's vendor."""
+    """Returns MiB, cores and vendor by namespace, pod and device."""
     amounts: dict[tuple[str, str, str], tuple[int, int, str]] = {}
     for booking in bookings:
         ref = snapshot.pods.get(booking.uid)
@@ -189,167 +188,124 @@ def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str,
 
 
 def _percent(device: Device | None, cores: int) -> int | None:
-    """*cores* in percent of those of *device*, rounded up; ``None`` when it is not known how many those are."""
+    """Returns *cores* in percent of the device's cores, rounded up; None if those are unknown."""
     return -(-cores * 100 // device.cores) if device is not None and device.cores > 0 else None
 
 
 def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
-    """Resources that are limited or taken; namespaces without any ResourceQuota are counted too."""
+    """Yields resources with a limit or usage, also in namespaces without a ResourceQuota."""
     limits: dict[str, list[QuotaLimits]] = {}
     for quota in snapshot.quotas:
         limits.setdefault(quota.namespace, []).append(quota)
     for namespace in sorted(limits.keys() | {namespace for namespace, _ in snapshot.used}):
-        mine = limits.get(namespace, [])
-        used, allowed = _used(snapshot, namespace, vendors), _allowed(mine, vendors)
+        quotas = limits.get(namespace, [])
+        used, allowed = _used(snapshot, namespace, vendors), _allowed(quotas, vendors)
         for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
-            limit = limit_of(mine, resource)
+            limit = limit_of(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used.get(resource, 0), limit,
-                             allowed.get(resource))
+                                allowed.get(resource))
 
 
 def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int]:
-    """What *namespace* takes by resource name; vendors may share one."""
+    """Returns the usage of *namespace* by resource name. Vendors may share a name."""
     used: dict[str, int] = {}
     for vendor in vendors:
-        if (taken := snapshot.used.get((namespace, vendor.key))) is not None:
-            for resource, amount in zip((vendor.memory, vendor.cores), taken):
+        if (amounts := snapshot.used.get((namespace, vendor.key))) is not None:
+            for resource, amount in zip((vendor.memory, vendor.cores), amounts):
                 used[resource] = used.get(resource, 0) + amount
     return used
 
 
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
-    """What *quotas* allow by resource name, in MiB or percent, where they are held to."""
+    """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
     allowances = [(vendor, allowance(vendor, quotas)) for vendor in vendors] if quotas else []
     return {resource: amount for vendor, budget in allowances
             for resource, amount in ((vendor.memory, budget.memory_mib), (vendor.cores, budget.cores))
             if amount is not None}
 
 
-_CARD = {"node": "node", "device_uuid": "uuid", "device_index": "place", "device_type": "type"}
-_OLD_CARD = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "place"}
-_OLD_TYPED_CARD = {**_OLD_CARD, "devicetype": "type"}
-_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "place", "mig_uuid": "mig_uuid",
+def _memory_used(row: _DeviceRow) -> int:
+    return row.usage.memory_used_mib * MIB
+
+
+def _memory_ratio(row: _DeviceRow) -> float | None:
+    return row.usage.memory_used_mib / row.memory_mib if row.memory_mib > 0 else None
+
+
+def _cores_used(row: _DeviceRow) -> int | None:
+    usage = row.usage
+    return _percent(usage.device, usage.cores_used) if row.in_units else usage.cores_used
+
+
+_DEVICE = {"node": "node", "device_uuid": "uuid", "device_index": "device_index", "device_type": "type"}
+_OLD_UNTYPED = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "device_index"}
+_OLD_DEVICE = {**_OLD_UNTYPED, "devicetype": "type"}
+_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "device_index", "mig_uuid": "mig_uuid",
              "profile": "profile", "gpu_instance_id": "gpu_instance",
              "compute_instance_id": "compute_instance", "placement_start": "start", "placement_size": "size"}
-_OLD_INSTANCE = {**_OLD_CARD, "migname": "name"}
-_HOLDING = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
-            "device_uuid": "uuid"}
-_OLD_HOLDING = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
-                "deviceuuid": "uuid"}
+_ALLOCATION = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
+               "device_uuid": "uuid"}
+_OLD_ALLOCATION = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
+                   "deviceuuid": "uuid"}
 _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 
-
-def _memory_limit(card: _CardRow) -> int:
-    return card.memory_mib * MIB
-
-
-def _core_limit(card: _CardRow) -> int:
-    return 100 if card.in_units else card.cores
-
-
-def _old_core_limit(card: _CardRow) -> int:
-    return card.cores
-
-
-def _memory_taken(card: _CardRow) -> int:
-    return card.view.memory_used_mib * MIB
-
-
-def _memory_ratio(card: _CardRow) -> float | None:
-    return card.view.memory_used_mib / card.memory_mib if card.memory_mib > 0 else None
-
-
-def _slots_taken(card: _CardRow) -> int:
-    return card.view.slots_used
-
-
-def _cores_taken(card: _CardRow) -> int | None:
-    view = card.view
-    return _percent(view.device, view.cores_used) if card.in_units else view.cores_used
-
-
-def _old_cores_taken(card: _CardRow) -> int:
-    return card.view.cores_used
-
-
-def _is_made(instance: _Instance) -> int:
-    return 1
-
-
-def _memory_held(holding: _Holding) -> int:
-    return holding.memory_mib * MIB
-
-
-def _cores_held(holding: _Holding) -> int | None:
-    return holding.percent
-
-
-def _old_cores_held(holding: _Holding) -> int:
-    return holding.cores
-
-
-def _quota_used(quota: _QuotaRow) -> int:
-    return quota.used
-
-
-def _quota_limit(quota: _QuotaRow) -> int | None:
-    return quota.limit
-
-
-def _quota_ratio(quota: _QuotaRow) -> float | None:
-    return quota.used / quota.allowed if quota.allowed else None
-
-
-_CARD_GAUGES: tuple[_Gauge[_CardRow], ...] = (
-    _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _CARD, _memory_limit),
-    _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _CARD, _core_limit),
+_DEVICE_GAUGES: tuple[_Gauge[_DeviceRow], ...] = (
+    _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _DEVICE,
+           lambda row: row.memory_mib * MIB),
+    _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _DEVICE,
+           lambda row: 100 if row.in_units else row.cores),
     _Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
-           {**_CARD, "device_cores": "cores"}, _memory_taken),
-    _Gauge("hami_gpu_shared_count", "Containers that share a device", _CARD, _slots_taken),
-    _Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _CARD,
-           _cores_taken),
+           {**_DEVICE, "device_cores": "cores"}, _memory_used),
+    _Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used),
+    _Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _DEVICE,
+           _cores_used),
     _Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
-           {**_CARD, "device_cores": "cores", "device_memory_limit": "memory_mib"}, _memory_taken),
+           {**_DEVICE, "device_cores": "cores", "device_memory_limit": "memory_mib"}, _memory_used),
     _Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
-           _CARD, _memory_ratio),
+           _DEVICE, _memory_ratio),
 )
-_LEGACY_CARD_GAUGES: tuple[_Gauge[_CardRow], ...] = (
-    _Gauge("GPUDeviceMemoryLimit", "Old name of hami_gpu_memory_limit_bytes", _OLD_TYPED_CARD, _memory_limit),
-    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_TYPED_CARD, _old_core_limit),
+_LEGACY_DEVICE_GAUGES: tuple[_Gauge[_DeviceRow], ...] = (
+    _Gauge("GPUDeviceMemoryLimit", "Old name of hami_gpu_memory_limit_bytes", _OLD_DEVICE,
+           lambda row: row.memory_mib * MIB),
+    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_DEVICE, lambda row: row.cores),
     _Gauge("GPUDeviceMemoryAllocated", "Old name of hami_gpu_memory_allocated_bytes",
-           {**_OLD_TYPED_CARD, "devicecores": "cores"}, _memory_taken),
-    _Gauge("GPUDeviceSharedNum", "Old name of hami_gpu_shared_count", _OLD_TYPED_CARD, _slots_taken),
-    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_TYPED_CARD, _old_cores_taken),
+           {**_OLD_DEVICE, "devicecores": "cores"}, _memory_used),
+    _Gauge("GPUDeviceSharedNum", "Old name of hami_gpu_shared_count", _OLD_DEVICE, lambda row: row.usage.slots_used),
+    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_DEVICE,
+           lambda row: row.usage.cores_used),
     _Gauge("nodeGPUOverview", "Old name of hami_node_gpu_overview",
-           {**_OLD_TYPED_CARD, "devicecores": "cores", "devicememorylimit": "memory_mib"}, _memory_taken),
-    _Gauge("nodeGPUMemoryPercentage", "Old name of hami_node_gpu_memory_allocated_ratio", _OLD_CARD, _memory_ratio),
+           {**_OLD_DEVICE, "devicecores": "cores", "devicememorylimit": "memory_mib"}, _memory_used),
+    _Gauge("nodeGPUMemoryPercentage", "Old name of hami_node_gpu_memory_allocated_ratio", _OLD_UNTYPED, _memory_ratio),
 )
-_INSTANCE_GAUGES: tuple[_Gauge[_Instance], ...] = (
+_INSTANCE_GAUGES: tuple[_Gauge[_InstanceRow], ...] = (
     _Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
-           _is_made),
+           lambda row: 1),
 )
-_LEGACY_INSTANCE_GAUGES: tuple[_Gauge[_Instance], ...] = (
-    _Gauge("nodeGPUMigInstance", "Old name of hami_node_gpu_mig_instance_info", _OLD_INSTANCE, _is_made),
+_LEGACY_INSTANCE_GAUGES: tuple[_Gauge[_InstanceRow], ...] = (
+    _Gauge("nodeGPUMigInstance", "Old name of hami_node_gpu_mig_instance_info", {**_OLD_UNTYPED, "migname": "name"},
+           lambda row: 1),
 )
-_HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
-    _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _HOLDING, _memory_held),
-    _Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _HOLDING,
-           _cores_held),
+_ALLOCATION_GAUGES: tuple[_Gauge[_AllocationRow], ...] = (
+    _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _ALLOCATION,
+           lambda row: row.memory_mib * MIB),
+    _Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _ALLOCATION,
+           lambda row: row.percent),
 )
-_LEGACY_HOLDING_GAUGES: tuple[_Gauge[_Holding], ...] = (
-    _Gauge("vGPUMemoryAllocated", "Old name of hami_vgpu_memory_allocated_bytes", _OLD_HOLDING, _memory_held),
-    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_HOLDING, _old_cores_held),
+_LEGACY_ALLOCATION_GAUGES: tuple[_Gauge[_AllocationRow], ...] = (
+    _Gauge("vGPUMemoryAllocated", "Old name of hami_vgpu_memory_allocated_bytes", _OLD_ALLOCATION,
+           lambda row: row.memory_mib * MIB),
+    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_ALLOCATION, lambda row: row.cores),
 )
 _QUOTA_GAUGES: tuple[_Gauge[_QuotaRow], ...] = (
     _Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
-           {**_QUOTA, "limit": "limit_text"}, _quota_used),
+           {**_QUOTA, "limit": "limit_text"}, lambda row: row.used),
     _Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
-           _quota_limit),
+           lambda row: row.limit),
     _Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
-           _QUOTA, _quota_ratio),
+           _QUOTA, lambda row: row.used / row.allowed if row.allowed else None),
 )
 _LEGACY_QUOTA_GAUGES: tuple[_Gauge[_QuotaRow], ...] = (
     _Gauge("QuotaUsed", "Old name of hami_resource_quota_used",
-           {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}, _quota_used),
+           {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}, lambda row: row.used),
 )

@@ -1,7 +1,7 @@
-"""How the scheduler itself fares: what verbs take, why pods wait, how fresh its knowledge is.
+"""Metrics of the scheduler itself: durations of verbs, refusals, age of the cache, leadership.
 
-What happens is counted by a call, which must cost next to nothing; what stands is asked for when somebody scrapes.
-All names begin with ``hami_scheduler_``. This module decides nothing and starts nothing.
+Events are counted by calls, which must be cheap. State is read when Prometheus scrapes. All names begin with
+``hami_scheduler_``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from hami.model import Reason
 
-__all__ = ["Metrics", "Readings"]
+__all__ = ["MetricSources", "Metrics"]
 
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "bind")
@@ -24,13 +24,14 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
-    """Where to ask what stands; each is called once a scrape, in the thread that serves it.
+class MetricSources:
+    """Functions that are called at each scrape, in the thread that serves it.
 
-    *reserved*: reservations that are not bound. *waiting*: pods in line by node. *ages*: seconds since the API server
-    was last heard of, by resource. *unreadable_inventories*: by node and vendor. *unreadable_pods*: those whose
-    allocation cannot be read. *events*: how many, by what became of them. *handshakes*: requests written to nodes.
-    *certificate_ends*: until when the self-signed certificate is valid (Unix seconds), ``None`` without one.
+    *reserved*: number of unbound reservations. *waiting*: pods that wait for a node lock, by node. *ages*: seconds
+    since the API server's last answer, by resource. *unreadable_inventories*: keyed by node and vendor.
+    *unreadable_pods*: pods whose allocation cannot be read. *events*: number of events by outcome. *handshakes*: number
+    of requests written to nodes. *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None
+    without one.
     """
 
     reserved: Callable[[], int]
@@ -41,71 +42,72 @@ class Readings:
     unreadable_pods: Callable[[], Sized]
     events: Mapping[str, Callable[[], int]]
     handshakes: Callable[[], int]
-    certificate_ends: Callable[[], float | None] = lambda: None
+    certificate_expiry: Callable[[], float | None] = lambda: None
 
 
 class Metrics:
-    """The metrics of one process, in *registry*. All methods may be called by any thread, and never wait."""
+    """The metrics of one process, in *registry*. Threads may share it; no method blocks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._durations = Histogram(
-            PREFIX + "request_duration_seconds", "Time that a verb took, by outcome", ("verb", "outcome"),
+            PREFIX + "request_duration_seconds", "Duration of a verb by outcome", ("verb", "outcome"),
             registry=registry, buckets=SECONDS)
-        self._waits = Histogram(PREFIX + "node_lock_wait_seconds", "Time that a bind stood in line for its node's lock",
-                                registry=registry, buckets=SECONDS)
+        self._lock_waits = Histogram(PREFIX + "node_lock_wait_seconds", "Time a bind waited for the node lock",
+                                     registry=registry, buckets=SECONDS)
         self._refusals = Counter(
-            PREFIX + "refusals", "Pods for which no node fitted, counted for each reason that ruled devices out",
+            PREFIX + "refusals", "Pods that fitted no node, counted once for each reason that ruled out devices",
             ("reason",), registry=registry)
-        # made beforehand: a series that is there from the start has no first jump, and the hot path looks nothing up
+        # Created in advance: a series that exists from the start shows its first increase, and hot paths skip a lookup.
         self._timers = {(verb, outcome): self._durations.labels(verb, outcome)
                         for verb in VERBS for outcome in OUTCOMES}
         self._counts = {reason.value: self._refusals.labels(reason.value) for reason in Reason}
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
-        """*verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (``ok``, ``refused``, ``error``)."""
+        """Record that *verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (one of OUTCOMES)."""
         timer = self._timers.get((verb, outcome)) or self._durations.labels(verb, outcome)
         timer.observe(seconds)
 
     def lock_wait(self, seconds: float) -> None:
-        """A bind stood in line so long before it had its node's lock."""
-        self._waits.observe(seconds)
+        """Record how long a bind waited for the node lock."""
+        self._lock_waits.observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A pod fits no node; *reason* is one of those that ruled devices out."""
+        """Count a pod that fits no node; *reason* is one of those that ruled out devices."""
         count = self._counts.get(reason) or self._refusals.labels(reason)
         count.inc()
 
-    def watch(self, readings: Readings) -> None:
-        """Show what *readings* say, at each scrape. To be called once."""
-        self._registry.register(_Standing(readings))
+    def register(self, sources: MetricSources) -> None:
+        """Add the metrics of *sources*. Call it once."""
+        self._registry.register(_SourceCollector(sources))
 
 
-class _Standing(Collector):
-    """What stands at the moment of a scrape."""
+class _SourceCollector(Collector):
+    """Reads the sources at each scrape."""
 
-    def __init__(self, readings: Readings) -> None:
-        self._readings = readings
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges and counters, read now."""
-        readings = self._readings
-        lines = list(readings.waiting().values())
-        yield _gauge("reservations", "Pods whose devices are promised and that are not bound yet", readings.reserved())
-        yield _gauge("node_lock_waiting_pods", "Pods that stand in line for a node's lock", sum(lines))
-        yield _gauge("node_lock_longest_line_pods", "Pods in the longest of these lines", max(lines, default=0))
-        yield _labelled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server last said anything about it",
-                        ("resource",), {(name,): age() for name, age in readings.ages.items()})
-        yield _gauge("leader", "1 in the replica that leads", int(readings.leads()))
+        """Yields the current gauges and counters."""
+        sources = self._sources
+        waiting = list(sources.waiting().values())
+        yield _gauge("reservations", "Pods with reserved devices that are not bound yet", sources.reserved())
+        yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
+        yield _gauge("node_lock_longest_line_pods", "Pods in the longest queue for a node lock",
+                     max(waiting, default=0))
+        yield _labelled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
+                        ("resource",), {(name,): age() for name, age in sources.ages.items()})
+        yield _gauge("leader", "1 in the replica that leads", int(sources.leads()))
         yield _labelled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
-                        ("node", "vendor"), {key: 1 for key in readings.unreadable_inventories()})
-        yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(readings.unreadable_pods()))
-        yield _labelled(CounterMetricFamily, "events", "Events about pods and nodes, by what became of them",
-                        ("outcome",), {(outcome,): count() for outcome, count in readings.events.items()})
-        yield CounterMetricFamily(PREFIX + "handshake_requests", "Requests to report that were written to nodes",
-                                  value=readings.handshakes())
-        if (ends := readings.certificate_ends()) is not None:
-            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate ends", ends)
+                        ("node", "vendor"), {key: 1 for key in sources.unreadable_inventories()})
+        yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(sources.unreadable_pods()))
+        yield _labelled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
+                        {(outcome,): count() for outcome, count in sources.events.items()})
+        yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
+                                  value=sources.handshakes())
+        if (expiry := sources.certificate_expiry()) is not None:
+            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

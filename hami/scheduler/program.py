@@ -30,7 +30,7 @@ from hami.scheduler.reconcile import Rules
 from hami.errors import ClusterError
 from hami.runtime.interpreter import freeze_gc
 from hami.web.exporter import Exporter
-from hami.scheduler.metrics import Metrics, Readings
+from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.cluster_metrics import families
 from hami.web.exposition import Family, build_info
 from hami.model import Node, Pod, PodRef, QuotaLimits
@@ -111,7 +111,7 @@ class SchedulerProgram:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
-        self._metrics.watch(self._readings())
+        self._metrics.register(self._metric_sources())
         address = settings.metrics_bind_address
         self._exporter = Exporter(registry, address, self._families) if address is not None else None
         self._verbs = Verbs(
@@ -160,16 +160,16 @@ class SchedulerProgram:
         for thread in self._threads:
             thread.join(JOIN)
 
-    def _readings(self) -> Readings:
+    def _metric_sources(self) -> MetricSources:
         cache = self._cache
-        return Readings(
+        return MetricSources(
             reserved=cache.reserved, waiting=self._locks.waiting,
             ages={"nodes": self._nodes.age, "pods": self._pods.age, "resourcequotas": self._quotas.age},
             leads=self._election.is_leader, unreadable_inventories=cache.nodes.problems,
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.requests_written,
-            certificate_ends=self._certifier.expiry if self._certifier is not None else lambda: None)
+            certificate_expiry=self._certifier.expiry if self._certifier is not None else lambda: None)
 
     def _families(self) -> list[Family]:
         """The metrics of the cluster; none before it is known, lest it look empty."""

@@ -1,4 +1,4 @@
-"""The metrics page, GET /metrics on an address of its own. This module does not know which metrics there are."""
+"""Serves ``GET /metrics`` on an address of its own. The metrics themselves come from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from hami.web.pages import Page, PageServer, RequestTimeouts
 
 __all__ = ["Exporter"]
 
-REST = 0.0002  # seconds between slices in which others may compute
+PAUSE_SECONDS = 0.0002  # between slices, so that other threads can run
 
 
 class Exporter:
-    """Serves *registry*, and before it the gauges of *families*, in daemon threads from `start` to `stop`."""
+    """Serves the gauges of *families*, then those of *registry*, in daemon threads from `start` to `stop`."""
 
     def __init__(self, registry: CollectorRegistry, bind: tuple[str, int],
                  families: Callable[[], Iterable[Family]] = tuple, *, timeouts: RequestTimeouts = RequestTimeouts(),
                  pause: Callable[[float], object] = time.sleep) -> None:
-        """*bind*: host and port; an empty host listens on all addresses. *families* is called for each page.
-
-        *pause* is called between slices. Nothing listens yet.
-        """
+        """*bind*: host and port; an empty host means all addresses. *families* is called for each page, *pause* between
+        its slices."""
         self._registry = registry
         self._families = families
         self._pause = pause
@@ -34,34 +32,34 @@ class Exporter:
                                   timeouts=timeouts)
 
     def start(self) -> None:
-        """Listen and serve. Raises: HamiError when the address cannot be listened on."""
+        """Start to serve. Raises: HamiError when the address cannot be bound."""
         self._server.start()
 
     def stop(self) -> None:
-        """Listen no more; pages under way end by themselves, or with the process."""
+        """Stop listening. Pages being served complete in the background."""
         self._server.stop()
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that are listened on; the port is a real one also where 0 was asked for."""
+        """Host and port that the server listens on; never port 0."""
         return self._server.address
 
     def _page(self, accept: str) -> Page:
-        """The page for a client that accepts *accept*."""
+        """Returns the page in the format that *accept*, a header of the request, asks for."""
         encode, content_type = _encoder(accept)
-        ours, theirs = render(self._families()), encode(self._registry)
-        first = next(ours, "")  # what fails at all fails before the answer has begun
-        return Page(self._slices(chain((first,), ours), theirs), content_type)
+        cluster, registry = render(self._families()), encode(self._registry)
+        first = next(cluster, "")  # an error here is reported before the response begins
+        return Page(self._slices(chain((first,), cluster), registry), content_type)
 
-    def _slices(self, ours: Iterable[str], theirs: bytes) -> Iterator[bytes]:
-        for text in ours:
+    def _slices(self, cluster: Iterable[str], registry: bytes) -> Iterator[bytes]:
+        for text in cluster:
             yield text.encode()
-            self._pause(REST)
-        yield theirs  # last: in OpenMetrics it ends with the mark that ends the page
+            self._pause(PAUSE_SECONDS)
+        yield registry  # last: in OpenMetrics it ends with the page's end marker
 
 
 def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
     try:
         return choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is no number
+    except (TypeError, ValueError):  # the version in the header is not a number
         return choose_encoder("")

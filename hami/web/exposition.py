@@ -1,4 +1,4 @@
-"""Gauges as text, in Prometheus' format and in OpenMetrics, rendered a slice at a time."""
+"""Renders gauges in slices. The text is valid both in Prometheus' text format and in OpenMetrics."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hami import __version__
 
 __all__ = ["Family", "build_info", "escape_label", "render"]
 
-SLICE = 200  # samples rendered at a time
+SLICE = 200  # samples in a slice
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # in Go's words, as upstream's platform label has them
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # Go's names, which upstream's platform label uses
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A gauge and its samples: whole lines without their ends, made while they are iterated, once."""
+    """A gauge and its samples: lines without line ends, which can be iterated once."""
 
     name: str
     help: str
@@ -28,7 +28,7 @@ class Family:
 
 
 def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
-    """``hami_build_info``: what runs here. Upstream's ``go_version`` stays empty."""
+    """Returns ``hami_build_info``: version and platform of this process. Upstream's ``go_version`` stays empty."""
     labels = {
         "build_date": build_date, "compiler": f"{platform.python_implementation()} {platform.python_version()}",
         "go_version": "", "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
@@ -38,9 +38,9 @@ def build_info(version: str = __version__, revision: str = "", build_date: str =
     return Family("hami_build_info", "What is running, always 1", (f"hami_build_info{{{text}}} 1",))
 
 
-def render(made: Iterable[Family]) -> Iterator[str]:
-    """*made* as text, a slice at a time; it reads the same in Prometheus' text format and in OpenMetrics."""
-    for family in made:
+def render(families: Iterable[Family]) -> Iterator[str]:
+    """Yields *families* as text, one slice at a time."""
+    for family in families:
         yield f"# HELP {family.name} {family.help}\n# TYPE {family.name} gauge\n"
         samples = iter(family.samples)
         while lines := "\n".join(islice(samples, SLICE)):
@@ -48,5 +48,5 @@ def render(made: Iterable[Family]) -> Iterator[str]:
 
 
 def escape_label(text: str) -> str:
-    """*text* as it may stand between the quotes of a label."""
+    """Returns *text* escaped for a quoted label value."""
     return text.translate(_ESCAPES) if "\\" in text or '"' in text or "\n" in text else text

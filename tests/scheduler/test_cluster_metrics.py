@@ -1,4 +1,4 @@
-"""What the cluster shares out, as Prometheus reads it."""
+"""Metrics of the cluster as Prometheus parses them."""
 
 import random
 import textwrap
@@ -23,36 +23,36 @@ GIB = 1 << 30
 
 
 def snapshot(nodes=None, bookings=(), pods=(), used=None, quotas=()):
-    """A snapshot whose *nodes* have these views; *pods* hold the bookings of their uid."""
-    return Snapshot({name: {"NVIDIA": views} for name, views in (nodes or {}).items()}, bookings,
+    """A snapshot whose *nodes* have these device usages; *pods* hold the bookings of their uid."""
+    return Snapshot({name: {"NVIDIA": usages} for name, usages in (nodes or {}).items()}, bookings,
                     {pod.ref.uid: pod.ref for pod in pods}, used or {}, quotas)
 
 
-def page(taken, *, vendors=ONLY_NVIDIA, legacy=False):
-    """What Prometheus is told of a snapshot."""
-    return "".join(render(families(taken, vendors, legacy=legacy)))
+def page(found, *, vendors=ONLY_NVIDIA, legacy=False):
+    """The metrics page of a snapshot."""
+    return "".join(render(families(found, vendors, legacy=legacy)))
 
 
 def samples(text, name):
-    """The samples of one family: their labels, and their values."""
+    """The labels and values of one family's samples."""
     return [(sample.labels, sample.value) for family in parse_text(text) if family.name == name
             for sample in family.samples]
 
 
-def small_ledger():
-    """One node with two devices; a pod holds half of the first, another is promised some of the second."""
+def small_cache():
+    """One node with two devices. One pod holds half of the first, another has a reservation on the second."""
     cache = Cache(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
     cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
     cache.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
-                             gpu("GPU-b", memory_mib=16384, index=1)))
+                            gpu("GPU-b", memory_mib=16384, index=1)))
     cache.pods.upsert(pod(gpus(memory=8192, cores=30), name="running", namespace="team-a", node_name="gpu-0",
-                           annotations={"hami.io/vgpu-node": "gpu-0", NVIDIA.allocated: "GPU-a,NVIDIA,8192,30:;"}))
+                          annotations={"hami.io/vgpu-node": "gpu-0", NVIDIA.allocated: "GPU-a,NVIDIA,8192,30:;"}))
     cache.choose(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
 
 
-def test_small_cluster_reads_exactly_so():
-    assert page(small_ledger().snapshot()) == textwrap.dedent("""\
+def test_the_page_of_a_small_cluster():
+    assert page(small_cache().snapshot()) == textwrap.dedent("""\
         # HELP hami_gpu_core_allocated_ratio Cores of a device that pods have been given, in percent
         # TYPE hami_gpu_core_allocated_ratio gauge
         hami_gpu_core_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 30
@@ -125,8 +125,8 @@ OLD_POD = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
     ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
     ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
 ])
-def test_legacy_names_come_beside_the_new_ones(name, labels, value):
-    found = samples(page(small_ledger().snapshot(), legacy=True), name)
+def test_legacy_names_are_added_to_the_new_ones(name, labels, value):
+    found = samples(page(small_cache().snapshot(), legacy=True), name)
     assert all(given.keys() == labels | {"zone"} and given["zone"] == "vGPU" for given, _ in found)
     assert value in [amount for _, amount in found]
 
@@ -136,8 +136,8 @@ def test_families_are_sorted_by_name():
     assert names == sorted(set(names))
 
 
-def test_legacy_names_are_left_out_unless_asked_for():
-    assert {family.name[:5] for family in families(small_ledger().snapshot(), ONLY_NVIDIA)} == {"hami_"}
+def test_legacy_names_are_off_by_default():
+    assert {family.name[:5] for family in families(small_cache().snapshot(), ONLY_NVIDIA)} == {"hami_"}
 
 
 def test_empty_cluster_has_families_and_no_samples():
@@ -156,7 +156,7 @@ def test_build_info_has_upstreams_labels_and_no_zone():
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "with legacy"])
 def test_page_is_valid_in_both_formats(legacy):
-    text = page(small_ledger().snapshot(), legacy=legacy) + "".join(render([build_info()]))
+    text = page(small_cache().snapshot(), legacy=legacy) + "".join(render([build_info()]))
     plain, open_ = list(parse_text(text)), list(parse_openmetrics(text + "# EOF\n"))
     assert [family.name for family in plain] == [family.name for family in open_]
     assert len({family.name for family in plain}) == len(plain)
@@ -165,10 +165,10 @@ def test_page_is_valid_in_both_formats(legacy):
 
 
 @pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
-def test_odd_texts_survive_in_labels(odd):
-    taken = snapshot({odd: [view("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
+def test_special_characters_are_escaped_in_labels(odd):
+    found = snapshot({odd: [view("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
                      [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
-    text = page(taken)
+    text = page(found)
     (card, _), = samples(text, "hami_gpu_shared_count")
     (held, _), = samples(text, "hami_vgpu_core_allocated_ratio")
     assert (card["node"], card["device_type"]) == (odd, odd)
@@ -176,13 +176,13 @@ def test_odd_texts_survive_in_labels(odd):
     assert {labels["namespace"] for labels, _ in samples(text, "hami_resource_quota_used")} == {odd}
 
 
-@pytest.mark.parametrize(("views", "uuids"), [
+@pytest.mark.parametrize(("usages", "uuids"), [
     ([view("GPU-0"), view("")], ["GPU-0"]),
     ([view("GPU-0"), view("GPU-0", slots_used=3)], ["GPU-0"]),
     ([view("GPU-1"), view("GPU-0")], ["GPU-1", "GPU-0"]),
 ], ids=["without uuid", "registered twice", "in the order registered"])
-def test_each_device_has_one_sample(views, uuids):
-    text = page(snapshot({"n1": views}))
+def test_each_device_has_one_sample(usages, uuids):
+    text = page(snapshot({"n1": usages}))
     assert [labels["device_uuid"] for labels, _ in samples(text, "hami_gpu_shared_count")] == uuids
 
 
@@ -208,15 +208,15 @@ def test_pod_has_a_sample_for_each_device(charges, expected):
     assert {labels["device_uuid"]: value / (1 << 20) for labels, value in found} == expected
 
 
-def test_pods_of_one_name_make_one_sample():
+def test_pods_of_one_name_share_one_sample():
     old, new = (booking(uid, "n1", charge("GPU-0", memory_mib=1024, cores=10)) for uid in ("old", "new"))
     text = page(snapshot(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")]))
     assert [value for _, value in samples(text, "hami_vgpu_memory_allocated_bytes")] == [2 * GIB]
     assert [value for _, value in samples(text, "hami_vgpu_core_allocated_ratio")] == [20]
 
 
-def test_promised_devices_are_shown_with_their_pod_until_it_is_bound():
-    cache = small_ledger()
+def test_reserved_devices_are_shown_with_their_pod():
+    cache = small_cache()
     promised = pod(gpus(memory=4096), name="promised", namespace="team-b")
     before = page(cache.snapshot())
     reservation = cache.reservation(promised.ref.uid)
@@ -225,11 +225,11 @@ def test_promised_devices_are_shown_with_their_pod_until_it_is_bound():
     cache.bound(reservation)
     assert page(cache.snapshot()) == before
     cache.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
-                           annotations=reservation.annotations))
+                          annotations=reservation.annotations))
     assert page(cache.snapshot()) == before
 
 
-def test_mig_instances_are_shown_once_they_are_made():
+def test_mig_instances_are_shown_once_they_exist():
     made = Partition(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
     cut = DeviceUsage(gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made))
     text = page(snapshot({"n1": [view("GPU-0"), cut]}), legacy=True)
@@ -242,19 +242,19 @@ def test_mig_instances_are_shown_once_they_are_made():
 
 
 def amd_page(*charges, units=304):
-    """A card of AMD with compute units, of which a pod holds some."""
+    """An AMD device with compute units, some of which a pod holds."""
     card = gpu("AMD-0", vendor="AMD", model="AMD Instinct MI300X VF", cores=units)
     held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
-    taken = Snapshot({"n1": {"AMD": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
+    found = Snapshot({"n1": {"AMD": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
                      {"u": pod(uid="u").ref}, {}, ())
-    return page(taken, vendors=CHART, legacy=True)
+    return page(found, vendors=CHART, legacy=True)
 
 
 @pytest.mark.parametrize("name, value", [
     ("hami_gpu_core_limit_ratio", 100), ("hami_gpu_core_allocated_ratio", 33), ("hami_vgpu_core_allocated_ratio", 33),
     ("GPUDeviceCoreLimit", 304), ("GPUDeviceCoreAllocated", 100), ("vGPUCoreAllocated", 100),
 ])
-def test_compute_units_of_amd_are_percents_under_the_new_names(name, value):
+def test_compute_units_are_shown_in_percent_under_the_new_names(name, value):
     text = amd_page(charge("AMD-0", cores=100))
     assert [amount for _, amount in samples(text, name)] == [value]
 
@@ -262,7 +262,7 @@ def test_compute_units_of_amd_are_percents_under_the_new_names(name, value):
 @pytest.mark.parametrize("charges, units", [
     ([charge("AMD-0", cores=10)], 0), ([charge("AMD-9", cores=10)], 304),
 ], ids=["a card without units", "a card that is gone"])
-def test_percents_of_what_is_not_known_are_not_shown(charges, units):
+def test_an_unknown_percentage_is_not_shown(charges, units):
     text = amd_page(*charges, units=units)
     assert samples(text, "hami_vgpu_core_allocated_ratio") == []
     assert len(samples(text, "hami_vgpu_memory_allocated_bytes")) == 1
@@ -291,7 +291,7 @@ def test_quotas(used, quotas, shown, limits):
 
 
 def ratios(vendor, used, *quotas):
-    """Of a namespace where *used* (MiB, percent) is taken of *vendor*'s devices: the ratio by resource."""
+    """The used ratio by resource in a namespace where *used* (MiB, percent) of *vendor*'s devices is allocated."""
     text = page(snapshot(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
     return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
 
@@ -302,7 +302,7 @@ def limits(amounts, name="q", binary=()):
 
 
 @pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.memory], ids=lambda vendor: vendor.key)
-def test_memory_is_held_against_its_limit_in_the_vendors_own_unit(vendor):
+def test_memory_limits_are_in_the_vendors_unit(vendor):
     assert ratios(vendor, (3 * vendor.memory_factor, 0), limits({vendor.memory: 4})) == {vendor.memory: 0.75}
 
 
@@ -317,12 +317,12 @@ def test_memory_is_held_against_its_limit_in_the_vendors_own_unit(vendor):
     (AMD, (0, 30), [limits({AMD.cores: 60})], {}),
 ], ids=["cores", "a limit that was lowered", "the lowest holds", "nothing allowed", "no limit", "GiB", "4Gi",
         "cores that are not held to"])
-def test_how_far_a_limit_is_used_up(vendor, used, quotas, ratio):
+def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
     assert ratios(vendor, used, *quotas) == ratio
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_order_of_arrival_does_not_show(seed):
+def test_the_page_does_not_depend_on_the_order_of_arrival(seed):
     rng = random.Random(seed)
     nodes = {f"n{i}": [view(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
     bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
@@ -331,7 +331,7 @@ def test_order_of_arrival_does_not_show(seed):
     assert page(mixed) == page(snapshot(nodes, bookings, pods))
 
 
-def test_samples_are_made_while_they_are_read():
+def test_samples_are_rendered_while_they_are_read():
     read = []
     slices = render([Family("f", "Help", (read.append(i) or f"f {i}" for i in range(3 * SLICE)))])
     assert next(slices) == "# HELP f Help\n# TYPE f gauge\n"
@@ -345,12 +345,12 @@ def test_slices_lose_nothing(count):
     assert text.splitlines()[2:] == [f"f {i}" for i in range(count)]
 
 
-def test_snapshot_does_not_change_with_the_ledger():
-    cache = small_ledger()
-    taken = cache.snapshot()
-    before = page(taken)
+def test_a_snapshot_does_not_change_with_the_cache():
+    cache = small_cache()
+    found = cache.snapshot()
+    before = page(found)
     cache.pods.remove(pod(name="running", namespace="team-a"))
     cache.nodes.remove(node("gpu-0"))
     cache.pods.remove(pod(name="promised", namespace="team-b"))
-    assert page(taken) == before
-    assert taken.pods["uid-running"] == PodRef("team-a", "running", "uid-running")
+    assert page(found) == before
+    assert found.pods["uid-running"] == PodRef("team-a", "running", "uid-running")

@@ -1,4 +1,4 @@
-"""How the scheduler itself fares."""
+"""Metrics of the scheduler itself."""
 
 import math
 
@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from hami.scheduler.metrics import Metrics, Readings
+from hami.scheduler.metrics import Metrics, MetricSources
 from hami.model import Reason
 
 
@@ -17,21 +17,21 @@ def registry():
 
 
 @pytest.fixture
-def meter(registry):
+def metrics(registry):
     return Metrics(registry)
 
 
-def readings(**changed):
-    """What stands in a process that has nothing to do."""
+def sources(**changed):
+    """The sources of an idle process."""
     idle = {"reserved": lambda: 0, "waiting": dict, "ages": {}, "leads": lambda: False,
             "unreadable_inventories": dict, "unreadable_pods": list, "events": {}, "handshakes": lambda: 0}
-    return Readings(**(idle | changed))
+    return MetricSources(**(idle | changed))
 
 
 @pytest.mark.parametrize(("seconds", "bucket", "below"), [
     (0.0004, "0.0005", "0.0"), (0.003, "0.005", "0.0025"), (29.0, "30.0", "20.0"), (31.0, "+Inf", "30.0")])
-def test_durations_are_counted_by_verb_and_outcome(registry, meter, seconds, bucket, below):
-    meter.observe("filter", "refused", seconds)
+def test_durations_are_counted_by_verb_and_outcome(registry, metrics, seconds, bucket, below):
+    metrics.observe("filter", "refused", seconds)
     name, labels = "hami_scheduler_request_duration_seconds", {"verb": "filter", "outcome": "refused"}
     assert registry.get_sample_value(f"{name}_sum", labels) == seconds
     assert registry.get_sample_value(f"{name}_bucket", labels | {"le": bucket}) == 1
@@ -40,28 +40,28 @@ def test_durations_are_counted_by_verb_and_outcome(registry, meter, seconds, buc
 
 @pytest.mark.parametrize("verb", ["webhook", "filter", "bind"])
 @pytest.mark.parametrize("outcome", ["ok", "refused", "error"])
-def test_series_are_there_from_the_start(registry, meter, verb, outcome):
+def test_series_exist_from_the_start(registry, metrics, verb, outcome):
     assert registry.get_sample_value(
         "hami_scheduler_request_duration_seconds_count", {"verb": verb, "outcome": outcome}) == 0
 
 
-def test_lock_waits_are_counted(registry, meter):
-    meter.lock_wait(0.2)
+def test_lock_waits_are_counted(registry, metrics):
+    metrics.lock_wait(0.2)
     assert registry.get_sample_value("hami_scheduler_node_lock_wait_seconds_bucket", {"le": "0.25"}) == 1
     assert registry.get_sample_value("hami_scheduler_node_lock_wait_seconds_bucket", {"le": "0.1"}) == 0
 
 
 @pytest.mark.parametrize("reason", [Reason.NO_MEMORY, "CardInsufficientMemory"], ids=["enum", "text"])
-def test_refusals_are_counted_by_reason(registry, meter, reason):
-    meter.refused(reason)
+def test_refusals_are_counted_by_reason(registry, metrics, reason):
+    metrics.refused(reason)
     assert registry.get_sample_value("hami_scheduler_refusals_total", {"reason": "CardInsufficientMemory"}) == 1
     assert registry.get_sample_value("hami_scheduler_refusals_total", {"reason": "CardNotHealth"}) == 0
 
 
-def test_words_not_known_beforehand_are_counted_too(registry, meter):
-    meter.refused("NodeUnregistered")
-    meter.refused("NodeUnregistered")
-    meter.observe("simulate", "ok", 1.0)
+def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
+    metrics.refused("NodeUnregistered")
+    metrics.refused("NodeUnregistered")
+    metrics.observe("simulate", "ok", 1.0)
     assert registry.get_sample_value("hami_scheduler_refusals_total", {"reason": "NodeUnregistered"}) == 2
     assert registry.get_sample_value(
         "hami_scheduler_request_duration_seconds_count", {"verb": "simulate", "outcome": "ok"}) == 1
@@ -82,29 +82,29 @@ def test_words_not_known_beforehand_are_counted_too(registry, meter):
     ({"unreadable_pods": lambda: ["a", "b"]}, "unreadable_allocations", {}, 2),
     ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
     ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
-    ({"certificate_ends": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
+    ({"certificate_expiry": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
     ({}, "certificate_expiry_timestamp_seconds", {}, None),
 ])
-def test_what_stands_is_asked_for(registry, meter, changed, name, labels, value):
-    meter.watch(readings(**changed))
+def test_sources_are_read(registry, metrics, changed, name, labels, value):
+    metrics.register(sources(**changed))
     assert registry.get_sample_value(f"hami_scheduler_{name}", labels) == value
 
 
-def test_what_stands_is_asked_for_at_each_scrape_only(registry, meter):
+def test_sources_are_read_at_each_scrape_only(registry, metrics):
     asked = []
-    meter.watch(readings(reserved=lambda: asked.append(1) or len(asked)))
+    metrics.register(sources(reserved=lambda: asked.append(1) or len(asked)))
     assert asked == []
     assert [registry.get_sample_value("hami_scheduler_reservations") for _ in range(2)] == [1, 2]
 
 
-def test_all_names_are_ours_and_the_page_is_valid(registry, meter):
-    meter.watch(readings(ages={"pods": lambda: math.inf}, unreadable_inventories=lambda: {('n"1\n', "NVIDIA"): ""}))
+def test_all_names_have_our_prefix_and_the_page_is_valid(registry, metrics):
+    metrics.register(sources(ages={"pods": lambda: math.inf}, unreadable_inventories=lambda: {('n"1\n', "NVIDIA"): ""}))
     found = list(parse_openmetrics(generate_openmetrics(registry).decode()))
     assert {family.name[:15] for family in found} == {"hami_scheduler_"}
     assert b'node="n\\"1\\n"' in generate_latest(registry)
 
 
-def test_processes_of_one_test_do_not_share_anything(registry, meter):
+def test_registries_share_no_state(registry, metrics):
     other = CollectorRegistry()
     Metrics(other).refused("CardNotHealth")
     assert registry.get_sample_value("hami_scheduler_refusals_total", {"reason": "CardNotHealth"}) == 0

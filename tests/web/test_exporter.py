@@ -1,4 +1,4 @@
-"""The listener of the metrics page, over loopback."""
+"""The metrics page over loopback."""
 
 import contextlib
 import gzip
@@ -39,7 +39,7 @@ def serve():
 
 
 def ask(exporter, method="GET", path="/metrics", body=None, **headers):
-    """Status, headers and body of the answer."""
+    """Status, headers and body of the response."""
     connection = http.client.HTTPConnection(*exporter.address, timeout=30)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -50,7 +50,7 @@ def ask(exporter, method="GET", path="/metrics", body=None, **headers):
 
 
 def send(exporter, text):
-    """All that comes back for *text*."""
+    """The complete response to *text*."""
     with socket.create_connection(exporter.address, timeout=30) as connection:
         connection.sendall(text)
         return read_all(connection)
@@ -58,7 +58,7 @@ def send(exporter, text):
 
 def read_all(connection):
     parts = []
-    with contextlib.suppress(ConnectionResetError):  # it was closed with something of ours unread
+    with contextlib.suppress(ConnectionResetError):  # the server closed it before reading everything
         while part := connection.recv(1 << 20):
             parts.append(part)
     return b"".join(parts)
@@ -82,7 +82,7 @@ def test_page_has_the_gauges_first_and_then_the_registry(serve):
     ("application/openmetrics-text;version=x.y", ""),
     ("text/plain;version=abc", ""),
 ])
-def test_format_is_what_the_client_accepts(serve, accept, content_type):
+def test_the_format_follows_the_accept_header(serve, accept, content_type):
     status, headers, body = ask(serve(), Accept=accept)
     assert status == 200
     assert headers["Content-Type"].startswith(content_type)
@@ -91,7 +91,7 @@ def test_format_is_what_the_client_accepts(serve, accept, content_type):
 
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip;q=0.8"])
-def test_page_is_compressed_for_who_accepts_it(serve, accepted):
+def test_the_page_is_compressed_if_the_client_accepts_it(serve, accepted):
     exporter = serve(lambda: [Family("f", "Long", (f"f{{n=\"{i}\"}} 1" for i in range(5000)))])
     status, headers, body = ask(exporter, Accept_Encoding=accepted)
     assert (status, headers["Content-Encoding"]) == (200, "gzip")
@@ -116,20 +116,20 @@ def test_only_get_of_metrics_is_served(serve, method, path, status):
     b"GARBAGE\r\n\r\n", b"GET /metrics HTTP/x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
     b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n", b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
 ], ids=["one word", "version", "TLS", "long line", "many headers"])
-def test_garbage_is_refused_and_the_next_is_served(serve, text):
+def test_a_malformed_request_is_refused_and_the_next_is_served(serve, text):
     exporter = serve()
     answer = send(exporter, text)
     assert answer.startswith(b"HTTP/1.1 4") or b"Error code: 4" in answer
     assert ask(exporter)[0] == 200
 
 
-def test_old_clients_are_served_without_chunks(serve):
+def test_http_1_0_clients_are_served_without_chunks(serve):
     head, _, body = send(serve(), b"GET /metrics HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
     assert b"Transfer-Encoding" not in head
     assert body.startswith(b"# HELP hami_gauge Ours\n")
 
 
-def test_a_thread_that_cannot_be_started_costs_no_place(serve, monkeypatch):
+def test_a_thread_that_cannot_start_frees_its_connection_slot(serve, monkeypatch):
     exporter = serve()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse_to_start)
@@ -142,7 +142,7 @@ def refuse_to_start(thread):
     raise RuntimeError("can't start new thread")
 
 
-def test_what_cannot_be_read_is_an_error_and_no_page(serve, caplog):
+def test_a_failing_source_is_an_error_response(serve, caplog):
     def broken():
         raise KeyError("bug")
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_an_error_and_no_page(serve, caplog):
     assert "metrics: page failed" in caplog.messages
 
 
-def test_a_page_that_breaks_off_is_seen_to_be_incomplete(serve, caplog):
+def test_a_truncated_page_is_recognizably_incomplete(serve, caplog):
     def lines():
         yield "f 1"
         raise KeyError("bug")
@@ -160,13 +160,13 @@ def test_a_page_that_breaks_off_is_seen_to_be_incomplete(serve, caplog):
     assert caplog.messages == ["metrics: request failed"]
 
 
-def test_client_that_does_not_finish_its_request_is_left(serve):
+def test_a_client_that_does_not_finish_its_request_is_dropped(serve):
     exporter = serve(timeouts=RequestTimeouts(head=0.05))
     assert send(exporter, b"GET /metrics HTT") == b""
     assert send(exporter, b"") == b""
 
 
-def test_client_that_does_not_read_is_left(serve):
+def test_a_client_that_does_not_read_is_dropped(serve):
     left = threading.Event()
 
     def endless():
@@ -183,7 +183,7 @@ def test_client_that_does_not_read_is_left(serve):
         assert not read_all(connection).endswith(b"0\r\n\r\n")
 
 
-def test_slow_client_does_not_hold_up_others(serve):
+def test_a_slow_client_does_not_block_others(serve):
     exporter = serve()
     with socket.create_connection(exporter.address, timeout=30) as slow:
         slow.sendall(b"GET /metr")
@@ -192,7 +192,7 @@ def test_slow_client_does_not_hold_up_others(serve):
         assert b" 200 OK\r\n" in read_all(slow)
 
 
-def test_too_many_connections_are_refused_and_the_places_come_back(serve, caplog):
+def test_excess_connections_are_refused_until_others_close(serve, caplog):
     exporter = serve()
     crowd = [socket.create_connection(exporter.address, timeout=30) for _ in range(CLIENTS)]
     assert send(exporter, b"") == b""
@@ -212,7 +212,7 @@ def ask_or_none(exporter):
         return None
 
 
-def test_stopped_exporter_can_be_started_again(serve):
+def test_a_stopped_exporter_can_be_started_again(serve):
     exporter = serve()
     address = exporter.address
     exporter.stop()
@@ -222,7 +222,7 @@ def test_stopped_exporter_can_be_started_again(serve):
     assert ask(exporter)[0] == 200
 
 
-def test_nothing_listens_before_the_start():
+def test_nothing_listens_before_start():
     exporter = Exporter(CollectorRegistry(), ("127.0.0.1", 0))
     with pytest.raises(RuntimeError, match="not been started"):
         exporter.address  # noqa: B018
@@ -230,7 +230,7 @@ def test_nothing_listens_before_the_start():
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1", "localhost"])
-def test_hosts_that_can_be_listened_on(host):
+def test_hosts_to_listen_on(host):
     exporter = Exporter(CollectorRegistry(), (host, 0))
     exporter.start()
     try:
@@ -246,12 +246,12 @@ def test_hosts_that_can_be_listened_on(host):
     (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
     (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
 ])
-def test_address_that_cannot_be_listened_on_is_named_with_its_flag(bind, problem):
+def test_an_unusable_address_is_named_with_its_flag(bind, problem):
     with pytest.raises(HamiError, match=f"^--metrics-bind-address: cannot listen on {problem}"):
         Exporter(CollectorRegistry(), bind).start()
 
 
-def test_address_in_use_is_named_with_its_flag(serve):
+def test_an_address_in_use_is_named_with_its_flag(serve):
     with pytest.raises(HamiError, match="^--metrics-bind-address: .*: Address already in use$"):
         Exporter(CollectorRegistry(), serve().address).start()
 
