@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 import msgspec
 import yaml
+from yaml.constructor import ConstructorError
 
 from hami.errors import MalformedInput
 
@@ -23,15 +24,19 @@ _KINDS: Mapping[Any, str] = MappingProxyType({
     bool: "true or false", str: "a text", int: "a whole number", float: "a number", list: "a list", tuple: "a list"})
 
 
-def decode_yaml(text: str, type: type[T], source: str) -> T:
+def decode_yaml(text: str, type: type[T], source: str, *, unique_keys: bool = False) -> T:
     """The record that *text* describes; *source* is the file's name, for errors. Raises: MalformedInput."""
-    return convert(parse_yaml(text, source), type, lambda path: f"{source}: {path}" if path else source)
+    return convert(parse_yaml(text, source, unique_keys=unique_keys), type,
+                   lambda path: f"{source}: {path}" if path else source)
 
 
-def parse_yaml(text: str, source: str) -> Any:
-    """The plain value of a YAML document. Raises: MalformedInput, which names line and column."""
+def parse_yaml(text: str, source: str, *, unique_keys: bool = False) -> Any:
+    """The plain value of a YAML document. With *unique_keys* a mapping may not repeat a key.
+
+    Raises: MalformedInput, which names line and column.
+    """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _UniqueKeyLoader if unique_keys else _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         if mark is None:
@@ -39,9 +44,42 @@ def parse_yaml(text: str, source: str) -> Any:
         quoted = text.splitlines()[mark.line:mark.line + 1]
         raise MalformedInput(source, "".join(quoted),
                              f"not YAML in line {mark.line + 1}, column {mark.column + 1}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:
-        # the last four: a malformed date, number or tag, and nesting that is too deep
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # the last three: a character beyond Unicode, and nesting that is too deep
         raise MalformedInput(source, "", f"not YAML: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Adds the position to errors in numbers, dates and tags. Refuses integers beyond 64 bits."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Returns the value of *node*."""
+        try:
+            value = super().construct_object(node, deep)
+        except (AttributeError, KeyError, OverflowError, ValueError) as error:
+            raise ConstructorError(None, None, f"malformed value: {error}", node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConstructorError(None, None, "malformed value: integer beyond 64 bits", node.start_mark)
+        return value
+
+
+class _UniqueKeyLoader(_Loader):
+    """Refuses mappings that repeat a key. Merged keys (``<<``) may be overridden."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[yaml.Node] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Insert merged keys into *node*, whose own keys are checked before the first time."""
+        if node not in self._checked:
+            self._checked.add(node)
+            keys: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    raise ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+                keys.add(str(key.value))
+        super().flatten_mapping(node)
 
 
 def parse_json(text: str, source: str) -> Any:

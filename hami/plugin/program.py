@@ -348,7 +348,7 @@ class _NoCards:
 def _source(settings: PluginSettings, events: Recorder, changed: Callable[[], None]) -> CardSource:
     config = settings.config
     if settings.mock_devices:
-        return MockCards(Path(settings.mock_devices), config.mig_allowlist, changed=changed)
+        return MockCards(Path(settings.mock_devices), config.mig_allowlist, on_change=changed)
 
     def warn(reason: str, message: str) -> None:
         events.record(config.node, "Warning", reason, message)

@@ -60,6 +60,28 @@ def test_a_text_that_is_not_yaml_is_refused(text):
         parse_yaml(text, "car.yaml")
 
 
+@pytest.mark.parametrize("text, place", [
+    ("a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"), ("a: !!timestamp x", "line 1, column 4"),
+    (f"a: {'9' * 5000}", "line 1, column 4"), (f"a: 0x{'9' * 5000}", "line 1, column 4: .* beyond 64 bits"),
+    (f"a: 1{':1' * 300}.0", "line 1, column 4"),
+], ids=["date", "tag", "digits", "hexadecimal", "float"])
+def test_a_malformed_value_is_named_by_its_position(text, place):
+    with pytest.raises(MalformedInput, match=f"^car.yaml: not YAML in {place}"):
+        parse_yaml(text, "car.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2", "x: &x {b: 1}\na: {<<: *x, <<: *x}", "[{a: 1,\n  a: 1}]"])
+def test_duplicate_keys_are_refused_on_request(text):
+    parse_yaml(text, "car.yaml")
+    with pytest.raises(MalformedInput, match="line 2, column .*duplicate key '(a|<<)'"):
+        parse_yaml(text, "car.yaml", unique_keys=True)
+
+
+def test_a_merged_key_may_be_overridden():
+    text = "[{a: {b: &b {k: 1, <<: {k: 2}}}}, *b, {<<: *b, k: 7}]"
+    assert parse_yaml(text, "car.yaml", unique_keys=True)[1:] == [{"k": 1}, {"k": 7}]
+
+
 @pytest.mark.parametrize("text", ["{", "", "[" * 5000])
 def test_a_text_that_is_not_json_is_refused(text):
     with pytest.raises(MalformedInput, match="^car.json: not JSON"):
