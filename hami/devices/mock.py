@@ -59,24 +59,24 @@ _Natural = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number 
 _Positive = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
 
 
-class _FileEntry(msgspec.Struct, forbid_unknown_fields=True):
+class _MockEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A mapping in the file."""
 
 
-class _PlacementEntry(_FileEntry):
+class _MockPlacementEntry(_MockEntry):
     start: _Natural
     size: _Positive
 
 
-class _ProfileEntry(_FileEntry):
+class _MockProfileEntry(_MockEntry):
     name: _Name
     memory: _Positive
     cores: Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
     slices: _Positive
-    placements: list[_PlacementEntry]
+    placements: list[_MockPlacementEntry]
 
 
-class _InstanceEntry(_FileEntry):
+class _MockInstanceEntry(_MockEntry):
     uuid: _Uuid
     profile: _Name
     memory: _Natural
@@ -84,14 +84,14 @@ class _InstanceEntry(_FileEntry):
     compute_instance: _Natural = 0
 
 
-class _MigEntry(_FileEntry):
+class _MockMigEntry(_MockEntry):
     enabled: bool = False
     busy: Annotated[list[str], Meta(description="a list of texts")] = []
-    instances: list[_InstanceEntry] = []
-    profiles: list[_ProfileEntry] = []
+    instances: list[_MockInstanceEntry] = []
+    profiles: list[_MockProfileEntry] = []
 
 
-class _CardEntry(_FileEntry):
+class _MockCardEntry(_MockEntry):
     uuid: _Uuid
     memory: _Natural
     index: _Natural | None = None
@@ -101,11 +101,11 @@ class _CardEntry(_FileEntry):
     health: Annotated[bool | str, Meta(description="true, false, or a text with the reason")] = True
     links: Annotated[dict[str, _Natural], Meta(
         description=f"a mapping of UUIDs to whole numbers from 0 to {INT32_MAX}")] = {}
-    mig: _MigEntry = msgspec.field(default_factory=_MigEntry)
+    mig: _MockMigEntry = msgspec.field(default_factory=_MockMigEntry)
 
 
-class _MockFile(_FileEntry):
-    cards: list[_CardEntry]
+class _MockFile(_MockEntry):
+    cards: list[_MockCardEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +317,7 @@ class MockInstances:
             raise HamiError(f"{self._path}: cannot write the state of mock devices: {error}") from error
 
 
-def _card(entry: _CardEntry, position: int) -> MockCard:
+def _card(entry: _MockCardEntry, position: int) -> MockCard:
     index = position if entry.index is None else entry.index
     profiles = tuple(
         MigProfile(name=one.name, memory_mib=one.memory, cores=one.cores, slices=one.slices,

@@ -94,7 +94,7 @@ class DevicePluginProgram:
         self._allocator = Allocator(config, cluster, catalog, self._inventory.roll, host, self._mig, self._events,
                                     watch=self._node_pods, wake=self._owing.set)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
-                                    Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
+                                        Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
         self._static = None
         if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
             self._static = StaticMig(config, settings.mig_strategy, self._source.instances, host,
@@ -263,7 +263,8 @@ class Readiness:
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
-          make: Callable[[PluginSettings], Program] = DevicePluginProgram, signals: queue.SimpleQueue[int] | None = None,
+          make: Callable[[PluginSettings], Program] = DevicePluginProgram,
+          signals: queue.SimpleQueue[int] | None = None,
           readiness: Readiness | None = None, settled: Callable[[], None] = freeze_gc) -> int:
     """Run until told to end; the exit status. *read*: settings anew, for SIGHUP. *signals*: where signals arrive.
     *readiness*: who is told how it goes. *settled* is called when all parts have been started.
@@ -289,7 +290,8 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
         settings = fresh
 
 
-def _started(settings: PluginSettings, make: Callable[[PluginSettings], Program], readiness: Readiness) -> Program | None:
+def _started(settings: PluginSettings, make: Callable[[PluginSettings], Program],
+             readiness: Readiness) -> Program | None:
     try:
         life = make(settings)
         life.start()

@@ -234,7 +234,7 @@ def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, di
     ({"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"}, "--imex-required: .*channel0 is missing"),
     ({"library_source": "/nowhere"}, "cannot install the limiter"),
     ({"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"}, "/nowhere: no libcuda.so"),
-    ({"cards": "cards: 1"}, "line 1: cards"),
+    ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
     ({"cards": CUT, "mig_strategy": "single"}, "card GPU-b is not in MIG mode, while others are"),
 ])
 def test_a_start_that_cannot_be_is_refused_with_the_reason(settings, cluster, given, says):
@@ -251,8 +251,9 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
     bare = replace(settings(), mock_devices="")
     with pytest.raises(HamiError, match="no NVIDIA driver to talk to"):
         DevicePluginProgram(bare, cluster=cluster)
-    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed")
-    service = DevicePluginProgram(replace(mixed, config=replace(bare.config, list_strategies=("cdi-cri",))), cluster=cluster)
+    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed",
+                    config=replace(bare.config, list_strategies=("cdi-cri",)))
+    service = DevicePluginProgram(mixed, cluster=cluster)
     service.start()
     service.stop(last=True)
     assert cluster.nodes["n1"].annotations == {}
