@@ -1,0 +1,360 @@
+"""Matches an Allocate call to a container: the kubelet does not say for which one it asks.
+
+The node lock names the pod that the scheduler expects next, but the kubelet may be late: it may ask for a pod whose
+allocation was revoked, or for one that never had any. A call is therefore answered only when exactly one container on
+the node can be the requesting one. The kubelet's checkpoint, where it can be read, tells which containers already have
+devices; the pod's annotations tell what each container gets. This module only decides; ``allocator`` does the I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.errors import AllocationRefused, MalformedInput
+from hami.model import BindPhase, ContainerKind, Pod, Share
+from hami.devices.cards import Card
+from hami.devices.inventory import InventorySnapshot
+from hami.quantity import strict_integer
+from hami.vendors.spec import Vendor
+
+__all__ = [
+    "AllocateCall", "ContainerMatch", "ContainerShares", "NoMatch", "PodRejection", "card_uuid", "cards_of",
+    "container_shares", "find_container", "is_done_with_lock", "preferred_ids",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateCall:
+    """One Allocate call of the kubelet, and what is needed to match it.
+
+    *ids*: the device ids it asks for. *vendor*: the vendor whose annotations hold the shares. *other_keys*: to-allocate
+    annotations of other vendors that share the node lock. *served*: pod uid and name of the containers that have
+    devices according to the kubelet's checkpoint; ``None`` if it cannot be read, in which case containers are assumed
+    to be served in order.
+    """
+
+    node: str
+    resource: str
+    ids: tuple[str, ...]
+    vendor: Vendor
+    other_keys: tuple[str, ...] = ()
+    served: frozenset[tuple[str, str]] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of devices requested."""
+        return len(self.ids)
+
+    def has_served(self, pod: Pod, container: str) -> bool:
+        """Reports whether the kubelet's checkpoint lists the container."""
+        return self.served is not None and (pod.ref.uid, container) in self.served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerShares:
+    """The shares of a container that requests devices. *position*: index in the annotation. *outstanding*: not handed
+    out yet."""
+
+    position: int
+    name: str
+    kind: ContainerKind
+    shares: tuple[Share, ...]
+    outstanding: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerMatch:
+    """The requesting container, of *pod*.
+
+    *annotations*: the edits that record the allocation; empty if it was recorded before. *finished*: nothing of the pod
+    is outstanding afterwards, for any vendor. *inherits*: the kubelet may hand on the devices of init containers.
+    """
+
+    pod: Pod
+    container: ContainerShares
+    annotations: Mapping[str, str]
+    finished: bool
+    inherits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRejection:
+    """The requesting container belongs to *pod*, which cannot be served: its allocation fails."""
+
+    pod: Pod
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoMatch:
+    """The requesting container cannot be determined. *is_transient*: several match, and some may disappear soon."""
+
+    reason: str
+    is_transient: bool = False
+
+
+def card_uuid(device_id: str, cards: Collection[str]) -> str:
+    """Returns the UUID, one of *cards*, behind a device id of the kubelet; the id itself if there is none.
+
+    Shape: ``<uuid>-<number>``, ``<uuid>::<number>`` (time slicing), or the UUID itself.
+    """
+    part, _, number = device_id.rpartition("-")
+    shapes = (device_id, device_id.partition("::")[0], part if number.isdecimal() else device_id)
+    return next((shape for shape in shapes if shape in cards), device_id)
+
+
+def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[ContainerShares, ...]:
+    """Returns the containers of *pod* that request *resource*, init containers first, with their shares.
+
+    Reads the annotations of all HAMi versions: those with an entry for each container, and those that leave out
+    containers without shares (v2.10) or init containers (up to v2.8), if the number of shares in each entry matches.
+    Raises: MalformedInput if the annotations contradict each other or the pod's specification.
+    """
+    allocated = parse_shares(vendor.allocated, pod.annotations.get(vendor.allocated, ""))
+    remaining = parse_shares(vendor.to_allocate, pod.annotations.get(vendor.to_allocate, ""))
+    remaining += ((),) * (len(allocated) - len(remaining))
+    if any(shares not in ((), allocated[index] if index < len(allocated) else ())
+           for index, shares in enumerate(remaining)):
+        raise MalformedInput(vendor.to_allocate, pod.annotations.get(vendor.to_allocate),
+                             f"expected a part of {vendor.allocated}")
+    requesting = [(index, container, count) for index, container in enumerate(pod.containers)
+                  if (count := _requested(container.limits.get(resource)))]
+    positions = _positions([len(shares) for shares in allocated], [(index, count) for index, _, count in requesting])
+    if positions is None:
+        raise MalformedInput(
+            vendor.allocated, pod.annotations.get(vendor.allocated, ""),
+            "expected as many shares as the containers request: "
+            + (", ".join(f"{count} for {container.name}" for _, container, count in requesting) or "none"))
+    return tuple(ContainerShares(position=at, name=container.name, kind=container.kind, shares=allocated[at],
+                                 outstanding=bool(remaining[at]))
+                 for at, (_, container, _) in zip(positions, requesting))
+
+
+def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
+                   call: AllocateCall) -> ContainerMatch | PodRejection | NoMatch:
+    """Returns the container that *call* is for.
+
+    *pods*: all pods bound to the node, listed after the call arrived. *holder*: namespace and name of the pod that the
+    node lock names. A pod without the lock is served too if no other pod can be meant: HAMi's scheduler up to v2.10
+    takes no lock for pods in which only init containers request devices, and a kubelet that has lost its checkpoint
+    asks again for pods that were served long ago.
+    """
+    candidates = [(pod, name) for pod in pods if pod.node_name == call.node and not pod.is_terminated
+                  for name in _candidates(pod, call)]
+    locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
+    if len(candidates) > 1:
+        return NoMatch(_ambiguity([pod for pod, _ in candidates], call), is_transient=True)
+    if locked is not None and (not candidates or candidates[0][0] is locked):
+        return _match_locked(locked, call)
+    if not candidates:
+        return NoMatch("no pod on the node is waiting for that many")
+    return _match_unlocked(*candidates[0], call)
+
+
+def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
+    """Reports whether *pod* no longer needs the lock of *node* that names it. *keys*: all to-allocate annotations."""
+    if pod.is_terminated or pod.node_name not in ("", node):
+        return True
+    phase = pod.annotations.get(BIND_PHASE)
+    return bool(pod.node_name) and (phase == BindPhase.FAILED or (
+        phase == BindPhase.SUCCESS and not any(_has_outstanding(pod, key) for key in keys)))
+
+
+def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot, *, limited: bool,
+             aligned: bool) -> tuple[tuple[Card, Share], ...]:
+    """Returns the shares of the matched container, each with its card.
+
+    *limited*: the limiter enforces memory and cores; it reads a limit of 0 as no limit. *aligned*: the kubelet was told
+    which cards to prefer, so its ids must lie on the allocated cards, as many on each; their order carries no meaning.
+    Containers that inherit devices of init containers are exempt.
+    A running pod keeps a card that became unhealthy, as it would if the kubelet did not ask again, unless the card
+    cannot even be read.
+    Raises: AllocationRefused.
+    """
+    by_uuid = {card.uuid: card for card in inventory.cards}
+    shares, prefix = match.container.shares, f"container {match.container.name} was allocated"
+    for share in shares:
+        card = by_uuid.get(share.uuid)
+        if card is None:
+            raise AllocationRefused(f"{prefix} card {share.uuid}, which is not on this node")
+        if problem := card.problem if match.pod.phase == "Running" else inventory.unwell.get(card.uuid):
+            raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
+        if limited and share.memory_mib <= 0:
+            raise AllocationRefused(f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit")
+    allocated = Counter(share.uuid for share in shares)
+    chosen = Counter(card_uuid(device_id, by_uuid) for device_id in call.ids)
+    if limited and len(allocated) < len(shares):
+        raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(allocated))}")
+    if aligned and allocated != chosen and not match.inherits:
+        raise AllocationRefused(f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}")
+    return tuple((by_uuid[share.uuid], share) for share in shares)
+
+
+def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_include: Sequence[str]) -> tuple[str, ...]:
+    """Returns the ids among *available* that lie on the cards of *shares*, those in *must_include* first; empty if
+    there are not enough."""
+    pool = list(dict.fromkeys((*must_include, *available)))
+    taken: list[str] = []
+    for share in shares:
+        found = next((one for one in pool if card_uuid(one, {share.uuid}) == share.uuid), None)
+        if found is None:
+            return ()
+        pool.remove(found)
+        taken.append(found)
+    return tuple(taken) if set(must_include) <= set(taken) else ()
+
+
+def _requested(limit: str | None) -> int:
+    """Returns the number of devices that a limit requests; 0 if it is not a positive integer."""
+    try:
+        return max(strict_integer(limit) or 0, 0) if limit is not None else 0
+    except MalformedInput:
+        return 0
+
+
+def _match_locked(pod: Pod, call: AllocateCall) -> ContainerMatch | PodRejection | NoMatch:
+    """Matches *call* to *pod*, which the node lock names."""
+    prefix = f"pod {pod.ref} holds the node lock, but"
+    if reason := _reason_not_requesting(pod, call):
+        return NoMatch(f"{prefix} {reason}")
+    try:
+        containers = container_shares(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return PodRejection(pod=pod, reason=str(error)) if _candidates(pod, call) else NoMatch(str(error))
+    if not pod.annotations.get(call.vendor.to_allocate):
+        return NoMatch(f"{prefix} its allocation was revoked")
+    container = _next_container(pod, containers, call)
+    if container is None:
+        return NoMatch(f"{prefix} {_describe_next(pod, containers, call)}")
+    return _match(pod, containers, container, call)
+
+
+def _match_unlocked(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
+    """Matches *call* to container *name* of *pod*, the only candidate, which no lock names."""
+    if pod.annotations.get(ASSIGNED_NODE) != call.node:
+        return PodRejection(pod=pod, reason=f"pod {pod.ref} was not assigned to node {call.node} by HAMi's scheduler")
+    if pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS) or \
+            not pod.annotations.get(call.vendor.to_allocate):
+        return PodRejection(pod=pod, reason=f"pod {pod.ref} has no allocation, or it was revoked")
+    try:
+        containers = container_shares(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return PodRejection(pod=pod, reason=str(error))
+    return _match(pod, containers, next(one for one in containers if one.name == name), call)
+
+
+def _reason_not_requesting(pod: Pod, call: AllocateCall) -> str | None:
+    """Returns why the kubelet cannot be asking for *pod*, given its state and annotations."""
+    phase, assigned = pod.annotations.get(BIND_PHASE), pod.annotations.get(ASSIGNED_NODE)
+    rules = (
+        (f"it is bound to {pod.node_name or 'no node'}", pod.node_name != call.node),
+        (f"it was assigned to {assigned}", assigned != call.node),
+        (f"it is {pod.phase or 'in no phase'}, not Pending", pod.phase != "Pending"),
+        (f"its bind-phase is {phase}", phase not in (BindPhase.ALLOCATING, BindPhase.SUCCESS)),
+    )
+    return next((reason for reason, broken in rules if broken), None)
+
+
+def _positions(sizes: Sequence[int], requesting: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Returns the annotation index of each requesting container (index and count); ``None`` if they do not match.
+    *sizes*: the number of shares in each entry of the annotation."""
+    filled = [(index, size) for index, size in enumerate(sizes) if size]
+    if filled == list(requesting) or [size for _, size in filled] == [count for _, count in requesting]:
+        return [index for index, _ in filled]
+    return None
+
+
+def _next_container(pod: Pod, containers: Sequence[ContainerShares], call: AllocateCall) -> ContainerShares | None:
+    """Returns the container of *pod* that the kubelet asks for, if the requested count fits."""
+    if call.served is not None:
+        waiting = [one for one in containers if not call.has_served(pod, one.name)]
+        return waiting[0] if waiting and len(waiting[0].shares) == call.count else None
+    first = next((one for one in containers if one.outstanding), None)
+    if first is not None and len(first.shares) == call.count:
+        return first
+    fitting = [one for one in containers if len(one.shares) == call.count]
+    return fitting[0] if len(fitting) == 1 and not fitting[0].outstanding else None
+
+
+def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
+    """Returns the names of the containers of *pod*, which is on the node and not terminated, that the call may be for.
+    """
+    requesting = [(container.name, count) for container in pod.containers
+                  if (count := _requested(container.limits.get(call.resource)))]
+    if call.served is not None:
+        requesting = [(name, count) for name, count in requesting if not call.has_served(pod, name)]
+        if pod.phase == "Pending":
+            requesting = requesting[:1]  # the kubelet admits containers in order
+        return tuple(name for name, count in requesting if count == call.count)
+    if pod.phase != "Pending":
+        return ()
+    if pod.annotations.get(BIND_PHASE) in (BindPhase.ALLOCATING, BindPhase.SUCCESS):
+        try:
+            requesting = [(one.name, len(one.shares)) for one in container_shares(pod, call.resource, call.vendor)
+                          if one.outstanding]
+        except MalformedInput:
+            pass
+    return tuple(name for name, count in requesting[:1] if count == call.count)
+
+
+def _ambiguity(pods: Sequence[Pod], call: AllocateCall) -> str:
+    """Explains that containers of all *pods* match.
+
+    A running container is not ruled out: a kubelet that lost its checkpoint asks again when it restarts the container,
+    and the API server may not know yet that it has stopped.
+    Source: Kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, GetDeviceRunContainerOptions.
+    """
+    text = f"{len(pods)} containers match, of {_names(pods)}"
+    lost = _names(pod for pod in pods if _is_missing_from_checkpoint(pod, call))
+    return f"{text}; the kubelet's checkpoint has lost {lost}: delete these pods, or drain the node" if lost else text
+
+
+def _is_missing_from_checkpoint(pod: Pod, call: AllocateCall) -> bool:
+    """Reports whether *pod*, a candidate, already received its devices and runs."""
+    return (call.served is not None and pod.phase == "Running" and bool(pod.annotations.get(call.vendor.to_allocate))
+            and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
+            and not _has_outstanding(pod, call.vendor.to_allocate))
+
+
+def _names(pods: Iterable[Pod]) -> str:
+    return ", ".join(sorted({str(pod.ref) for pod in pods}))
+
+
+def _match(pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares,
+           call: AllocateCall) -> ContainerMatch:
+    rest = [one for one in containers
+            if one.outstanding and one is not container and not call.has_served(pod, one.name)]
+    finished = not rest and not any(_has_outstanding(pod, key) for key in call.other_keys)
+    inherits = container.kind is not ContainerKind.INIT and any(one.kind is ContainerKind.INIT for one in containers)
+    annotations: dict[str, str] = {}
+    if container.outstanding:
+        kept = {one.position: one.shares for one in rest}
+        entries = max([len(pod.containers), *(one.position + 1 for one in containers)])
+        annotations[call.vendor.to_allocate] = render_shares(tuple(kept.get(at, ()) for at in range(entries)))
+    if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
+        annotations[BIND_PHASE] = BindPhase.SUCCESS.value
+    return ContainerMatch(pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits)
+
+
+def _has_outstanding(pod: Pod, key: str) -> bool:
+    """Reports whether the annotation *key* lists devices that were not handed out yet, or cannot be read."""
+    try:
+        return any(parse_shares(key, pod.annotations.get(key, "")))
+    except MalformedInput:
+        return True
+
+
+def _describe_next(pod: Pod, containers: Sequence[ContainerShares], call: AllocateCall) -> str:
+    left = [one for one in containers
+            if (not call.has_served(pod, one.name) if call.served is not None else one.outstanding)]
+    if not left:
+        return "all its containers have their devices"
+    return f"its next container, {left[0].name}, gets {len(left[0].shares)}"
+
+
+def _counts(cards: Counter[str]) -> str:
+    return ", ".join(f"{count} of {uuid}" for uuid, count in sorted(cards.items()))

@@ -1,0 +1,106 @@
+"""Writes to the API server that an Allocate call does not wait for, or could not make."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
+from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.errors import ClusterError, Conflict, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.events import Recorder
+from hami.model import BindPhase, Node, PodRef
+
+__all__ = ["DeferredWrites"]
+
+log = logging.getLogger(__name__)
+
+ALLOCATION_FAILED = "AllocationFailed"
+RELEASE_ATTEMPTS = 8  # conflicts in a row, while others keep changing the node
+
+
+class DeferredWrites:
+    """Queues writes until `flush`; a write that fails stays queued. Threads may share it."""
+
+    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: Recorder) -> None:
+        """*to_allocate*: the annotation that is cleared on a pod whose allocation fails."""
+        self._cluster = cluster
+        self._node = node
+        self._to_allocate = to_allocate
+        self._events = events
+        self._lock = threading.Lock()  # guards _writes; never held across I/O
+        self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
+        self._queued = threading.Event()
+
+    def release_lock(self, lock: str, node: Node | None = None) -> None:
+        """Queues the release of the node lock *lock*. *node*: the node as last read, which saves a read."""
+        self._queue(lock, functools.partial(self._release_lock, lock, node))
+
+    def fail_pod(self, ref: PodRef, reason: str, lock: str | None) -> None:
+        """Queues the failure of a pod's allocation, then the release of *lock*, if it holds that node lock."""
+        self._queue(ref, functools.partial(self._fail_pod, ref, reason, lock))
+
+    def record_failure(self, subject: PodRef | str, reason: str) -> None:
+        """Records an event about a pod, or about the node of that name, for which an Allocate call failed."""
+        self._events.record(subject, "Warning", ALLOCATION_FAILED, reason)
+
+    def wait(self, timeout: float) -> None:
+        """Returns when a write is queued, or `wake` is called, or after *timeout* seconds."""
+        self._queued.wait(timeout)
+        self._queued.clear()
+
+    def wake(self) -> None:
+        """Ends a `wait`."""
+        self._queued.set()
+
+    def flush(self) -> None:
+        """Makes all queued writes. Sends nothing if there are none. Logs what fails. Never raises a HamiError."""
+        with self._lock:
+            writes = dict(self._writes)
+        for key, write in writes.items():
+            try:
+                write()
+            except ClusterError as error:
+                log.warning("deferred write failed", extra={"subject": str(key), "error": error})
+                continue
+            with self._lock:
+                if self._writes.get(key) is write:
+                    del self._writes[key]
+
+    def _queue(self, key: PodRef | str, write: Callable[[], None]) -> None:
+        with self._lock:
+            self._writes[key] = write
+        self._queued.set()
+
+    def _fail_pod(self, ref: PodRef, reason: str, lock: str | None) -> None:
+        try:
+            self._cluster.annotate_pod(ref, {BIND_PHASE: BindPhase.FAILED.value, self._to_allocate: ""})
+            self.record_failure(ref, reason)
+        except (NotFound, Conflict):
+            pass  # the pod is gone; another pod of that name is not affected
+        if lock is not None:  # only now: the next pod must not find devices that are still to be allocated to this one
+            self._release_lock(lock, None)
+
+    def _release_lock(self, lock: str, node: Node | None) -> None:
+        if node is not None:
+            try:
+                return self._remove_lock(lock, node)
+            except Conflict:
+                pass
+        self._release_lock_afresh(lock)
+
+    @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(RELEASE_ATTEMPTS), reraise=True)
+    def _release_lock_afresh(self, lock: str) -> None:
+        self._remove_lock(lock, self._cluster.node(self._node))
+
+    def _remove_lock(self, lock: str, node: Node | None) -> None:
+        """Releases *lock* unless *node* is locked for another pod by now. Raises: Conflict if the node has changed."""
+        if node is not None and node.annotations.get(NODE_LOCK) == lock:
+            try:
+                self._cluster.annotate_node(node.name, {NODE_LOCK: None}, node.resource_version)
+            except NotFound:
+                pass

@@ -1,0 +1,73 @@
+"""Builds what a matched container is handed, and prepares the node for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory
+from hami.devices.mig import Mig
+from hami.errors import AllocationRefused
+from hami.kube.cluster import Cluster
+from hami.node.grant import Grant, Recipient, instances_grant, shares_grant
+from hami.node.host import Host
+from hami.node.pods import NodePods
+from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of
+
+__all__ = ["GrantBuilder"]
+
+
+class GrantBuilder:
+    """Builds grants from the cards, files and MIG instances of one node."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
+                 mig: Mig | None = None, *, node_pods: NodePods | None = None,
+                 token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
+        """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
+        the API server. *token*: returns a text that is new each time."""
+        self._config = config
+        self._cluster = cluster
+        self._inventory = inventory
+        self._host = host
+        self._mig = mig
+        self._node_pods = node_pods
+        self._token = token
+
+    def check_ids(self, ids: Sequence[str]) -> None:
+        """Raises AllocationRefused unless *ids* are different ids of cards of this node."""
+        cards = {card.uuid for card in self._inventory.cards()}
+        if not ids:
+            raise AllocationRefused("the kubelet requested no devices")
+        if len(set(ids)) < len(ids):
+            raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
+        if unknown := sorted(one for one in ids if card_uuid(one, cards) not in cards):
+            raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
+
+    def build(self, match: ContainerMatch, call: AllocateCall) -> tuple[Grant, Mapping[str, str]]:
+        """Returns the grant of the container, and annotations of the pod that record it.
+
+        Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
+        if the API server does not answer; HamiError of the driver.
+        """
+        config, pod, container = self._config, match.pod, match.container
+        parts = cards_of(match, call, self._inventory.roll(), limited=self._mig is None,
+                         aligned=config.aligned and self._mig is None)
+        if self._mig is not None:
+            made = self._mig.make(pod, container.position, container.shares)
+            cards = [card for card, _ in parts]
+            facts = self._host.facts(limited=False, instances=[
+                (card.minor, one.gpu_instance, one.compute_instance)
+                for card, one in zip(cards, made.instances, strict=True)])
+            recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token())
+            return instances_grant(config, [one.uuid for one in made.instances], cards, facts, recipient), made.writes
+        recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token(),
+                              env=self._environment(match))
+        facts = self._host.facts(limited=True)
+        self._host.prepare(pod.ref.uid, container.name)
+        return shares_grant(config, parts, facts, recipient), {}
+
+    def _environment(self, match: ContainerMatch) -> Mapping[str, str]:
+        """Returns the literal variables of the container; they never change, so a late watch may tell them."""
+        known = self._node_pods.environment(match.pod.ref.uid, match.container.name) if self._node_pods else None
+        return self._cluster.environment(match.pod.ref, match.container.name) if known is None else known
