@@ -31,7 +31,7 @@ HOOK = "/var/lib/hami"
 ACCOUNT = "hami-device-plugin"
 CONTAINER = "device-plugin"
 NAMESPACE = "kube-system"
-HANDED_OUT = re.compile(r'"devices handed out" .*\bseconds=([0-9.]+)')
+ALLOCATED = re.compile(r'"devices allocated" .*\bseconds=([0-9.]+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class DevicePlugin:
 
     def allocate_seconds(self) -> list[float]:
         """How long each Allocate took that handed something out, by the plugin's own clock."""
-        return [float(found[1]) for found in HANDED_OUT.finditer(self.log())]
+        return [float(found[1]) for found in ALLOCATED.finditer(self.log())]
 
 
 def account_kubeconfig(node: RealNode) -> Path:

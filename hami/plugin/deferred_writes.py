@@ -48,10 +48,11 @@ class DeferredWrites:
         """Records an event about a pod, or about the node of that name, for which an Allocate call failed."""
         self._events.record(subject, "Warning", ALLOCATION_FAILED, reason)
 
-    def wait(self, timeout: float) -> None:
-        """Returns when a write is queued, or `wake` is called, or after *timeout* seconds."""
-        self._queued.wait(timeout)
+    def wait(self, timeout: float) -> bool:
+        """Waits until a write is queued or `wake` is called; false after *timeout* seconds without either."""
+        is_queued = self._queued.wait(timeout)
         self._queued.clear()
+        return is_queued
 
     def wake(self) -> None:
         """Ends a `wait`."""

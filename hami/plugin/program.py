@@ -20,6 +20,9 @@ from hami.errors import HamiError
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.web.pages import Page
 from hami.plugin.allocator import Allocator
+from hami.plugin.cleanup import NodeCleanup
+from hami.plugin.deferred_writes import DeferredWrites
+from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.registrar import NodeRegistrar
 from hami.devices.cards import Card, CardSource
 from hami.node.cdi import CLASSES, IMEX, Roots
@@ -47,11 +50,11 @@ COMPONENT = "hami-device-plugin"
 VENDOR = "NVIDIA"
 START_AGAIN_S = 30.0
 """Seconds until a start that failed is tried again."""
-SETTLE_S = 2.0
-"""Seconds between two looks at what is still owed to the API server."""
-SWEEP_S = 60.0
-"""Seconds between two looks at what pods have left behind; with MIG, where that is room for others, fewer."""
-SWEEP_MIG_S = 10.0
+RETRY_WRITES_S = 2.0
+"""Seconds between attempts to make deferred writes."""
+CLEANUP_S = 60.0
+CLEANUP_MIG_S = 10.0
+"""Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
 WATCH_AGAIN_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
@@ -90,9 +93,10 @@ class DevicePluginProgram:
         if config.operating_mode == MIG and has_cards:
             self._mig = Mig(config.node, cluster, self._source.instances, self._inventory.cards,
                             tell=self._cdi.instances_are)
-        self._owing = threading.Event()
-        self._allocator = Allocator(config, cluster, catalog, self._inventory.roll, host, self._mig, self._events,
-                                    watch=self._node_pods, wake=self._owing.set)
+        self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
+        grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
+        self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
+        self._cleanup = NodeCleanup(config.node, cluster, host, self._mig, self._allocator, self._deferred)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
                                         Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
         self._static = None
@@ -126,7 +130,7 @@ class DevicePluginProgram:
             "cards": [card.uuid for card in self._inventory.cards()]})
         watching = [("pods", self._node_pods.run)] if self._node_pods is not None else []
         for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
-                          ("node", self._registrar.run), ("kubelet", self._serve_kubelet), ("tidy", self._tidy)):
+                          ("node", self._registrar.run), ("kubelet", self._serve_kubelet), ("cleanup", self._clean_up)):
             self._begin(name, run)
 
     def lacks(self) -> str:
@@ -142,7 +146,7 @@ class DevicePluginProgram:
         """Stop serving, then all else; the *last* time, take the cards off the node if that is wished, and nobody has
         taken this plugin's place."""
         self._stopped.set()
-        self._owing.set()
+        self._deferred.wake()
         if self._node_pods is not None:
             self._node_pods.stop()
         with self._linking:
@@ -156,7 +160,7 @@ class DevicePluginProgram:
         for thread in self._threads:
             if thread.name != "events":
                 thread.join(JOIN_S)
-        self._allocator.settle()
+        self._deferred.flush()
         if last and self._settings.config.unregister_on_stop and not replaced:
             self._registrar.withdraw()
         self._events.drain(DRAIN_S)
@@ -229,21 +233,20 @@ class DevicePluginProgram:
                 log.exception("health is not watched for a moment")
             self._stopped.wait(WATCH_AGAIN_S)
 
-    def _tidy(self) -> None:
-        """Write what is owed, and now and then look at what pods have left behind."""
-        pause = SWEEP_MIG_S if self._mig is not None else SWEEP_S
+    def _clean_up(self) -> None:
+        """Flushes deferred writes as they are queued, and cleans up the node at intervals."""
+        interval = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
         due = time.monotonic()
         while not self._stopped.is_set():
             try:
                 if time.monotonic() >= due:
-                    due = time.monotonic() + pause
-                    self._allocator.sweep()
+                    due = time.monotonic() + interval
+                    self._cleanup.run_once()
                 else:
-                    self._allocator.settle()
+                    self._deferred.flush()
             except Exception:
-                log.exception("node not tidied")
-            self._owing.wait(SETTLE_S)
-            self._owing.clear()
+                log.exception("cleanup failed")
+            self._deferred.wait(RETRY_WRITES_S)
 
 
 class Readiness:

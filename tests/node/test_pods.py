@@ -1,15 +1,15 @@
-"""What a watch tells of a node's pods, and when that is known to be all."""
+"""The pods of a node, as a watch reports them."""
 
 import json
 import queue
 import threading
+import time
 
 import pytest
-from pytest import param
 
 from hami.node.pods import NodePods
 
-PATIENCE = 20.0
+TIMEOUT_S = 20.0
 
 
 def wire(name, version, **spec):
@@ -20,15 +20,15 @@ def wire(name, version, **spec):
 
 
 class Server:
-    """An API server with one watch. ``pages``: what lists answer, one after the other; ``asked``: their queries."""
+    """An API server with one watch. ``pages``: the answers to lists, in order; ``requests``: their queries."""
 
     def __init__(self, *pages):
         self.pages = list(pages)
-        self.asked = []
+        self.requests = []
         self.events = queue.SimpleQueue()
 
     def request(self, method, path, *, query=None):
-        self.asked.append((path, query))
+        self.requests.append((path, query))
         items, version, *more = self.pages.pop(0)
         return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more[0] if more else ""},
                            "items": items}).encode()
@@ -36,16 +36,12 @@ class Server:
     def stream(self, path, query, *, read_timeout):
         return Watch(self.events)
 
-    def tell(self, kind, pod):
+    def report(self, kind, pod):
         self.events.put(json.dumps({"type": kind, "object": pod}).encode())
-
-    def expire(self):
-        """The watch ends: only a list can help."""
-        self.tell("ERROR", {"code": 410, "message": "too old"})
 
 
 class Watch:
-    """The lines that are told."""
+    """The lines of the events."""
 
     def __init__(self, events):
         self._events = events
@@ -65,7 +61,7 @@ class Watch:
 
 @pytest.fixture
 def watching():
-    """NodePods of a server, that are told of in another thread until the test ends."""
+    """Starts NodePods of a server in another thread, until the test ends."""
     started = []
 
     def start(server):
@@ -77,84 +73,68 @@ def watching():
     yield start
     for node_pods, thread in started:
         node_pods.stop()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
 
-def names(view):
-    return sorted(pod.ref.name for pod in view.pods)
+def names(node_pods):
+    pods = node_pods.pods()
+    return None if pods is None else sorted(pod.ref.name for pod in pods)
+
+
+def wait_for(node_pods, *expected):
+    deadline = time.monotonic() + TIMEOUT_S
+    while names(node_pods) != list(expected):
+        assert time.monotonic() < deadline, names(node_pods)
 
 
 def test_the_pods_of_the_node_are_listed_then_watched(watching):
     server = Server(([wire("a", 5)], 7))
     node_pods = watching(server)
-    view = node_pods.holding("default", "a", PATIENCE)
-    assert (names(view), view.version) == (["a"], 5)
-    assert view.environment("uid-a", "c") == {"A": "1"}
-    assert view.environment("uid-a", "other") == {}
-    assert server.asked[0][0] == "/api/v1/pods"
-    assert server.asked[0][1]["fieldSelector"] == "spec.nodeName=n1"
-    server.tell("ADDED", wire("b", 8))
-    assert names(node_pods.holding("default", "b", PATIENCE)) == ["a", "b"]
-    server.tell("DELETED", wire("a", 9))
-    assert names(node_pods.after(view, "9", PATIENCE)) == ["b"]
+    wait_for(node_pods, "a")
+    assert server.requests[0][0] == "/api/v1/pods"
+    assert server.requests[0][1]["fieldSelector"] == "spec.nodeName=n1"
+    server.report("ADDED", wire("b", 8))
+    wait_for(node_pods, "a", "b")
+    server.report("DELETED", wire("a", 9))
+    wait_for(node_pods, "b")
 
 
-def test_a_write_is_waited_for_and_all_before_it_is_known_then(watching):
-    server = Server(([wire("a", 5)], 7))
-    node_pods = watching(server)
-    view = node_pods.holding("default", "a", PATIENCE)
-    assert node_pods.after(view, "9", 0.0) is None
-    server.tell("ADDED", wire("b", 8))
-    server.tell("MODIFIED", wire("a", 9))
-    assert names(node_pods.after(view, "9", PATIENCE)) == ["a", "b"]
-
-
-@pytest.mark.parametrize("version", [
-    param("5", id="nothing was changed"), param("4", id="the cluster was restored from a copy"),
-    param("x", id="not a number"), param("", id="none"),
-])
-def test_a_version_that_is_not_newer_proves_nothing(watching, version):
+def test_the_literal_variables_of_containers_are_known(watching):
     node_pods = watching(Server(([wire("a", 5)], 7)))
-    view = node_pods.holding("default", "a", PATIENCE)
-    assert node_pods.after(view, version, PATIENCE) is None
+    wait_for(node_pods, "a")
+    assert node_pods.environment("uid-a", "c") == {"A": "1"}
+    assert node_pods.environment("uid-a", "other") == {}
+    assert node_pods.environment("uid-b", "c") is None
 
 
-def test_nothing_is_told_of_a_pod_that_is_not_there(watching):
-    node_pods = watching(Server(([wire("a", 5)], 7)))
-    assert node_pods.holding("default", "a", PATIENCE) is not None
-    assert node_pods.holding("default", "b", 0.0) is None
-    assert names(node_pods.now()) == ["a"]
-
-
-def test_a_pod_that_cannot_be_read_makes_the_view_void_until_it_can(watching):
-    server = Server(([wire("a", 5)], 7))
+def test_a_pod_that_cannot_be_read_does_not_hide_the_others(watching):
+    server = Server(([wire("a", 5), wire("bad", 6, containers=1)], 7))
     node_pods = watching(server)
-    view = node_pods.holding("default", "a", PATIENCE)
-    server.tell("ADDED", wire("b", 8, containers=1))
-    server.tell("MODIFIED", wire("a", 9))
-    server.tell("MODIFIED", wire("b", 10))
-    assert node_pods.after(view, "8", PATIENCE).version == node_pods.now().version == 10
+    wait_for(node_pods, "a")
 
 
-def test_a_list_counts_only_as_a_whole():
-    """It is in no order: a pod may come first that was changed last."""
-    asked = []
+def test_pods_that_a_list_lacks_are_forgotten(watching):
+    server = Server(([wire("a", 5)], 7), ([wire("b", 8)], 9))
+    node_pods = watching(server)
+    wait_for(node_pods, "a")
+    server.report("ERROR", {"code": 410, "message": "too old"})
+    wait_for(node_pods, "b")
 
-    class Slow(Server):
+
+def test_nothing_is_known_before_the_first_list_is_complete():
+    found = []
+
+    class Observed(Server):
         """One that is looked at between the pages."""
 
         def request(self, method, path, *, query=None):
-            asked.extend((node_pods.holding("default", "a", 0.0), node_pods.now()))
+            found.append(names(node_pods))
             if not self.pages:
                 node_pods.stop()
                 return b'{"metadata": {}, "items": []}'
             return super().request(method, path, query=query)
 
-    slow = Slow(([wire("a", 9)], 10, "more"), ([wire("b", 8)], 10))
-    node_pods = NodePods(slow, "n1")
-    slow.tell("ADDED", wire("c", 11))
-    slow.expire()
-    slow.pages.append(([wire("b", 8), wire("c", 11)], 12, "more"))
+    node_pods = NodePods(Observed(([wire("a", 9)], 10, "more"), ([wire("b", 8)], 10, "more")), "n1")
     node_pods.run()
-    assert [view and names(view) for view in asked] == [None] * 8
+    assert found == [None] * 3

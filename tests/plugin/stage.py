@@ -7,12 +7,14 @@ from dataclasses import replace
 from hami.codec.allocation import render_shares
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
-from hami.plugin.allocate import Call
-from hami.plugin.allocator import Allocator
+from hami.plugin.allocator import Allocator, Clock
+from hami.plugin.cleanup import NodeCleanup
+from hami.plugin.container_match import AllocateCall
+from hami.plugin.deferred_writes import DeferredWrites
+from hami.plugin.grant_builder import GrantBuilder
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.node.grant import HostFacts
-from hami.node.pods import NodePod, NodePodsSnapshot
 from hami.devices.inventory import DeviceInventory
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
@@ -71,8 +73,8 @@ def lock_of(pod, at="2026-01-02T03:04:05Z"):
 
 def call(count=1, served=None, **fields):
     """A call of the kubelet; *served*: (uid, container) pairs that it has devices for by its own record."""
-    return Call(**{"node": NODE, "resource": GPU, "ids": ids(*[A] * count), "vendor": NVIDIA,
-                   "served": None if served is None else frozenset(served)} | fields)
+    return AllocateCall(**{"node": NODE, "resource": GPU, "ids": ids(*[A] * count), "vendor": NVIDIA,
+                           "served": None if served is None else frozenset(served)} | fields)
 
 
 class Events:
@@ -118,8 +120,8 @@ class FakeHost:
         return [f"{uid}_{name}" for uid, name in gone]
 
 
-class ToldCluster(FakeCluster):
-    """One whose changes of pods a watch tells of; ``history``: version, name of the pod, what became of it."""
+class WatchedCluster(FakeCluster):
+    """One whose changes of pods a watch reports; ``history``: name of the pod, and the pod, ``None`` once deleted."""
 
     def __init__(self, **fields):
         self.history = []
@@ -127,82 +129,52 @@ class ToldCluster(FakeCluster):
 
     def put_pod(self, pod):
         stored = super().put_pod(pod)
-        self.history.append((int(stored.resource_version), (pod.ref.namespace, pod.ref.name), stored))
+        self.history.append(((pod.ref.namespace, pod.ref.name), stored))
         return stored
 
     def delete_pod(self, namespace, name):
         super().delete_pod(namespace, name)
-        self.history.append((int(self._next_version()), (namespace, name), None))
+        self.history.append(((namespace, name), None))
 
 
-class LateWatch:
-    """Tells of the changes of a cluster's pods in their order, but not of the latest *lag()*; when *hung()* it does
-    not even tell of a write that is waited for."""
+class LateNodePods:
+    """Reports the changes of a cluster's pods in order, but not the latest *lag()* of them."""
 
-    def __init__(self, cluster, lag=lambda: 0, hung=lambda: False):
-        self.cluster, self.lag, self.hung = cluster, lag, hung
-        self.told = 0
+    def __init__(self, cluster, lag=lambda: 0):
+        self.cluster, self.lag = cluster, lag
+        self.reported = 0
 
-    def now(self):
-        self.told = max(self.told, len(self.cluster.history) - self.lag())
-        return self.view()
+    def pods(self):
+        self.reported = max(self.reported, len(self.cluster.history) - self.lag())
+        pods = dict(self.cluster.history[:self.reported])
+        return [pod for pod in pods.values() if pod and pod.node_name == NODE]
 
-    def holding(self, namespace, name, timeout):
-        view = self.now()
-        return view if any((pod.ref.namespace, pod.ref.name) == (namespace, name) for pod in view.pods) else None
-
-    def after(self, view, version, timeout):
-        if int(version) <= view.version or self.hung():
-            return None
-        self.told = max(self.told, 1 + [at for at, _, _ in self.cluster.history].index(int(version)))
-        return self.view()
-
-    def view(self):
-        pods, version = {}, 0
-        for version, name, pod in self.cluster.history[:self.told]:
-            pods[name] = pod
-        return NodePodsSnapshot(tuple(self.resident(pod) for pod in pods.values() if pod and pod.node_name == NODE), version)
-
-    def resident(self, pod):
-        return NodePod(pod, {one.name: self.cluster.environments.get((pod.ref.uid, one.name), {})
-                              for one in pod.containers})
+    def environment(self, uid, container):
+        known = any(pod.ref.uid == uid for pod in self.pods())
+        return self.cluster.environments.get((uid, container), {}) if known else None
 
 
-def before(call):
-    """Makes a call that is to be made beside others before them."""
-    try:
-        value = call()
-    except HamiError as error:
-        value = error
+class PromptAllocator(Allocator):
+    """One whose deferred writes are made as soon as a call has ended."""
 
-    def outcome():
-        if isinstance(value, HamiError):
-            raise value
-        return value
-    return outcome
-
-
-def after(call):
-    """The same after them, when somebody waits for it."""
-    found = []
-
-    def outcome():
-        found[:] = found or [before(call)]
-        return found[0]()
-    return outcome
+    def allocate(self, device_ids):
+        try:
+            return super().allocate(device_ids)
+        finally:
+            self._deferred.flush()
 
 
 class Stage:
     """A node, its API server, and the plugin; *served* pods are put on it as bound and locked. *watched*: whether the
-    plugin has a watch, ``watch``, and the kubelet a record, without which that is not asked."""
+    plugin watches the node's pods, ``watch``, and can read the kubelet's checkpoint. *prompt*: whether deferred writes
+    are made at the end of each call."""
 
     watched = False
 
     def __init__(self, *pods, lock=None, cards=CARDS, mig=None, **config):
-        self.cluster = ToldCluster(pods=pods)
-        self.watch = LateWatch(self.cluster)
-        self.wake = None
-        self.beside = before
+        self.cluster = WatchedCluster(pods=pods)
+        self.watch = LateNodePods(self.cluster)
+        self.prompt = True
         self.cluster.put_node(Node(name=NODE, annotations={LOCK: lock} if lock else {}))
         self.host = FakeHost()
         self.host.record = set() if self.watched else None
@@ -218,10 +190,14 @@ class Stage:
     def start(self):
         """A new process of the plugin."""
         tokens = (f"token-{number}" for number in itertools.count())
-        self.allocator = Allocator(
-            self.config, self.cluster, BOTH, self.inventory.roll, self.host, self.mig, self.events,
-            watch=self.watch if self.watched else None, wake=self.wake, beside=self.beside,
-            clock=lambda: self.time, sleep=self.sleep, token=lambda: next(tokens))
+        watch = self.watch if self.watched else None
+        self.deferred = DeferredWrites(self.cluster, NODE, TO_ALLOCATE, self.events)
+        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch,
+                              token=lambda: next(tokens))
+        self.allocator = (PromptAllocator if self.prompt else Allocator)(
+            self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
+            clock=Clock(lambda: self.time, self.sleep))
+        self.cleanup = NodeCleanup(NODE, self.cluster, self.host, self.mig, self.allocator, self.deferred)
 
     def remember(self, container, name="p"):
         """The kubelet writes down that the container has its devices, if its record can be read at all."""
@@ -284,9 +260,10 @@ class Kubelet:
             count = int(one.limits.get(GPU, 0))
             if not count or (pod.ref.uid, one.name) in self.known:
                 continue
-            asked = self.rng.sample([f"{card.uuid}-{part}" for card in self.stage.cards for part in range(10)], count)
+            every = [f"{card.uuid}-{part}" for card in self.stage.cards for part in range(10)]
+            requested = self.rng.sample(every, count)
             try:
-                handed[one.name] = self.stage.allocator.allocate(asked)
+                handed[one.name] = self.stage.allocator.allocate(requested)
             except HamiError:
                 self.fail(pod)
                 raise

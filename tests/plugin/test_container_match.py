@@ -4,7 +4,10 @@ import pytest
 from pytest import param
 
 from hami.errors import AllocationRefused, MalformedInput
-from hami.plugin.allocate import Elsewhere, Refuse, Serve, cards_of, claims, is_over, physical, preferred, whose
+from hami.plugin.container_match import (
+    ContainerMatch, NoMatch, PodRejection, card_uuid, cards_of, container_shares, find_container, is_done_with_lock,
+    preferred_ids,
+)
 from hami.devices.inventory import InventorySnapshot
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
@@ -13,16 +16,17 @@ from tests.plugin.stage import (
 )
 
 HOLDER = ("default", "p")
+HOLDS = "pod default/p holds the node lock, but"
 
 
 def summary(verdict):
     """A verdict in one line: who is served with which memory, or why nobody is."""
     match verdict:
-        case Serve(claim=claim, pod=pod):
-            return f"{pod.ref.name}/{claim.name}: " + " ".join(str(share.memory_mib) for share in claim.shares)
-        case Refuse(pod=pod, reason=reason):
+        case ContainerMatch(container=container, pod=pod):
+            return f"{pod.ref.name}/{container.name}: " + " ".join(str(share.memory_mib) for share in container.shares)
+        case PodRejection(pod=pod, reason=reason):
             return f"{pod.ref.name} refused: {reason}"
-        case Elsewhere(reason=reason):
+        case NoMatch(reason=reason):
             return reason
 
 
@@ -35,7 +39,7 @@ TAKEN = f"{A},NVIDIA,1,0:;"
 @pytest.mark.parametrize("pod, request_, outcome", [
     param(ONE, call(), "p/c: 1", id="one container"),
     param(TWO, call(1), "p/x: 1", id="the first of two"),
-    param(TWO, call(2), "pod default/p has the lock, but its next container, x, gets 1", id="the first asks for less"),
+    param(TWO, call(2), f"{HOLDS} its next container, x, gets 1", id="the first requests less"),
     param(placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]],
                  left=f";{B},NVIDIA,2,0:{C},NVIDIA,3,0:;"), call(2), "p/y: 2 3", id="the second of two"),
     param(placed(asking("x", 0), asking("y"), shares=[[], [share(A, 1)]]), call(), "p/y: 1", id="one asks for none"),
@@ -50,36 +54,34 @@ TAKEN = f"{A},NVIDIA,1,0:;"
     param(placed(asking("x"), shares=[[share(A, 1)]], left=";", bind_phase="success"), call(), "p/x: 1",
           id="asked again: the lock was left behind"),
     param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"), call(),
-          "pod default/p has the lock, but all its containers have their devices", id="asked again: for one of two"),
+          f"{HOLDS} all its containers have their devices", id="asked again: for one of two"),
     param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"),
           call(served=[("uid-p", "x")]), "p/y: 2", id="asked again: for one of two, the record tells"),
-    param(ONE, call(served=[("uid-p", "c")]), "pod default/p has the lock, but all its containers have their devices",
+    param(ONE, call(served=[("uid-p", "c")]), f"{HOLDS} all its containers have their devices",
           id="the kubelet has all of the pod"),
-    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), "pod default/p has the lock, but its "
-          "bind-phase is failed", id="revoked"),
-    param(placed(asking(), text=TAKEN, left=""), call(), "pod default/p has the lock, but its devices have been taken "
-          "back", id="emptied"),
+    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), f"{HOLDS} its bind-phase is failed", id="revoked"),
+    param(placed(asking(), text=TAKEN, left=""), call(), f"{HOLDS} its allocation was revoked", id="emptied"),
     param(placed(asking(), text=TAKEN, bind_phase="failed"), call(),
-          "pod default/p has the lock, but its bind-phase is failed", id="failed"),
+          f"{HOLDS} its bind-phase is failed", id="failed"),
     param(placed(asking(), text=TAKEN, annotations={"hami.io/vgpu-node": "n2"}), call(),
-          "pod default/p has the lock, but it was placed on n2", id="placed elsewhere"),
+          f"{HOLDS} it was assigned to n2", id="placed elsewhere"),
     param(placed(asking(), text=TAKEN, phase="Running"), call(),
-          "pod default/p has the lock, but it is Running, not Pending", id="running already"),
-    param(placed(asking(), text=TAKEN, node="n2"), call(), "pod default/p has the lock, but it is bound to n2",
+          f"{HOLDS} it is Running, not Pending", id="running already"),
+    param(placed(asking(), text=TAKEN, node="n2"), call(), f"{HOLDS} it is bound to n2",
           id="bound elsewhere"),
     param(placed(asking(), text="GPU-x"), call(), "p refused: hami.io/vgpu-devices-allocated: expected as many shares "
-          "as the containers ask for, which is 1 for c: 'GPU-x'", id="text without shares"),
+          "as the containers request: 1 for c: 'GPU-x'", id="text without shares"),
     param(placed(asking(), text="GPU-x,NVIDIA:;"), call(), "p refused: hami.io/vgpu-devices-allocated: pod annotation "
           "format error, missing fields, do not use nodeName in task spec: 'GPU-x,NVIDIA'", id="text cut short"),
     param(placed(asking(), shares=[[share(A), share(B)]]), call(), "p refused: hami.io/vgpu-devices-allocated: "
-          "expected as many shares as the containers ask for, which is 1 for c: "
+          "expected as many shares as the containers request: 1 for c: "
           f"'{A},NVIDIA,1000,0:{B},NVIDIA,1000,0:;'",
           id="more shares than asked for"),
     param(placed(asking(), text=TAKEN, left=f"{A},NVIDIA,2,0:;"), call(), f"p refused: {TO_ALLOCATE}: "
-          f"expected a part of what hami.io/vgpu-devices-allocated says: '{A},NVIDIA,2,0:;'", id="texts that differ"),
+          f"expected a part of hami.io/vgpu-devices-allocated: '{A},NVIDIA,2,0:;'", id="texts that differ"),
 ])
 def test_the_holder_of_the_lock(pod, request_, outcome):
-    assert summary(whose([pod], HOLDER, request_)) == outcome
+    assert summary(find_container([pod], HOLDER, request_)) == outcome
 
 
 def other(name, memory=9, count=1, **fields):
@@ -92,53 +94,53 @@ REVOKED = other("old", left="", bind_phase="failed")
 FOREIGN = make_pod(asking(), name="foreign", node_name=NODE, phase="Pending")
 RUNNING = other("runs", left=";", bind_phase="success", phase="Running")
 PULLING = other("pulls", left=";", bind_phase="success")
-LOST, END = "; the kubelet's record has lost", ": delete such pods, or drain the node"
-MISMATCH = "pod default/p has the lock, but its next container, x, gets 1"
+LOST, END = "; the kubelet's checkpoint has lost", ": delete these pods, or drain the node"
+MISMATCH = f"{HOLDS} its next container, x, gets 1"
 
 
 @pytest.mark.parametrize("pods, holder, request_, outcome", [
     param([ONE, RUNNING, PULLING], HOLDER, call(), "p/c: 1", id="others have their devices"),
     param([ONE, RUNNING, PULLING], HOLDER, call(served=[("uid-runs", "c"), ("uid-pulls", "c")]), "p/c: 1",
           id="others have their devices, says the kubelet"),
-    param([ONE, REVOKED], HOLDER, call(), "2 containers may be meant, of default/old, default/p",
+    param([ONE, REVOKED], HOLDER, call(), "2 containers match, of default/old, default/p",
           id="a revoked pod may be asking, too"),
-    param([ONE, REVOKED], HOLDER, call(served=[]), "2 containers may be meant, of default/old, default/p",
+    param([ONE, REVOKED], HOLDER, call(served=[]), "2 containers match, of default/old, default/p",
           id="a revoked pod may be asking, too, says the kubelet"),
-    param([ONE, FOREIGN], HOLDER, call(), "2 containers may be meant, of default/foreign, default/p",
+    param([ONE, FOREIGN], HOLDER, call(), "2 containers match, of default/foreign, default/p",
           id="a pod of another scheduler may be asking, too"),
     param([ONE, RUNNING], HOLDER, call(served=[]),
-          f"2 containers may be meant, of default/p, default/runs{LOST} default/runs{END}",
+          f"2 containers match, of default/p, default/runs{LOST} default/runs{END}",
           id="the kubelet has lost the record of a pod that runs"),
     param([ONE, RUNNING, other("also", left=";", bind_phase="success", phase="Running"), PULLING, REVOKED], HOLDER,
-          call(served=[]), "5 containers may be meant, of default/also, default/old, default/p, default/pulls, "
+          call(served=[]), "5 containers match, of default/also, default/old, default/p, default/pulls, "
           f"default/runs{LOST} default/also, default/runs{END}", id="the kubelet has lost the record of two that run"),
     param([ONE, other("half", phase="Running"), other("bad", left=";", bind_phase="failed", phase="Running")], HOLDER,
-          call(served=[]), "3 containers may be meant, of default/bad, default/half, default/p",
+          call(served=[]), "3 containers match, of default/bad, default/half, default/p",
           id="of those that run, none was handed its devices"),
     param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody asks for two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed")], HOLDER, call(2),
-          "old refused: pod default/old has no devices that could be handed out: it was given none, or they have been "
-          "taken back", id="a revoked pod alone asks for two"),
+          "old refused: pod default/old has no allocation, or it was revoked", id="a revoked pod alone asks for two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed", phase="Failed")], HOLDER, call(2), MISMATCH,
           id="terminated"),
     param([TWO, other("q", count=2, shares=[[share(C, 7), share(D, 8)]])], HOLDER, call(2), "q/c: 7 8",
           id="another than the holder, which has no lock"),
     param([ONE], None, call(), "p/c: 1", id="no lock"),
-    param([ONE, other("q")], None, call(), "2 containers may be meant, of default/p, default/q", id="no lock, and two"),
-    param([FOREIGN], None, call(), "foreign refused: pod default/foreign was not placed on node n1 by HAMi's scheduler",
+    param([ONE, other("q")], None, call(), "2 containers match, of default/p, default/q", id="no lock, and two"),
+    param([FOREIGN], None, call(),
+          "foreign refused: pod default/foreign was not assigned to node n1 by HAMi's scheduler",
           id="no lock, placed by another scheduler"),
-    param([RUNNING], None, call(), "no pod on the node waits for so many", id="no lock, no record, all served"),
+    param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock, no record, all served"),
     param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its record"),
     param([RUNNING, PULLING], None, call(served=[("uid-runs", "c")]), "pulls/c: 9", id="the kubelet has lost one"),
     param([placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;", bind_phase="success",
                   phase="Running")], None, call(served=[]),
-          f"2 containers may be meant, of default/p{LOST} default/p{END}",
+          f"2 containers match, of default/p{LOST} default/p{END}",
           id="the kubelet has lost its record, and either container may have restarted"),
-    param([other("q", node="n2")], None, call(), "no pod on the node waits for so many", id="on another node"),
-    param([], None, call(), "no pod on the node waits for so many", id="nobody"),
+    param([other("q", node="n2")], None, call(), "no pod on the node is waiting for that many", id="on another node"),
+    param([], None, call(), "no pod on the node is waiting for that many", id="nobody"),
 ])
 def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, request_, outcome):
-    assert summary(whose(pods, holder, request_)) == outcome
+    assert summary(find_container(pods, holder, request_)) == outcome
 
 
 @pytest.mark.parametrize("pod, request_, writes, finished", [
@@ -148,18 +150,18 @@ def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, req
     param(placed(asking(), text=TAKEN, left=";"), call(), {PHASE: "success"}, True, id="consumed, success not written"),
     param(placed(asking(), text=TAKEN, left=";", bind_phase="success"), call(), {}, True, id="consumed"),
     param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
-          call(awaited=(FPGA.to_allocate,)), {TO_ALLOCATE: ";"}, False,
+          call(other_keys=(FPGA.to_allocate,)), {TO_ALLOCATE: ";"}, False,
           id="defect 5: another vendor's devices are outstanding"),
-    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: ";"}), call(awaited=(FPGA.to_allocate,)),
+    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: ";"}), call(other_keys=(FPGA.to_allocate,)),
           {TO_ALLOCATE: ";", PHASE: "success"}, True, id="another vendor's devices are handed out"),
-    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,"}), call(awaited=(FPGA.to_allocate,)),
+    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,"}), call(other_keys=(FPGA.to_allocate,)),
           {TO_ALLOCATE: ";"}, False, id="another vendor's text cannot be read"),
     param(TWO, call(2, served=[("uid-p", "x")]), {TO_ALLOCATE: ";;", PHASE: "success"}, True,
           id="the kubelet has the first, which was never recorded"),
 ])
 def test_what_is_recorded(pod, request_, writes, finished):
-    verdict = whose([pod], HOLDER, request_)
-    assert (verdict.writes, verdict.finished) == (writes, finished)
+    verdict = find_container([pod], HOLDER, request_)
+    assert (verdict.annotations, verdict.finished) == (writes, finished)
 
 
 # What schedulers have written, version by version, for a pod of these containers: (name, devices, init).
@@ -184,7 +186,7 @@ RECORDED = [
 
 @pytest.mark.parametrize("containers, text, expected", RECORDED)
 def test_texts_of_all_versions_are_read(containers, text, expected):
-    found = claims(placed(*containers, text=text), GPU, NVIDIA)
+    found = container_shares(placed(*containers, text=text), GPU, NVIDIA)
     assert {claim.name: [share.memory_mib for share in claim.shares] for claim in found} == expected
     assert all(claim.outstanding for claim in found)
 
@@ -197,7 +199,7 @@ def test_texts_of_all_versions_are_read(containers, text, expected):
 ])
 def test_a_text_that_does_not_fit_the_containers_is_an_error(containers, text):
     with pytest.raises(MalformedInput, match="expected as many shares"):
-        claims(placed(*containers, text=text), GPU, NVIDIA)
+        container_shares(placed(*containers, text=text), GPU, NVIDIA)
 
 
 @pytest.mark.parametrize("device_id, card", [
@@ -207,8 +209,8 @@ def test_a_text_that_does_not_fit_the_containers_is_an_error(containers, text):
     param("GPU-0-node-1-0", "GPU-0-node-1", id="a mock card's name"),
     param("GPU-0-node-1", "GPU-0-node-1", id="such a name itself"),
 ])
-def test_physical(device_id, card):
-    assert physical(device_id, {A, B, "GPU-0-node-1", "GPU-0-node"}) == card
+def test_card_uuid(device_id, card):
+    assert card_uuid(device_id, {A, B, "GPU-0-node-1", "GPU-0-node"}) == card
 
 
 def served(*shares, count=None, inherits=False):
@@ -217,7 +219,7 @@ def served(*shares, count=None, inherits=False):
     texts = [[share(C)]] if inherits else []
     pod = placed(*inits, asking("c", len(shares)), shares=[*texts, shares])
     known = {("uid-p", "i")} if inherits else None
-    return whose([pod], HOLDER, call(len(shares), served=known))
+    return find_container([pod], HOLDER, call(len(shares), served=known))
 
 
 def handed(verdict, request_, **modes):
@@ -231,14 +233,14 @@ def handed(verdict, request_, **modes):
 @pytest.mark.parametrize("verdict, asked, modes, outcome", [
     param(served(share(B, 5)), (A,), {}, [(B, 5)], id="the kubelet's choice does not count"),
     param(served(share(B, 5)), (A,), {"aligned": True},
-          f"container c was allocated 1 of {B}, but the kubelet has chosen 1 of {A}", id="aligned, another card"),
+          f"container c was allocated 1 of {B}, but the kubelet chose 1 of {A}", id="aligned, another card"),
     param(served(share(B, 5), share(A, 7)), (A, B), {"aligned": True}, [(B, 5), (A, 7)],
           id="defect 11: aligned by cards, not by position"),
     param(served(share(B, 5), share(A, 7)), (A, A), {"aligned": True},
-          f"container c was allocated 1 of {A}, 1 of {B}, but the kubelet has chosen 2 of {A}", id="aligned, too many"),
+          f"container c was allocated 1 of {A}, 1 of {B}, but the kubelet chose 2 of {A}", id="aligned, too many"),
     param(served(share(B, 5), inherits=True), (C,), {"aligned": True}, [(B, 5)],
           id="aligned, but devices of an init container are handed on"),
-    param(served(share(A, 0)), (A,), {}, f"container c was allocated 0 MiB of card {A}, which would mean all of it",
+    param(served(share(A, 0)), (A,), {}, f"container c was allocated 0 MiB of card {A}, which means no limit",
           id="defect 16: no memory"),
     param(served(share(A, 0)), (A,), {"limited": False}, [(A, 0)], id="instances have no limits"),
     param(served(share(A, 1), share(A, 2)), (A, A), {}, f"container c was allocated one card twice: {A}", id="twice"),
@@ -258,7 +260,7 @@ def test_cards(verdict, asked, modes, outcome):
     param([A, B], [f"{A}-0"], [], [], id="too few"),
 ])
 def test_preferred(shares, available, must_include, chosen):
-    assert preferred([share(one) for one in shares], available, must_include) == tuple(chosen)
+    assert preferred_ids([share(one) for one in shares], available, must_include) == tuple(chosen)
 
 
 @pytest.mark.parametrize("pod, over", [
@@ -272,9 +274,9 @@ def test_preferred(shares, available, must_include, chosen):
     param(placed(asking(), text=TAKEN, left=";", bind_phase="success", annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
           False, id="another vendor's devices are outstanding"),
 ])
-def test_is_over(pod, over):
-    assert is_over(pod, NODE, (TO_ALLOCATE, FPGA.to_allocate)) is over
+def test_is_done_with_lock(pod, over):
+    assert is_done_with_lock(pod, NODE, (TO_ALLOCATE, FPGA.to_allocate)) is over
 
 
 def test_what_was_allocated_stays_as_it_was():
-    assert ALLOCATED not in whose([ONE], HOLDER, call()).writes
+    assert ALLOCATED not in find_container([ONE], HOLDER, call()).annotations
