@@ -225,7 +225,8 @@ def test_what_lies_at_the_place_and_is_not_what_the_pod_shall_have_is_made_anew(
 @pytest.mark.parametrize("there, others, says", [
     param(replace(HALF, busy=True), [], "MIG instance 7, made by half, .1g.5gb. is in the way", id="made by half"),
     param(instance(profile="1g.5gb+me", busy=True), [], "in the way", id="of another profile, in use"),
-    param(instance(profile="1g.5gb+me"), [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")], "in the way",
+    param(instance(profile="1g.5gb+me"), [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
+          "in the way",
           id="of another pod"),
 ])
 def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
@@ -239,7 +240,8 @@ def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
 
 def test_a_pod_s_own_instance_is_used_whatever_it_is_called():
     there, place = instance(profile="1g.6gb", busy=True), partition()
-    stage = stage_of(Driver(there), cut(replace(place, partition=replace(place.partition, instance=(there.uuid, "7", "0")))))
+    named = replace(place.partition, instance=(there.uuid, "7", "0"))
+    stage = stage_of(Driver(there), cut(replace(place, partition=named)))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
 
 
@@ -283,7 +285,8 @@ def test_a_card_that_is_not_in_mig_mode_is_switched():
     param([], True, True, id="no pod, but in use"),
     param([cut(partition(), phase="Running")], False, True, id="running"),
     param([cut(partition())], False, True, id="about to start"),
-    param([cut(partition(), phase="Running", deleting=True)], False, True, id="defect 12: terminating, containers may run"),
+    param([cut(partition(), phase="Running", deleting=True)], False, True,
+          id="defect 12: terminating, containers may run"),
     param([cut(partition(), phase="Succeeded")], False, False, id="succeeded"),
     param([cut(partition(), phase="Failed")], False, False, id="failed"),
     param([cut(partition(profile="1g.6gb"), phase="Running")], False, True, id="running, under another name"),
