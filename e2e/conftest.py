@@ -1,9 +1,9 @@
-"""Fixtures: one control plane and one scheduler for all tests, a sandbox and an audit for each of them.
+"""Fixtures: one control plane and one scheduler for the session; a sandbox and an audit for each test.
 
-``HAMI_E2E_KIND=1`` (``tox run -e kind``) runs against kind instead, with pytest-kind's options (``--cluster-name`` of
-one that runs already, ``--kind-image`` or ``KIND_IMAGE``, ``--kind-bin``, ``--kind-kubectl-bin``, ``--keep-cluster``);
-``HAMI_E2E_KUBECONFIG=1`` against the cluster of KUBECONFIG, with HAMi installed from manifests/, and kwok. What needs a
-process of ours to be stopped, or started with other flags, is then skipped.
+``HAMI_E2E_KIND=1`` (``tox run -e kind``) selects kind, with the options of pytest-kind (``--cluster-name`` of a running
+cluster, ``--kind-image`` or ``KIND_IMAGE``, ``--kind-bin``, ``--kind-kubectl-bin``, ``--keep-cluster``).
+``HAMI_E2E_KUBECONFIG=1`` selects the cluster in KUBECONFIG, which must have HAMi installed from manifests/ and run kwok.
+Tests that stop or reconfigure processes of HAMi are skipped in both cases.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from e2e import audit, binaries, kind
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
+from e2e.flaky import FILE, FlakyTests, parse_flaky
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -27,6 +28,10 @@ REPLICA = pytest.StashKey[Scheduler]()
 Cluster = LocalCluster | ExternalCluster
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FlakyTests(parse_flaky(FILE.read_text())))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
@@ -34,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A first build takes minutes: it is done here, where no test's time limit counts."""
+    """Builds missing programs here, where no test's time limit applies: the first build takes minutes."""
     if not session.items or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -49,12 +54,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("kind").addoption("--kind-config", type=Path, default=kind.NODES, metavar="FILE",
-                                      help="what kind makes the cluster of (default: %(default)s)")
+                                      help="configuration of the kind cluster (default: %(default)s)")
 
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A control plane: kind's or the user's own where it is asked for, else programs on this machine."""
+    """A control plane: that of kind or of the user if selected, otherwise processes on this machine."""
     if os.environ.get("HAMI_E2E_KIND"):
         yield request.getfixturevalue("on_kind")
     elif os.environ.get("HAMI_E2E_KUBECONFIG"):
@@ -69,7 +74,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kind_cluster(pytestconfig: pytest.Config) -> Iterator[kind.Tool]:
-    """pytest-kind's, by its options: with nodes of our own choice, kind and kubectl from PATH if they are there."""
+    """The cluster of pytest-kind, with the nodes of ``kind.yaml``, and with kind and kubectl from PATH if present."""
     if reason := kind.missing():
         pytest.skip(reason)
     paths = {name: pytestconfig.getoption(option) or shutil.which(name)
@@ -84,7 +89,7 @@ def kind_cluster(pytestconfig: pytest.Config) -> Iterator[kind.Tool]:
 
 @pytest.fixture(scope="session")
 def on_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kind.KindCluster]:
-    """kind with HAMi installed from manifests/."""
+    """A kind cluster with HAMi installed from manifests/."""
     if not os.environ.get("HAMI_E2E_KIND"):
         pytest.skip("needs kind: tox run -e kind")
     tool = request.getfixturevalue("kind_cluster")
@@ -94,7 +99,7 @@ def on_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def local(cluster: Cluster) -> LocalCluster:
-    """The control plane as processes that a test may stop and start."""
+    """The control plane as processes, which a test may stop and start."""
     if not isinstance(cluster, LocalCluster):
         pytest.skip("needs a control plane whose processes are ours")
     return cluster
@@ -107,7 +112,7 @@ def certificates(local: LocalCluster) -> Certificates:
 
 @pytest.fixture(scope="session")
 def replica(local: LocalCluster, certificates: Certificates, pytestconfig: pytest.Config) -> Iterator[Scheduler]:
-    """``hami scheduler`` for the whole session."""
+    """The ``hami scheduler`` process of the session."""
     scheduler = Scheduler(local, certificates, install(local, certificates))
     pytestconfig.stash[REPLICA] = scheduler
     yield scheduler
@@ -116,13 +121,13 @@ def replica(local: LocalCluster, certificates: Certificates, pytestconfig: pytes
 
 @pytest.fixture
 def scheduler(replica: Scheduler, sandbox: Sandbox) -> Scheduler:
-    """The running ``hami scheduler``; a test may stop it, kill it, or run it with other flags."""
+    """The running ``hami scheduler``; a test may stop it, kill it, or restart it with other flags."""
     return replica
 
 
 @pytest.fixture(scope="module")
 def real_node(local: LocalCluster) -> Iterator[RealNode]:
-    """A node with a kubelet and containers, for the tests of one module."""
+    """A node with a kubelet and a container runtime, shared by the tests of a module."""
     if reason := missing():
         pytest.skip(reason)
     with RealNode.joined(local) as node:
@@ -143,7 +148,7 @@ def agent(plugins: NodeAgent, sandbox: Sandbox) -> NodeAgent:
 
 @pytest.fixture
 def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent) -> Iterator[Sandbox]:
-    """A fresh namespace with nodes of its own; everything runs, with the shipped flags."""
+    """A fresh namespace with its own nodes; all components run with the shipped flags."""
     if isinstance(cluster, LocalCluster):
         cluster.revive()
         request.getfixturevalue("replica").run_with()
@@ -154,7 +159,7 @@ def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
 
 @pytest.fixture
 def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
-    """The real node, Ready, and for this test's pods alone."""
+    """The real node, Ready and reserved for the pods of this test."""
     real_node.wait_ready()
     with real_node.lent(sandbox):
         yield real_node
@@ -164,7 +169,7 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
 
 @pytest.fixture(autouse=True)
 def audited(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test no card is over its limits, no lock without a holder, and plugins served whom they should."""
+    """Checks after each test: no device is overcommitted, no lock is left, plugins served the expected pods."""
     if "sandbox" not in request.fixturenames:
         yield
         return
@@ -177,12 +182,12 @@ def audited(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failure shows what the scheduler logged, and what the events say."""
+    """Adds logs and events to the report of a failed test."""
     report = yield
     if report.failed and (scheduler := item.config.stash.get(REPLICA, None)):
         report.sections.append(("hami scheduler", scheduler.program.tail()))
     if report.failed and (sandbox := getattr(item, "funcargs", {}).get("sandbox")):
-        report.sections.append(("events", told(sandbox)))
+        report.sections.append(("events", events_of(sandbox)))
     if report.failed and (node := getattr(item, "funcargs", {}).get("real")):
         report.sections.append(("real node", node.logs()))
     if report.failed and (plugin := getattr(item, "funcargs", {}).get("plugin")):
@@ -190,9 +195,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def told(sandbox: Sandbox) -> str:
+def events_of(sandbox: Sandbox) -> str:
     try:
         events = sandbox.kube.list("Event", sandbox.namespace)
-    except Exception as error:  # a report must not fail; the API server may be what broke
+    except Exception as error:  # the report must not fail, even if the API server is down
         return repr(error)
     return "\n".join(f"{item['involvedObject']['name']}: {item['reason']}: {item['message']}" for item in events[-40:])

@@ -1,7 +1,4 @@
-"""The contributors' workflow runs what tox and .ci/run run, on the Pythons and Kubernetes versions that we name.
-
-It is told no secrets.
-"""
+"""The GitHub workflow runs the checks of tox and .ci/run, on the supported versions, without secrets."""
 
 import configparser
 import re
@@ -27,18 +24,18 @@ LISTED = {name.strip() for name in TOX["tox"]["env_list"].split(",")}
 
 
 def tox_environments():
-    """The environments that steps name, the matrix's in place of its expression."""
+    """Returns the tox environments that the steps run, with the matrix expanded."""
     matrix = [row["environment"] for row in UNIT]
     for run in RUNS:
         for words in re.findall(r"tox (?:-\S+ )*run -e (\$\{\{ matrix\.environment \}\}|\S+)", run):
             yield from matrix if words.startswith("$") else words.split(",")
 
 
-def test_every_environment_that_is_run_exists():
+def test_every_environment_in_use_exists():
     assert set(tox_environments()) <= LISTED | {name.removeprefix("testenv:") for name in TOX.sections()}
 
 
-def test_what_tox_runs_by_itself_is_run():
+def test_all_default_environments_of_tox_are_run():
     assert LISTED <= set(tox_environments())
 
 
@@ -46,7 +43,7 @@ def test_each_python_runs_its_own_environment():
     assert [row["environment"] for row in UNIT] == [f"py{row['python'].replace('.', '')}" for row in UNIT]
 
 
-def test_the_pythons_are_those_that_the_package_names():
+def test_the_pythons_are_those_of_the_classifiers():
     assert [row["python"] for row in UNIT] == PYTHONS
 
 
@@ -57,10 +54,15 @@ def test_end_to_end_runs_each_python_on_each_kubernetes():
     assert python["with"]["python-version"] == "${{ matrix.python }}"
 
 
-def test_kubernetes_as_it_is_shipped_is_the_newest_that_is_tested():
+def test_the_shipped_kube_scheduler_is_the_newest_tested_version():
     manifest = (ROOT / "manifests/base/deployment.yaml").read_text()
     (image,) = re.findall(r"image: registry.k8s.io/kube-scheduler:(v\S+)", manifest)
     assert image == DEFAULT.kube_version and next(iter(minors())) == minor_of(image)
+
+
+def test_no_run_is_repeated_until_it_passes():
+    for text in (TEXT, (ROOT / ".ci" / "run").read_text(), (ROOT / "tox.ini").read_text()):
+        assert not re.search(r"--(last-failed|lf|failed-first|reruns)\b", text)
 
 
 def test_end_to_end_is_what_ci_run_does():
@@ -69,7 +71,7 @@ def test_end_to_end_is_what_ci_run_does():
         assert command in ours and any(command in run for run in RUNS)
 
 
-def test_no_secret_is_used_and_nothing_may_be_written():
+def test_the_workflow_has_no_secrets_and_no_write_permissions():
     assert "secrets." not in TEXT and "github.token" not in TEXT.lower()
     assert yaml.safe_load(TEXT)["permissions"] == {"contents": "read"}
 
@@ -79,7 +81,7 @@ def test_actions_are_pinned_by_major_version(action):
     assert re.fullmatch(r"actions/[a-z-]+@v\d+", action)
 
 
-def test_steps_with_docker_wait_for_docker():
+def test_steps_that_need_docker_are_skipped_without_it():
     pattern = re.compile(r"^\s*(docker (build|run)|tox .*-e kind)", re.MULTILINE)
     using = [step for step in STEPS if pattern.search(step.get("run", ""))]
     assert using and all("answers == 'yes'" in step["if"] for step in using)

@@ -1,0 +1,71 @@
+"""Only listed tests get a second attempt, and the run shows it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from e2e.flaky import FILE, parse_flaky
+
+SUITE = """
+import pytest
+
+calls = []
+
+
+@pytest.fixture
+def opened():
+    calls.append("opened")
+    yield
+    calls.append("closed")
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_listed(opened, failures):
+    calls.append(failures)
+    assert calls.count(failures) > failures
+
+
+def test_not_listed():
+    calls.append("once")
+    assert calls.count("once") > 1
+
+
+def test_each_attempt_has_fixtures_of_its_own():
+    assert calls.count("opened") == calls.count("closed") == 5
+"""
+CONFTEST = """
+from e2e.flaky import FlakyTests
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(FlakyTests({f"test_it.py::test_listed[{n}]": f"cause {n}" for n in range(3)}))
+"""
+
+
+def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig):
+    (tmp_path / "test_it.py").write_text(SUITE)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {pytestconfig.rootpath}\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    printed = done.stdout
+    assert done.returncode == 1 and "2 failed, 3 passed" in printed
+    assert "FAILED test_it.py::test_listed[2]" in printed and "FAILED test_it.py::test_not_listed" in printed
+    assert "test_it.py::test_listed[1]: cause 1" in printed and "test_it.py::test_listed[0]: cause 0" not in printed
+
+
+def test_an_entry_is_a_test_and_a_cause():
+    assert parse_flaky("# comment\n\ne2e/test_a.py::test_b[c d]   a slow disk\n") == {
+        "e2e/test_a.py::test_b[c d]": "a slow disk"}
+
+
+def test_an_entry_without_a_cause_is_an_error():
+    with pytest.raises(ValueError, match="no cause is given for .*test_b"):
+        parse_flaky("e2e/test_a.py::test_b\n")
+
+
+def test_listed_tests_exist(pytestconfig):
+    for test in parse_flaky(FILE.read_text()):
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (pytestconfig.rootpath / file).read_text()
