@@ -7,7 +7,6 @@ import http.client
 import os
 import ssl
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ import yaml
 from benchmarks import fleet, load
 from benchmarks.processes import Run
 from e2e.cluster import MANIFESTS
+from e2e.eventually import eventually
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates
 
 __all__ = ["Replica", "stub_api"]
 
-PATIENCE = 120.0
+START_SECONDS = 120.0
 
 
 class Replica:
@@ -96,13 +96,16 @@ class Replica:
 
 
 def until_answered(ask: Any, expect: bytes, program: Program) -> None:
-    begun, answer = time.monotonic(), b""
-    while expect not in (answer := ask() or answer):
+    answer = b""
+
+    def expected() -> bool:
+        nonlocal answer
         if not program.running():
             raise RuntimeError(f"hami scheduler has ended ({program.exit_code}):\n{program.tail()}")
-        if time.monotonic() - begun > PATIENCE:
-            raise RuntimeError(f"not ready after {PATIENCE:g} s: {answer[-1000:]!r}\n{program.tail()}")
-        time.sleep(0.01)
+        answer = ask() or answer
+        return expect in answer
+
+    eventually(expected, lambda: f"ready: {answer[-1000:]!r}\n{program.tail()}", timeout=START_SECONDS, interval=0.01)
 
 
 def own_copy(run: Run, path: Path) -> Path:
@@ -120,11 +123,10 @@ def stub_api(run: Run, nodes: int, pods_per_node: int = 8) -> Iterator[tuple[Pat
         sys.executable, "-m", "benchmarks.stub_api", f"{run.folder}/stub", f"--nodes={nodes}",
         f"--pods-per-node={pods_per_node}", f"--port={port}"], run.folder / f"stub-{port}.log").start()
     try:
-        begun = time.monotonic()
-        while "ready" not in program.tail():
-            if not program.running() or time.monotonic() - begun > PATIENCE:
-                raise RuntimeError(f"the stub API server does not start:\n{program.tail()}")
-            time.sleep(0.05)
+        eventually(lambda: "ready" in program.tail() or not program.running(),
+                   lambda: f"the stub API server is ready:\n{program.tail()}", timeout=START_SECONDS)
+        if not program.running():
+            raise RuntimeError(f"the stub API server has ended:\n{program.tail()}")
         kubeconfig = run.folder / f"stub-{port}.kubeconfig"
         kubeconfig.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "stub",

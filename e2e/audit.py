@@ -10,14 +10,15 @@ alone (places of MIG instances, cores of a Neuron device) are held by all of the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import Kube
 from e2e.vendors import (
     APP_CLASS, MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS, Ask, Card, Entry, Profile, Vendor, asked,
@@ -59,17 +60,20 @@ class Inventory:
 
 
 def audit(kube: Kube, *, wait: float = 10) -> list[str]:
-    """Violations that still stand after *wait* seconds, in words; none means all is well.
+    """Returns the violations, as sentences.
 
-    A card over its limits is reported at once. Locks and unfinished pods are given the time to settle.
+    An overcommitted device is reported at once. Locks and unfinished pods are reported if they last *wait* seconds.
     """
-    deadline = time.monotonic() + wait
-    while True:
-        nodes, pods = kube.list("Node"), kube.list("Pod")
-        hard, soft = violations(nodes, pods)
-        if hard or not soft or time.monotonic() >= deadline:
-            return hard + soft
-        time.sleep(0.1)
+    found: tuple[list[str], list[str]] = [], []
+
+    def decided() -> bool:
+        nonlocal found
+        found = violations(kube.list("Node"), kube.list("Pod"))
+        return bool(found[0]) or not found[1]
+
+    with contextlib.suppress(WaitTimeout):
+        eventually(decided, "no lock is left and no pod is unfinished", timeout=wait, interval=0.1)
+    return found[0] + found[1]
 
 
 def violations(nodes: Iterable[Object], pods: Iterable[Object]) -> tuple[list[str], list[str]]:

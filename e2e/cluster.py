@@ -11,7 +11,6 @@ import contextlib
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import yaml
 
 from e2e import binaries as control_plane
 from e2e import reaper
+from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import ApiError, Kube
 from e2e.processes import Program, free_port
 from e2e.rights import audit_policy
@@ -163,17 +163,17 @@ class LocalCluster:
 
     def wait_ready(self, timeout: float = 60) -> None:
         """Wait until the API server says it is ready."""
-        deadline = time.monotonic() + timeout
-        while True:
+        def ready() -> bool:
             try:
                 self.kube.call("GET", "/version", timeout=2)
-                if self.kube.ready():
-                    return
+                return self.kube.ready()
             except (urllib3.exceptions.HTTPError, ApiError, ValueError):
-                pass
-            if time.monotonic() > deadline:
-                raise ClusterUnavailable(f"the API server is not ready after {timeout:g} s\n{self.logs()}")
-            time.sleep(0.05)
+                return False
+
+        try:
+            eventually(ready, lambda: f"the API server is ready\n{self.logs()}", timeout=timeout)
+        except WaitTimeout as error:
+            raise ClusterUnavailable(str(error)) from None
 
     def restart_api_server(self) -> None:
         """Kill kube-apiserver (asked politely it waits for its watchers), start it, and wait until it is ready."""

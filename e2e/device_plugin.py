@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import urllib3
 import yaml
 
 from e2e.cluster import MANIFESTS
+from e2e.eventually import eventually
 from e2e.processes import free_port
 from e2e.realnode import NodeProgram, RealNode
 from e2e.scheduler import shipped_flags
@@ -129,11 +129,11 @@ class DevicePlugin:
 
     def wait_registered(self, timeout: float = 30) -> None:
         """Wait until it says that the kubelet has taken its registration."""
-        deadline = time.monotonic() + timeout
-        while "registered with the kubelet" not in self.log():
+        def registered() -> bool:
             assert self.program.running(), f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
-            assert time.monotonic() < deadline, f"not registered within {timeout:g} s:\n{self.log()[-3000:]}"
-            time.sleep(0.05)
+            return "registered with the kubelet" in self.log()
+
+        eventually(registered, lambda: f"the plugin has registered:\n{self.log()[-3000:]}", timeout=timeout)
 
     def readiness(self) -> tuple[int, str]:
         """Status and text of what the kubelet is told when it asks whether the plugin serves."""

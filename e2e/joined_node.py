@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from e2e.kube import Kube, WaitTimeout
+from e2e.eventually import WaitTimeout
+from e2e.kube import Kube
 from e2e.sandbox import LABEL, Sandbox, schedulable
 
 __all__ = ["JoinedNode", "NodeUnavailable"]

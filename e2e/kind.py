@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from pytest_kind.cluster import KindCluster as Tool  # GPL: the test extra only
 
 from e2e import binaries
 from e2e.cluster import FAKE_NODE, MANIFESTS, ClusterUnavailable, ExternalCluster
+from e2e.eventually import eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode
-from e2e.kube import WaitTimeout
 from e2e.processes import Program
 
 __all__ = ["KindCluster", "Tool", "Worker", "created", "missing"]
@@ -250,11 +249,9 @@ class Worker(JoinedNode):
                      if pod["spec"]["nodeName"] == self.name]
         before = self._registrations(plugin)
         run("docker", "exec", self.name, "systemctl", "kill", "--signal=SIGKILL", "kubelet")
-        deadline = time.monotonic() + ROLLOUT_SECONDS
-        while self._registrations(plugin) <= before:
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"the device plugin has not registered anew in {ROLLOUT_SECONDS} s\n{self.logs()}")
-            time.sleep(0.5)
+        eventually(lambda: self._registrations(plugin) > before,
+                   lambda: f"the device plugin has registered again\n{self.logs()}",
+                   timeout=ROLLOUT_SECONDS, interval=0.5)
 
     def _registrations(self, plugin: str) -> int:
         try:
@@ -265,13 +262,14 @@ class Worker(JoinedNode):
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:
         """What *container* of *pod* has printed, once *until* is in it. Raises: WaitTimeout."""
         meta = pod["metadata"]
-        deadline = time.monotonic() + timeout
-        while until not in (text := self._cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c",
-                                                          container)):
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"{meta['name']}/{container} has not printed {until!r} in {timeout:g} s: {text!r}")
-            time.sleep(0.2)
-        return text
+
+        def printed() -> str:
+            return self._cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c", container)
+
+        eventually(lambda: until in printed(),
+                   lambda: f"{meta['name']}/{container} has printed {until!r}; its output is {printed()!r}",
+                   timeout=timeout, interval=0.2)
+        return printed()
 
     def logs(self, size: int = 3000) -> str:
         return run("docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]

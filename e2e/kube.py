@@ -17,7 +17,9 @@ import urllib3
 import yaml
 from kubernetes import config as kubernetes_config
 
-__all__ = ["ApiError", "Kube", "WaitTimeout", "path_of"]
+from e2e.eventually import WaitTimeout
+
+__all__ = ["ApiError", "Kube", "path_of"]
 
 Object = dict[str, Any]
 
@@ -51,10 +53,6 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         super().__init__(f"{status}: {message}")
-
-
-class WaitTimeout(AssertionError):
-    """What was waited for did not come about in time; the text shows what stood instead."""
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from e2e.eventually import eventually
+
 __all__ = ["Program", "free_port"]
 
 SERVER_PORTS = (20_000, 30_000)
@@ -135,12 +137,12 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session of its own
         self.wait_end(10)
-        deadline = time.monotonic() + 10
-        while group_members(self._child.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        group = self._child.pid
+        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=10,
+                   interval=0.01)
 
     def stop(self, timeout: float = 15) -> float:
-        """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: TimeoutError."""
+        """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: WaitTimeout."""
         started = time.monotonic()
         self.wanted = False
         self.signal(signal.SIGTERM)
@@ -148,11 +150,9 @@ class Program:
         return time.monotonic() - started
 
     def wait_end(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while self.running():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} (pid {self.pid}) still runs after {timeout:g} s")
-            time.sleep(0.01)
+        """Waits until it has ended. Raises: WaitTimeout."""
+        eventually(lambda: not self.running(), f"{self.name} (pid {self.pid}) has ended", timeout=timeout,
+                   interval=0.01)
 
     def tail(self, size: int = 3000) -> str:
         """The end of its log."""

@@ -31,10 +31,10 @@ from typing import Any
 
 from e2e import binaries
 from e2e.cluster import ClusterUnavailable, LocalCluster
+from e2e.eventually import WaitTimeout, eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode, NodeUnavailable
 from e2e.node_files import TUNABLES, plugin_folder, write_node_files
-from e2e.kube import WaitTimeout
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 
@@ -156,12 +156,10 @@ class RealNode(JoinedNode):
         """
         meta = pod["metadata"]
         folder = self.path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
-        deadline = time.monotonic() + timeout
-        while until not in (text := printed(folder)):
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"{meta['name']}/{container} has not printed {until!r} in {timeout:g} s: {text!r}")
-            time.sleep(0.05)
-        return text
+        eventually(lambda: until in printed(folder),
+                   lambda: f"{meta['name']}/{container} has printed {until!r}; its output is {printed(folder)!r}",
+                   timeout=timeout)
+        return printed(folder)
 
     def ctr(self, *words: str) -> str:
         """Standard output of containerd's own client, in the kubelet's namespace. Raises: NodeUnavailable."""
@@ -232,11 +230,14 @@ class RealNode(JoinedNode):
         return True
 
     def _wait(self, done: Callable[[], bool], what: str, program: Program, timeout: float = 60) -> None:
-        deadline = time.monotonic() + timeout
-        while not done():
-            if not program.running() or time.monotonic() > deadline:
-                raise NodeUnavailable(f"{what}: not there; {program.name}'s log ends:\n{program.tail()}")
-            time.sleep(0.05)
+        def ended_or_done() -> bool:
+            return not program.running() or done()
+
+        with contextlib.suppress(WaitTimeout):
+            eventually(ended_or_done, what, timeout=timeout)
+            if program.running():
+                return
+        raise NodeUnavailable(f"{what}: does not exist; the log of {program.name} ends with:\n{program.tail()}")
 
     def _end(self) -> None:
         """All processes of the node at once, and what they cannot take with them."""

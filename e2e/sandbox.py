@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from e2e import audit
-from e2e.kube import ApiError, Kube, WaitTimeout
+from e2e.eventually import WaitTimeout
+from e2e.kube import ApiError, Kube
 from e2e.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
 from e2e.vendor_nodes import Outfit, vendor_node
 from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
+from e2e.eventually import eventually
 from e2e.kube import Kube, path_of
 from e2e.pods import pod
 from e2e.processes import Program, free_port
@@ -110,11 +111,12 @@ def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout:
     """Have the API server ask the process on *port*, where nobody answers on the port before; returns when it does. It
     hears of a new configuration a moment after that was applied."""
     kube.apply(webhook_configuration(certificates, port))
-    deadline = time.monotonic() + timeout
-    while kube.call("POST", path_of("Pod", "default"), pod("asked-for", gpu=1),
-                    query={"dryRun": "All"})["spec"]["schedulerName"] != SCHEDULER:
-        assert time.monotonic() < deadline, f"the API server does not ask port {port}"
-        time.sleep(0.05)
+
+    def admitted() -> bool:
+        answer = kube.call("POST", path_of("Pod", "default"), pod("probe", gpu=1), query={"dryRun": "All"})
+        return bool(answer["spec"]["schedulerName"] == SCHEDULER)
+
+    eventually(admitted, f"the API server calls the webhook on port {port}", timeout=timeout)
 
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:
@@ -186,12 +188,12 @@ class Scheduler:
 
     def wait_healthy(self, timeout: float = 60, path: str = "/healthz") -> float:
         """Wait for a 200; returns the seconds that took. Raises: AssertionError with the end of the log."""
-        started = time.monotonic()
-        while self.status(path) != 200:
+        def healthy() -> bool:
             assert self.program.running(), f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
-            late = time.monotonic() - started > timeout
-            assert not late, f"{path} is not 200 after {timeout:g} s:\n{self.program.tail()}"
-            time.sleep(0.05)
+            return self.status(path) == 200
+
+        started = time.monotonic()
+        eventually(healthy, lambda: f"{path} is 200:\n{self.program.tail()}", timeout=timeout)
         return time.monotonic() - started
 
     def status(self, path: str) -> int | None:

@@ -1,9 +1,9 @@
 """Processes killed, stopped and hung in the middle of work. After each the auditor must find nothing."""
 
 import threading
-import time
 
 import pytest
+import urllib3
 
 from e2e.nodes import gpus
 from e2e.pods import pod
@@ -89,7 +89,8 @@ def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler):
     sandbox.bound(wait_for=20)
     local.pause_api_server()
     try:
-        time.sleep(5)
+        with pytest.raises(urllib3.exceptions.TimeoutError):  # nothing is answered for 5 s
+            sandbox.kube.call("GET", "/version", timeout=5)
     finally:
         local.resume_api_server()
     assert len(sandbox.started(wait_for=60, timeout=120)) == 60

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e.eventually import eventually
 from e2e.pods import container, pod
 from e2e.realnode import RealNode, missing
 from e2e.reaper import control_groups, processes_of
@@ -60,7 +60,5 @@ def test_nothing_outlives_the_run(number: signal.Signals) -> None:
         folder = Path(run.stdout.readline().partition("=")[2].strip()).parent
         assert all(left_of(folder))
         run.send_signal(number)
-    deadline = time.monotonic() + ENDED_SECONDS
-    while any(left_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_of(folder) == ([], [], False)
+    eventually(lambda: left_of(folder) == ([], [], False), lambda: f"nothing is left: {left_of(folder)}",
+               timeout=ENDED_SECONDS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from datetime import UTC, datetime
 
 import pytest
 
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import DevicePlugin, cards
+from e2e.eventually import WaitTimeout, eventually
 from e2e.pods import container, pod
 from e2e.realnode import RealNode
 from e2e.rights import Call, Right, calls, granted, refused, shipped, unused
@@ -55,8 +56,8 @@ def write_lock(real: RealNode, text: str | None) -> None:
 
 
 def wait_for_use(rights: set[Right], local: LocalCluster, account: str, timeout: float = 20) -> list[Call]:
-    """The account's calls, as soon as they have used all *rights*, or in the end: events are written a little later."""
-    deadline = time.monotonic() + timeout
-    while unused(rights, made := list(calls(local.audit_log, account))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return made
+    """Returns the account's calls once they have used all *rights*, or after *timeout*: events are written late."""
+    with contextlib.suppress(WaitTimeout):  # the test reports the unused rights
+        eventually(lambda: not unused(rights, calls(local.audit_log, account)), "all rights are used", timeout=timeout,
+                   interval=0.2)
+    return list(calls(local.audit_log, account))

@@ -2,11 +2,11 @@
 
 import json
 import re
-import time
 
 import pytest
 
 from e2e import vendor_nodes as nodes
+from e2e.eventually import eventually
 from e2e.kube import ApiError
 from e2e.nodes import gpu, mig_gpu
 from e2e.pods import container, pod
@@ -175,10 +175,7 @@ def test_mlu_pods_of_one_node_wait_for_cambricons_own_lock(sandbox, scheduler, a
     agent.pause()
     sandbox.create(pod("a", **MLU), pod("b", **MLU))
     sandbox.bound(wait_for=1)
-    deadline = time.monotonic() + 20
-    while "hami_scheduler_node_lock_waiting_pods 1.0" not in scheduler.metrics():
-        assert time.monotonic() < deadline, scheduler.metrics()
-        time.sleep(0.05)
+    eventually(lambda: "hami_scheduler_node_lock_waiting_pods 1.0" in scheduler.metrics(), scheduler.metrics)
     notes = sandbox.node("n")["metadata"]["annotations"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[^,]*", notes[MLU_LOCK])  # a bare time
     assert MUTEX not in notes
