@@ -2,7 +2,7 @@
 
 ``HAMI_E2E_KIND=1`` (``tox run -e kind``) selects kind, with the options of pytest-kind (``--cluster-name`` of a running
 cluster, ``--kind-image`` or ``KIND_IMAGE``, ``--kind-bin``, ``--kind-kubectl-bin``, ``--keep-cluster``).
-``HAMI_E2E_KUBECONFIG=1`` selects the cluster in KUBECONFIG, which must run kwok and have HAMi from manifests/ installed.
+``HAMI_E2E_KUBECONFIG=1`` selects the cluster in KUBECONFIG, which must run kwok, and HAMi from manifests/.
 Tests that stop or reconfigure processes of HAMi are skipped in both cases.
 """
 
