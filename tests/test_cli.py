@@ -5,8 +5,8 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -209,7 +209,7 @@ def test_the_command_line_of_hami_2_3_is_understood():
         "--ascend-memory=huawei.com/Ascend910-memory", "--ascend310p-name=huawei.com/Ascend310P",
         "--ascend310p-memory=huawei.com/Ascend310P-memory", "--overwrite-env=false", "--node-scheduler-policy=binpack",
         "--gpu-scheduler-policy=spread", "--debug", "-v=4").devices
-    assert devices.nvidia == replace(DEFAULTS.devices.nvidia, resource_count_name="nvidia.com/vgpu")
+    assert devices.nvidia == msgspec.structs.replace(DEFAULTS.devices.nvidia, resource_count_name="nvidia.com/vgpu")
     assert devices.names == DEFAULTS.devices.names
     assert [note.split(":")[0] for note in devices.notes] == [
         "--iluvatar-memory", "--iluvatar-cores", "--ascend-name", "--ascend-memory", "--ascend310p-name",

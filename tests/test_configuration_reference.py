@@ -6,13 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hami.codec.device_config import expected_keys
 from hami.errors import MalformedInput
 from hami.plugin.settings import ENVIRONMENT, read_plugin_settings
-from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, render
+from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, documented_keys, render
 
 ROOT = Path(__file__).parent.parent
-KEYS = {key for keys in expected_keys().values() for key in keys}
+KEYS = {field.encode_name for fields in documented_keys().values() for field in fields}
 
 
 def test_the_file_is_what_the_code_makes():

@@ -1,7 +1,7 @@
-"""The configuration reference: every flag, variable and key, as Markdown, made from what reads them.
+"""The configuration reference: every flag, variable and key, as Markdown, generated from the code that reads them.
 
-``python -m tools.configuration_reference >docs/configuration.md`` writes it; a test says when that is due. What keys of the device
-configuration are for is said here, since only people need it.
+``python -m tools.configuration_reference >docs/configuration.md`` writes it; a test fails while the file is outdated.
+The explanations of the device configuration's keys are here, since only people need them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import click
+import msgspec
+from msgspec.structs import FieldInfo
 
 from hami.cli import PLUGIN_FLAGS, SCHEDULER_FLAGS, Groups, main
 from hami.codec.device_chart import CHART
-from hami.codec.device_config import expected_keys
-from hami.codec.device_section import Expected
+from hami.codec.device_config import NVIDIA_LEFT_OUT, DeviceConfigFile
+from hami.codec.documents import describe
 from hami.devices.health import DISABLE, ENABLE
 from hami.plugin.settings import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
 
-__all__ = ["MEANINGS", "VARIABLES", "render"]
+__all__ = ["MEANINGS", "VARIABLES", "documented_keys", "render"]
 
 _HEAD = """\
 <!-- made by `python -m tools.configuration_reference`: change the code, not this file -->
@@ -150,16 +152,39 @@ def _flag(option: click.Parameter) -> tuple[str, ...]:
             ", ".join(map(_code, (found["environment"] or "").split(", "))), found["text"] or "No effect.")
 
 
+def documented_keys() -> Mapping[str, tuple[FieldInfo, ...]]:
+    """The keys of the device configuration by the path of their mapping (``vnpus.configs[]`` for each of a list)."""
+    return {path: msgspec.structs.fields(struct) for section in msgspec.structs.fields(DeviceConfigFile)
+            for path, struct in _structs(section)}
+
+
+def _structs(field: FieldInfo, parent: str = "") -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """The mapping in *field*, or the mappings if it is a list, and those below."""
+    struct = _struct(field.type)
+    if struct is not None:
+        path = f"{parent}{field.encode_name}" + ("[]" if get_origin(field.type) is tuple else "")
+        yield path, struct
+        for inner in msgspec.structs.fields(struct):
+            yield from _structs(inner, f"{path}.")
+
+
+def _struct(type: Any) -> type[msgspec.Struct] | None:
+    if isinstance(type, msgspec.StructMeta):
+        return type
+    return next((found for inner in get_args(type) if (found := _struct(inner)) is not None), None)
+
+
 def _sections() -> Iterator[str]:
-    for path, keys in expected_keys().items():
+    for path, keys in documented_keys().items():
         yield f"### `{path}`\n"
-        yield from _table(("key", "holds", "left out", "chart", "what it is"), (
-            _key(path, key, expected) for key, expected in keys.items()))
+        yield from _table(("key", "holds", "left out", "chart", "what it is"), (_key(path, field) for field in keys))
 
 
-def _key(path: str, key: str, expected: Expected) -> tuple[str, ...]:
-    right = expected.right.replace(f" from 0 to {INT32_MAX}", "").replace(f" to {INT32_MAX}", "")
-    left_out = "**an error**" if expected.needed else _code(_plain(expected.default))
+def _key(path: str, field: FieldInfo) -> tuple[str, ...]:
+    key, right = field.encode_name, describe(field.type)
+    right = right.replace(f" from 0 to {INT32_MAX}", "").replace(f" to {INT32_MAX}", "")
+    default = NVIDIA_LEFT_OUT.get(key, field.default) if path == "nvidia" else field.default
+    left_out = "**an error**" if field.required else _code(_plain(default))
     return _code(key), right, left_out, _code(_plain(_of_chart(path, key))), MEANINGS[key]
 
 

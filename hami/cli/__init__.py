@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from hami import __version__
-from hami.codec.device_section import Flagged, parse_resource_name
+from hami.codec.device_config import Flagged, parse_resource_name
 from hami.codec.durations import render_duration
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.settings import (

@@ -9,6 +9,7 @@ cut into MIG instances are also called as NVML calls them, and H20 stands after 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = ["CHART"]
 
@@ -44,7 +45,7 @@ def _ai(core: int, cpu: int | None) -> dict[str, object]:
 
 _QUARTER, _HALF = _template("vir05_1c_16g", 16384, 5, 1), _template("vir10_3c_32g", 32768, 10, 3)
 
-CHART: Mapping[str, object] = {
+CHART: Mapping[str, Any] = {
     "nvidia": {
         "resourceCountName": "nvidia.com/gpu", "resourceMemoryName": "nvidia.com/gpumem",
         "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage", "resourceCoreName": "nvidia.com/gpucores",

@@ -1,96 +1,129 @@
 """The device configuration: which resource names HAMi manages, their units, and the defaults of requests.
 
-Upstream's YAML is read as upstream reads it: keys that are not known are skipped (and listed in ``notes``), a name
-that a given file leaves out is empty, which makes that resource inert. A value of the wrong type or out of range, and
-one name for two things, are errors.
+The file is read as upstream reads it: unknown keys are skipped and listed in ``notes``, and a resource name that the
+file leaves out is empty, which disables that resource. A value of the wrong type or out of range, and one name for two
+resources, are errors. ``null`` and an empty text count as left out.
 This module opens no file.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+import copy
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
+import msgspec
+from msgspec import Meta
 
 from hami.codec.device_chart import CHART
-from hami.codec.device_section import Expected, Flagged, Reading, Section
+from hami.codec.documents import convert, parse_yaml, struct_fields, unknown_keys
 from hami.errors import MalformedInput
+from hami.quantity import INT32_MAX
 
 __all__ = [
-    "SECTIONS", "AscendChip", "DeviceConfig", "Fallback", "IluvatarChip", "MigAllowance", "Names", "NvidiaConfig",
-    "Template", "chart_config", "expected_keys", "parse_device_config",
+    "NVIDIA_LEFT_OUT", "AscendChip", "DeviceConfig", "DeviceConfigFile", "Fallback", "Flagged", "IluvatarChip",
+    "MigAllowance", "Names", "NvidiaConfig", "Template", "chart_config", "parse_device_config", "parse_resource_name",
 ]
 
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_RESOURCE_NAME = rf"^(|((?=[^/]{{1,253}}/){_DOMAIN}/)?(?=[^/]{{1,63}}\Z){_WORD})\Z"
+_WORD_CHARACTERS = "letters, digits, -, _ and ., beginning and ending with a letter or digit"
+_WORD_LENGTH = 63 - len("-devices-to-allocate")  # the longest suffix that a common word gets in an annotation's key
+_CHIP_MEMORY = "MiB of the chip, memoryAllocatable or more, a whole number"
+_TEMPLATE_MEMORY = "MiB of the template, memoryCapacity at most"
+
+ResourceName = Annotated[str, Meta(pattern=_RESOURCE_NAME, description="a resource name such as nvidia.com/gpu")]
+OlderName = Annotated[ResourceName, Meta(title="may be another resource's name")]
+ObjectName = Annotated[str, Meta(pattern=rf"^{_DOMAIN}\Z", max_length=253,
+                                 description="the name of an object: lower case letters, digits, - and .")]
+Count = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")]
+PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
+Percent = Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
+LogLevel = Annotated[int, Meta(ge=0, le=4, description="a whole number from 0 to 4")]
+Factor = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number above 0, such as 1.5")]
+Text = Annotated[str | int, Meta(description="a text")]
+CommonWord = Annotated[str, Meta(
+    pattern=rf"^{_WORD}\Z", max_length=_WORD_LENGTH, description="the word by which the chip is known in annotations: "
+    f"{_WORD_CHARACTERS}, {_WORD_LENGTH} at most")]
+TemplateName = Annotated[str, Meta(pattern=rf"^{_WORD}\Z", max_length=63,
+                                   description=f"the name of a template: {_WORD_CHARACTERS}, 63 at most")]
+
+
+class Flagged(NamedTuple):
+    """A value from the command line; *flag* is its name in errors."""
+
+    value: object
+    flag: str
+
+
 Fallback = Mapping[str, Mapping[str, Flagged]]
-"""What flags name: path of a mapping (``hygon``; ``iluvatars[]`` for the entry that is meant, whichever it is;
-``vnpus.configs[Ascend310P]`` for that of one common word) → key → value."""
+"""Values of flags: path of a mapping (``hygon``; ``iluvatars[]`` for the one entry without a value;
+``vnpus.configs[Ascend310P]`` for the entry with that common word) → key → value."""
 
-SECTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType({
-    "nvidia": (dict,), "metax": (dict,), "hygon": (dict,), "cambricon": (dict,), "mthreads": (dict,),
-    "iluvatars": (list,), "enflame": (dict,), "kunlun": (dict,), "awsneuron": (dict,), "amd": (dict,),
-    "vastai": (dict,), "biren": (dict,), "vnpus": (dict, list),  # a list: the configs alone, as older HAMi has it
-})
-_YAML_NAMES: Mapping[type, str] = {dict: "mapping", list: "list"}
 _NO_FLAGS: Fallback = MappingProxyType({})
-_CORE_POLICIES = ("default", "force", "disable")
-_MIG_PROFILE = re.compile(r"\S+?g\.\S+")
-_WORD_LENGTH = 63 - len("-devices-to-allocate")  # the longest that an annotation's key adds to a common word
-_CHIPS_WITH_FLAGS = ("Ascend310P",)  # --ascend310p-…: the flags of Ascend chips at large do not mean this one
+_CHIPS_WITH_FLAGS = ("Ascend310P",)  # has flags of its own, so the flags of Ascend chips in general exclude it
 
 
-@dataclass(frozen=True, slots=True)
-class MigAllowance:
-    """MIG profiles that may be cut on cards of these models."""
+class MigAllowance(msgspec.Struct, frozen=True):
+    """MIG profiles that may be created on devices of these models."""
 
-    models: tuple[str, ...]
-    profiles: tuple[str, ...]
+    models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(
+        min_length=1, description="a list of words, at least one")]
+    profiles: Annotated[tuple[Annotated[str, Meta(pattern=r"^\S+?g\.\S+\Z")], ...], Meta(
+        min_length=1, description="a list of MIG profiles such as 1g.10gb, at least one")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvidiaConfig:
-    """Section ``nvidia``. An empty name is a resource that does not exist. The defaults here are the chart's.
+class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Section ``nvidia``. An empty name disables the resource. The defaults here are the chart's.
 
-    *memory_factor*: MiB that one unit of the memory resource stands for. *default_memory* is in MiB, 0 for the whole
-    card; *default_cores* in percent of one card. *default_gpu_num*: cards for a container that asks for memory or cores
-    alone, 0 for none. *overwrite_env*: containers without a request are kept from seeing any card.
-    *gpu_core_policy*: ``default``, ``force`` or ``disable``. The second group is read by the device plugin only:
-    *preconfigured_device_memory* in MB, 0 for what the card has.
+    *memory_factor*: MiB for each unit of the memory resource. *default_memory* is in MiB, 0 for the whole device;
+    *default_cores* in percent of one device. *default_gpu_num*: devices for a container that requests only memory or
+    cores, 0 for none. *overwrite_env*: hides all devices from containers without a request.
+    *gpu_core_policy*: how the limiter enforces cores. Only the device plugin reads the second group:
+    *preconfigured_device_memory* in MB, 0 for the device's own memory.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, NvidiaConfig.
     """
 
-    resource_count_name: str = "nvidia.com/gpu"
-    resource_memory_name: str = "nvidia.com/gpumem"
-    resource_memory_percentage_name: str = "nvidia.com/gpumem-percentage"
-    resource_core_name: str = "nvidia.com/gpucores"
-    resource_priority_name: str = "nvidia.com/priority"
-    memory_factor: int = 1
-    default_memory: int = 0
-    default_cores: int = 0
-    default_gpu_num: int = 1
+    resource_count_name: ResourceName = "nvidia.com/gpu"
+    resource_memory_name: ResourceName = "nvidia.com/gpumem"
+    resource_memory_percentage_name: ResourceName = "nvidia.com/gpumem-percentage"
+    resource_core_name: ResourceName = "nvidia.com/gpucores"
+    resource_priority_name: ResourceName = "nvidia.com/priority"
+    memory_factor: PositiveCount = 1
+    default_memory: Count = 0
+    default_cores: Percent = 0
+    default_gpu_num: Count = msgspec.field(default=1, name="defaultGPUNum")
     overwrite_env: bool = False
-    gpu_core_policy: str = "default"
-    runtime_class_name: str = ""
+    gpu_core_policy: Literal["default", "force", "disable"] = "default"
+    runtime_class_name: ObjectName = ""
 
-    device_split_count: int = 10
-    device_memory_scaling: float = 1.0
-    device_core_scaling: float = 1.0
-    preconfigured_device_memory: int = 0
+    device_split_count: PositiveCount = 10
+    device_memory_scaling: Factor = 1.0
+    device_core_scaling: Factor = 1.0
+    preconfigured_device_memory: Count = msgspec.field(default=0, name="preConfiguredDeviceMemory")
     enable_numa_topology: bool = False
-    lib_cuda_log_level: int = 1
+    lib_cuda_log_level: LogLevel = 1
     disable_core_limit: bool = False
     mig_profile_allowlist: tuple[MigAllowance, ...] = ()
 
 
+NVIDIA_LEFT_OUT: Mapping[str, object] = MappingProxyType({
+    "resourceCountName": "", "resourceMemoryName": "", "resourceMemoryPercentageName": "", "resourceCoreName": "",
+    "resourcePriorityName": "", "defaultGPUNum": 0,
+})
+"""Values of the keys that a file's section ``nvidia`` leaves out, where they are not the chart's. As in upstream, a
+container that requests only memory then gets no device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Resource names of one backend; an empty name is a resource that does not exist.
+    """Resource names of one backend; an empty name disables the resource.
 
-    *memory_factor*: MiB that one unit of the memory resource stands for, where the file may say so (else 1: a unit that
-    is fixed is not configuration).
+    *memory_factor*: MiB for each unit of the memory resource, where it is configurable (else 1).
     """
 
     count: str = ""
@@ -99,52 +132,70 @@ class Names:
     memory_factor: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A size into which an Ascend chip can be divided, and its name for the device plugin."""
+class Template(msgspec.Struct, frozen=True, rename={"memory_mib": "memory", "ai_core": "aiCore", "ai_cpu": "aiCPU"}):
+    """A size into which an Ascend chip can be divided. Ascend's device plugin reads all but the memory."""
 
-    name: str
-    memory_mib: int
+    name: TemplateName
+    memory_mib: Annotated[int, Meta(description=_TEMPLATE_MEMORY)]
+    ai_core: Count = 0
+    ai_cpu: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AscendChip:
+class AscendChip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One entry of ``vnpus.configs``. *common_word* is the backend's key; memory in MiB.
 
-    *memory_allocatable*: what a pod that takes a whole chip gets; *memory_capacity*: the most that may be asked for.
-    *templates*: smallest first, empty for a chip that is never divided. *overwrite_env*: containers without a request
-    are kept from seeing any chip. *super_pod*: chips come in pairs.
+    *memory_allocatable*: the memory of a whole chip; *memory_capacity*: the largest amount that can be requested.
+    *templates*: smallest first, empty for a chip that is never divided. *overwrite_env*: hides all chips from
+    containers without a request. *super_pod*: chips come in pairs. Only Ascend's device plugin reads *chip_name*,
+    *ai_core* and *ai_cpu*.
     """
 
-    chip_name: str
-    common_word: str
-    names: Names
-    memory_allocatable: int
-    memory_capacity: int
-    runtime_class: str = ""
+    common_word: CommonWord
+    memory_allocatable: Annotated[int, Meta(
+        ge=1, le=INT32_MAX, description=f"MiB that a whole chip offers, a whole number from 1 to {INT32_MAX}")]
+    memory_capacity: Annotated[int, Meta(le=INT32_MAX, description=_CHIP_MEMORY)]
+    ai_core: Count = 0
+    ai_cpu: Count = msgspec.field(default=0, name="aiCPU")
+    chip_name: Text = ""
+    resource_name: ResourceName = ""
+    resource_memory_name: ResourceName = ""
+    resource_core_name: ResourceName = ""
+    memory_factor: PositiveCount = 1
+    runtime_class: ObjectName = msgspec.field(default="", name="runtimeClassName")
     overwrite_env: bool = False
     super_pod: bool = False
     templates: tuple[Template, ...] = ()
 
+    @property
+    def names(self) -> Names:
+        """The names of its resources."""
+        return Names(count=self.resource_name, memory=self.resource_memory_name, cores=self.resource_core_name,
+                     memory_factor=self.memory_factor)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IluvatarChip:
+
+class IluvatarChip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One entry of ``iluvatars``. *common_word* is the backend's key."""
 
-    chip_name: str
-    common_word: str
-    names: Names
+    common_word: CommonWord
+    chip_name: Text = ""
+    resource_count_name: ResourceName = ""
+    resource_memory_name: ResourceName = ""
+    resource_core_name: ResourceName = ""
+
+    @property
+    def names(self) -> Names:
+        """The names of its resources."""
+        return Names(count=self.resource_count_name, memory=self.resource_memory_name, cores=self.resource_core_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """What the device configuration says; ``DeviceConfig()`` is NVIDIA alone. See :func:`chart_config`, too.
+    """The device configuration; ``DeviceConfig()`` is NVIDIA alone. See :func:`chart_config`, too.
 
-    *nvidia* is ``None`` when a file was given and neither it nor a flag says anything of NVIDIA. *names*: by backend
-    key (``MLU``, ``DCU``, …), for backends whose count has a name. *hami_vnpu_core*: Ascend nodes divide chips in
-    software unless they say otherwise. *sgpu_topology_aware*: whole MetaX sGPU cards are chosen by their links unless
-    the pod says otherwise. *thirds*: sections that no vendor of ours has, as they stand. *notes*: what was skipped,
-    one sentence each.
+    *nvidia*: ``None`` when neither the file nor a flag configures NVIDIA. *names*: by backend key (``MLU``, ``DCU``,
+    …), only backends whose count has a name. *hami_vnpu_core*: Ascend nodes divide chips in software by default.
+    *sgpu_topology_aware*: whole MetaX sGPU devices are chosen by their links by default. *extra_sections*: sections
+    of third parties, unchanged. *notes*: what was skipped, one sentence each.
     """
 
     nvidia: NvidiaConfig | None = NvidiaConfig()
@@ -153,312 +204,296 @@ class DeviceConfig:
     ascends: tuple[AscendChip, ...] = ()
     hami_vnpu_core: bool = False
     sgpu_topology_aware: bool = False
-    thirds: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
+    extra_sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Backend:
-    """Where the names of one backend stand; an empty key is a resource that the backend does not have."""
+class _Backend(NamedTuple):
+    """The keys of one backend's names; an empty key is a resource that the backend does not have."""
 
     key: str
     section: str
-    count: str = "resourceCountName"
-    memory: str = "resourceMemoryName"
-    cores: str = "resourceCoreName"
-    has_factor: bool = False
+    count_key: str = "resourceCountName"
+    memory_key: str = "resourceMemoryName"
+    cores_key: str = "resourceCoreName"
 
 
 _BACKENDS = (
     _Backend("MLU", "cambricon"),
-    _Backend("DCU", "hygon", has_factor=True),
-    _Backend("Metax-GPU", "metax", memory="", cores=""),
+    _Backend("DCU", "hygon"),
+    _Backend("Metax-GPU", "metax", memory_key="", cores_key=""),
     _Backend("Metax-SGPU", "metax", "resourceVCountName", "resourceVMemoryName", "resourceVCoreName"),
     _Backend("GCU", "enflame", "resourceNameGCU", "", ""),
+    _Backend("Enflame", "enflame", "resourceNameDRSGCU", "resourceNameGCUMemory", "resourceNameGCUCore"),
     _Backend("Mthreads", "mthreads"),
-    _Backend("kunlun", "kunlun", memory="", cores=""),
+    _Backend("kunlun", "kunlun", memory_key="", cores_key=""),
     _Backend("XPU", "kunlun", "resourceVCountName", "resourceVMemoryName", ""),
-    _Backend("AWSNeuron", "awsneuron", memory=""),
+    _Backend("AWSNeuron", "awsneuron", memory_key=""),
     _Backend("AMD", "amd"),
-    _Backend("Vastai", "vastai", memory="", cores=""),
-    _Backend("Biren", "biren", memory="", cores=""),
+    _Backend("Vastai", "vastai", memory_key="", cores_key=""),
+    _Backend("Biren", "biren", memory_key="", cores_key=""),
 )
-_DRS = "Enflame"
-_KEYS = ("NVIDIA", _DRS, *(backend.key for backend in _BACKENDS))
+_KEYS = ("NVIDIA", *(backend.key for backend in _BACKENDS))
+_OTHER_KEYS: Mapping[str, list[tuple[str, Any, Any]]] = MappingProxyType({
+    "enflame": [("resourceNameVGCU", OlderName, ""), ("resourceNameVGCUPercentage", OlderName, "")],
+    "hygon": [("memoryFactor", PositiveCount, 1)],
+    "metax": [("sgpuTopologyAware", bool, False)],
+})
+_DEFAULT_NAMES: Mapping[str, str] = MappingProxyType({  # Enflame's slices have names even without a section
+    "resourceNameDRSGCU": "enflame.com/drs-gcu", "resourceNameGCUMemory": "enflame.com/gcu-memory",
+    "resourceNameGCUCore": "enflame.com/gcu-core",
+})
+
+
+def _section(name: str) -> tuple[str, Any, Any]:
+    """A section as a field of the file: the names of its backends, and its other keys, as they are written."""
+    keys = dict.fromkeys(key for backend in _BACKENDS if backend.section == name for key in backend[2:] if key)
+    fields = [*((key, ResourceName, _DEFAULT_NAMES.get(key, "")) for key in keys), *_OTHER_KEYS.get(name, ())]
+    section = msgspec.defstruct(name, fields, frozen=True)
+    return name, section, section()
+
+
+class _Vnpus(msgspec.Struct, frozen=True):
+    hamiVnpuCore: bool = False
+    configs: tuple[AscendChip, ...] = ()
+
+
+DeviceConfigFile: Any = msgspec.defstruct("DeviceConfigFile", [
+    ("nvidia", NvidiaConfig | None, None),
+    *map(_section, dict.fromkeys(backend.section for backend in _BACKENDS)),
+    ("iluvatars", tuple[IluvatarChip, ...], ()),
+    ("vnpus", _Vnpus, _Vnpus()),
+], frozen=True)
+"""The sections of the file, with the names of their keys."""
+
+_CHART_CHIPS = tuple(chip["commonWord"] for chip in CHART["vnpus"]["configs"])
 
 
 def parse_device_config(text: str, source: str, *, fallback: Fallback = _NO_FLAGS,
                         known: Collection[str] = ()) -> DeviceConfig:
     """The configuration in *text*; *source* is the file's name, for errors.
 
-    *fallback*: what flags name, which counts where the file has no such key (or ``null``; ``""`` says that there is no
-    such resource). A flag for a kind of chip is the entry's that lacks the name; if several do, it is an error.
+    *fallback*: values of flags, which count where the file has no such key (or ``null``; ``""`` disables the
+    resource). A flag for a kind of chip goes to the entry that lacks the name; if several do, it is an error.
     *known*: sections that vendors of third parties read.
     Raises: MalformedInput, naming file and key, or flag.
     Source: HAMi v2.10, pkg/device-config, LoadConfig and ValidateConfig.
     """
-    return _read(_load(text, source), Reading(source, fallback), known)
+    document = parse_yaml(text, source)
+    if document is not None and not isinstance(document, dict):
+        raise MalformedInput(source, document, "expected a mapping of vendors to their settings")
+    try:
+        return _Reader(source).read(document or {}, fallback, known)
+    except RecursionError as error:
+        raise MalformedInput(source, "", "not YAML that can be used: a value contains itself") from error
 
 
 def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
-    """What holds without a file: the chart's names, all of them, save for what flags name.
+    """The configuration without a file: the chart's, changed by flags.
 
     Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
     """
-    return _read(CHART, Reading("the chart's configuration", fallback, flags_first=True), ())
+    return _Reader("the chart's configuration", flags_first=True).read(CHART, fallback, ())
 
 
-def expected_keys() -> Mapping[str, Mapping[str, Expected]]:
-    """What may stand in the file: path of a mapping (``vnpus.configs[]`` for each of a list) → key → what it may hold.
-
-    Made by reading a configuration that has one of everything, so it is what is read.
-    """
-    nvidia: Any = CHART["nvidia"]
-    document = {**CHART, "nvidia": {**nvidia, "migProfileAllowlist": [{"models": ["A100"], "profiles": ["1g.5gb"]}]}}
-    reading = Reading("the chart's configuration", {})
-    _read(document, reading, ())
-    found: dict[str, dict[str, Expected]] = {}
-    for path, keys in reading.asked.items():
-        found.setdefault(re.sub(r"\[\d+\]", "[]", path), {}).update(keys)
-    return found
+def parse_resource_name(text: str) -> str:
+    """*text* when it is empty (no such resource) or a resource name. Raises: MalformedInput."""
+    return convert(text, ResourceName, lambda path: "resource name")
 
 
-def _read(document: Mapping[Any, object], reading: Reading, known: Collection[str]) -> DeviceConfig:
-    sections: dict[str, Any] = {name: value for name in SECTIONS if (value := document.get(name))}
-    for name, value in sections.items():
-        if not isinstance(value, SECTIONS[name]):
-            raise MalformedInput(f"{reading.source}: {name}", value, f"expected a {_YAML_NAMES[SECTIONS[name][0]]}")
-    thirds = _thirds(document, reading, known)
-    if not sections and not thirds.keys() & set(known):
-        raise MalformedInput(reading.source, ", ".join(map(str, document)), "all configurations are empty, expected "
-                             f"at least one of {', '.join((*SECTIONS, *known))}")
-    nvidia = None
-    if sections.get("nvidia") or reading.flags("nvidia"):
-        nvidia = _nvidia(section := reading.section("nvidia", sections.get("nvidia", {})))
-        section.note_unknown()
-    names, aware = _names(sections, reading)
-    words = {key.casefold(): key for key in _KEYS}
-    iluvatars = _iluvatars(sections.get("iluvatars", []), reading, words)
-    ascends, vnpu_core = _ascends(sections.get("vnpus", {}), reading, words)
-    return DeviceConfig(nvidia=nvidia, names=names, iluvatars=iluvatars, ascends=ascends, hami_vnpu_core=vnpu_core,
-                        sgpu_topology_aware=aware, thirds=thirds, notes=tuple(reading.notes))
+class _Reader:
+    """Reads one document. *flags_first*: flags override the document, else they complete it."""
 
+    def __init__(self, source: str, *, flags_first: bool = False) -> None:
+        self._source = source
+        self._flags_first = flags_first
+        self._chips_in_vnpus = False  # the list of chips is the section itself, as in older releases
+        self._origins: dict[str, str] = {}  # path of a value that comes from elsewhere → where it comes from
+        self._notes: list[str] = []
 
-def _thirds(document: Mapping[Any, object], reading: Reading,
-            known: Collection[str]) -> dict[str, Mapping[str, object]]:
-    """Sections that are not ours; what nobody is *known* to read is noted."""
-    thirds: dict[str, Mapping[str, object]] = {}
-    for name, value in document.items():
-        if name in SECTIONS:
-            continue
-        if name not in known:
-            reading.notes.append(f"{reading.source}: {name}: unknown section, skipped")
-        elif value is not None and not isinstance(value, dict):
-            raise MalformedInput(f"{reading.source}: {name}", value, "expected a mapping")
-        if isinstance(name, str) and isinstance(value, dict) and value:
-            thirds[name] = value
-    return thirds
+    def read(self, document: Mapping[Any, object], fallback: Fallback, known: Collection[str]) -> DeviceConfig:
+        """The configuration in *document*, completed by flags. Raises: MalformedInput."""
+        ours = DeviceConfigFile.__struct_fields__
+        sections: dict[str, Any] = {name: copy.deepcopy(value) for name in ours if (value := document.get(name))}
+        extra = self._extra_sections({name: value for name, value in document.items() if name not in ours}, known)
+        if not sections and not extra.keys() & set(known):
+            raise MalformedInput(self._source, ", ".join(map(str, document)), "all configurations are empty, expected "
+                                 f"at least one of {', '.join((*ours, *known))}")
+        if isinstance(sections.get("vnpus"), list):
+            self._chips_in_vnpus = True
+            sections["vnpus"] = {"configs": sections["vnpus"]}
+        self._merge_flags(sections, fallback)
+        sections = _normalized(sections)
+        self._complete(sections)
+        self._notes += [f"{self._place(path)}: unknown key, skipped"
+                        for path in unknown_keys(sections, DeviceConfigFile)]
+        file = convert(sections, DeviceConfigFile, self._place)
+        self._check_names(file)
+        words = {key.casefold(): key for key in _KEYS}
+        for index, chip in enumerate(file.iluvatars):
+            self._check_word(f"iluvatars[{index}]", chip.common_word, words)
+        return DeviceConfig(
+            nvidia=file.nvidia, names=self._names(file), iluvatars=file.iluvatars,
+            ascends=tuple(self._checked(f"vnpus.configs[{index}]", entry, chip, words) for index, (entry, chip)
+                          in enumerate(zip(_list_at(sections, "vnpus.configs"), file.vnpus.configs))),
+            hami_vnpu_core=file.vnpus.hamiVnpuCore, sgpu_topology_aware=file.metax.sgpuTopologyAware,
+            extra_sections=extra, notes=tuple(self._notes))
 
+    def _place(self, path: str) -> str:
+        """The name of the value at *path* in errors and notes: file and key, or the flag that it comes from."""
+        if path in self._origins:
+            return self._origins[path]
+        shown = path.replace("vnpus.configs", "vnpus", 1) if self._chips_in_vnpus else path
+        return f"{self._source}: {shown}"
 
-def _names(sections: Mapping[str, Any], reading: Reading) -> tuple[dict[str, Names], bool]:
-    """The names of the backends that consist of nothing else, and whether MetaX sGPUs are chosen by their links."""
-    names: dict[str, Names] = {}
-    aware = False
-    for name in dict.fromkeys(backend.section for backend in _BACKENDS):
-        section = reading.section(name, sections.get(name, {}))
+    def _wrong(self, path: str, value: object, problem: str) -> MalformedInput:
+        return MalformedInput(self._place(path), value, problem)
+
+    def _extra_sections(self, sections: Mapping[Any, object],
+                        known: Collection[str]) -> dict[str, Mapping[str, object]]:
+        """The sections of third parties; unknown ones are noted."""
+        extra: dict[str, Mapping[str, object]] = {}
+        for name, value in sections.items():
+            if name not in known:
+                self._notes.append(f"{self._place(name)}: unknown section, skipped")
+            elif value is not None and not isinstance(value, dict):
+                raise self._wrong(name, value, "expected a mapping")
+            if isinstance(name, str) and isinstance(value, dict) and value:
+                extra[name] = value
+        return extra
+
+    def _merge_flags(self, sections: dict[str, Any], fallback: Fallback) -> None:
+        for path, flags in fallback.items():
+            name, bracket, word = path.rstrip("]").partition("[")
+            for key, flagged in flags.items():
+                if bracket:
+                    self._set_in_chip(name, word, _list_at(sections, name), key, flagged)
+                elif isinstance(section := sections.setdefault(name, {}), dict):
+                    self._set(name, section, key, flagged)
+
+    def _set(self, path: str, section: dict[str, object], key: str, flagged: Flagged) -> None:
+        """Sets *key* to a flag's value, unless the document has one and goes first."""
+        if self._flags_first or section.get(key) is None:
+            section[key] = flagged.value
+            self._origins[f"{path}.{key}"] = flagged.flag
+        elif section[key] != flagged.value:
+            shown = str(flagged.value).lower() if isinstance(flagged.value, bool) else flagged.value
+            self._notes.append(f"{self._place(f'{path}.{key}')}: goes before {flagged.flag} {shown}")
+
+    def _set_in_chip(self, path: str, word: str, entries: list[Any], key: str, flagged: Flagged) -> None:
+        """Sets *key* in the one chip that lacks it: the one called *word*, else any that has no flags of its own."""
+        words = {index: entry.get("commonWord") for index, entry in enumerate(entries) if isinstance(entry, dict)}
+        chips = [index for index, own in words.items() if (own == word if word else own not in _CHIPS_WITH_FLAGS)]
+        lacking = [index for index in chips if self._flags_first or entries[index].get(key) is None]
+        if len(lacking) > 1:
+            meant = ", ".join(str(words[index]) for index in lacking)
+            raise MalformedInput(flagged.flag, flagged.value, f"it could mean {meant}: expected {key} in the entries "
+                                 f"of {path} in --device-config-file instead")
+        if lacking:
+            self._set(f"{path}[{lacking[0]}]", entries[lacking[0]], key, flagged)
+        else:
+            self._notes.append(f"{flagged.flag} {flagged.value}: {self._source}: {path} "
+                               + (f"has {key} for every chip" if chips else "has no such chip") + ", skipped")
+
+    def _complete(self, sections: dict[str, Any]) -> None:
+        """Fills in values that a left-out key takes from elsewhere."""
+        if isinstance(nvidia := sections.get("nvidia"), dict):
+            sections["nvidia"] = {**NVIDIA_LEFT_OUT, **nvidia}
+        if not isinstance(enflame := sections.get("enflame"), dict):
+            return
+        if "resourceNameVGCUPercentage" in enflame:
+            self._notes.append(f"{self._place('enflame.resourceNameVGCUPercentage')}: slices are requested by memory "
+                               "and cores now, skipped")
+        if "resourceNameVGCU" in enflame and "resourceNameDRSGCU" not in enflame:
+            enflame["resourceNameDRSGCU"] = enflame["resourceNameVGCU"]
+            self._origins["enflame.resourceNameDRSGCU"] = self._place("enflame.resourceNameVGCU")
+
+    def _check_names(self, file: Any) -> None:
+        """Refuses one name for two resources: it would be ambiguous in a container's requests."""
+        holders: dict[str, str] = {}
+        for path, name in _resource_names(file):
+            holder = holders.setdefault(name, path)
+            if holder != path:
+                raise self._wrong(path, name,
+                                  f"expected another name than that of {self._origins.get(holder, holder)}")
+
+    def _names(self, file: Any) -> dict[str, Names]:
+        """The names of the backends that are configured by names only."""
+        found: dict[str, Names] = {}
         for backend in _BACKENDS:
-            if backend.section == name:
-                names[backend.key] = _backend(section, backend)
-        if name == "metax":
-            aware = section.flag("sgpuTopologyAware")
-        if name == "enflame":
-            names[_DRS] = _drs(section)
-        section.note_unknown()
-    return {key: found for key, found in names.items() if found.count}, aware
+            section = getattr(file, backend.section)
+            count, memory, cores = (getattr(section, key) if key else "" for key in backend[2:])
+            if count:
+                found[backend.key] = Names(count=count, memory=memory, cores=cores,
+                                           memory_factor=getattr(section, "memoryFactor", 1))
+            elif memory or cores:
+                place = self._place(f"{backend.section}.{backend.count_key}")
+                self._notes.append(f"{place}: no name, so the other names of {backend.key} have no effect")
+        return found
+
+    def _check_word(self, path: str, word: str, words: dict[str, str]) -> None:
+        """Refuses a common word that *words* has, without regard to case; adds it."""
+        if (holder := words.setdefault(word.casefold(), path)) != path:
+            raise self._wrong(f"{path}.commonWord", word, f"expected another word than that of {holder}")
+
+    def _checked(self, path: str, given: Collection[str], chip: AscendChip, words: dict[str, str]) -> AscendChip:
+        """*chip*, its templates sorted by size. *given*: the keys of its entry.
+
+        Raises: MalformedInput for values that contradict each other.
+        """
+        self._check_word(path, chip.common_word, words)
+        if chip.common_word not in _CHART_CHIPS:  # new chips appear, but their templates cannot be left out
+            unknown = f"{chip.common_word} is none of {', '.join(_CHART_CHIPS)}"
+            if "templates" not in given:
+                raise self._wrong(f"{path}.templates", "", "missing, expected a list ([] for a chip that is never "
+                                  f"divided), since {unknown}")
+            self._notes.append(f"{self._place(f'{path}.commonWord')}: {unknown}; taken as described")
+        if chip.memory_capacity < chip.memory_allocatable:
+            raise self._wrong(f"{path}.memoryCapacity", chip.memory_capacity,
+                              f"expected {_CHIP_MEMORY} from {chip.memory_allocatable} to {INT32_MAX}")
+        sizes: dict[int, Template] = {}
+        for index, template in enumerate(chip.templates):
+            self._check_template(f"{path}.templates[{index}]", template, chip.memory_capacity, sizes)
+            sizes[template.memory_mib] = template
+        return msgspec.structs.replace(chip, templates=tuple(sizes[memory] for memory in sorted(sizes)))
+
+    def _check_template(self, path: str, template: Template, capacity: int, sizes: Mapping[int, Template]) -> None:
+        memory = template.memory_mib
+        if not 1 <= memory <= capacity:
+            raise self._wrong(f"{path}.memory", memory,
+                              f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {capacity}")
+        if template.name in [earlier.name for earlier in sizes.values()]:
+            raise self._wrong(f"{path}.name", template.name, "expected another name than that of an earlier template")
+        if memory in sizes:
+            raise self._wrong(f"{path}.memory", memory, f"expected another size than that of {sizes[memory].name}")
 
 
-def _backend(section: Section, backend: _Backend) -> Names:
-    names = Names(
-        count=section.resource(backend.count),
-        memory=section.resource(backend.memory) if backend.memory else "",
-        cores=section.resource(backend.cores) if backend.cores else "",
-        memory_factor=section.integer("memoryFactor", 1, least=1) if backend.has_factor else 1,
-    )
-    if not names.count and (names.memory or names.cores):
-        section.note(backend.count, f"no name, so the other names of {backend.key} have no effect")
-    return names
+def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:
+    """The list at *path*; an empty one where there is none."""
+    found: Any = sections
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, list) else []
 
 
-def _drs(section: Section) -> Names:
-    """Enflame's slices, which have names even without a section.
-
-    Source: HAMi v2.10, pkg/device/enflame/device.go.
-    """
-    legacy = section.resource("resourceNameVGCU", claimed=False)
-    if section.resource("resourceNameVGCUPercentage", claimed=False):
-        section.note("resourceNameVGCUPercentage", "slices are asked for by memory and cores now, skipped")
-    count = section.resource("resourceNameDRSGCU")
-    if not count:
-        count = section.resource("resourceNameVGCU") if legacy else section.resource("resourceNameDRSGCU",
-                                                                                     "enflame.com/drs-gcu")
-    return Names(count=count, memory=section.resource("resourceNameGCUMemory", "enflame.com/gcu-memory"),
-                 cores=section.resource("resourceNameGCUCore", "enflame.com/gcu-core"))
+def _normalized(value: Any) -> Any:
+    """*value* without keys that are null or empty texts, and with integers for whole floats such as 2.0."""
+    if isinstance(value, dict):
+        return {str(key): _normalized(inner) for key, inner in value.items() if inner is not None and inner != ""}
+    if isinstance(value, list):
+        return [_normalized(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _iluvatars(entries: list[object], reading: Reading, words: dict[str, str]) -> tuple[IluvatarChip, ...]:
-    chips = _chips("iluvatars", entries, reading, words)
-    found = tuple(IluvatarChip(
-        chip_name=chip.text("chipName"),
-        common_word=word,
-        names=Names(count=chip.resource("resourceCountName"), memory=chip.resource("resourceMemoryName"),
-                    cores=chip.resource("resourceCoreName")),
-    ) for word, chip in chips.items())
-    for chip in chips.values():
-        chip.note_unknown()
-    return found
-
-
-def _ascends(value: object, reading: Reading, words: dict[str, str]) -> tuple[tuple[AscendChip, ...], bool]:
-    """The chips of ``vnpus``, and whether nodes divide them in software by default."""
-    section = reading.section("vnpus", {} if isinstance(value, list) else value)
-    vnpu_core = section.flag("hamiVnpuCore")
-    entries = section.items("configs") or (value if isinstance(value, list) else [])
-    section.note_unknown()
-    chips = _chips("vnpus.configs", entries, reading, words, "vnpus" if isinstance(value, list) else "")
-    found = tuple(_ascend(word, chip) for word, chip in chips.items())
-    for chip in chips.values():
-        chip.note_unknown()
-    return found, vnpu_core
-
-
-def _ascend(word: str, chip: Section) -> AscendChip:
-    """One chip. One that the chart does not know, too, for new ones come; but then nothing may be left out."""
-    if word not in (ours := _known_chips()):
-        if not chip.has("templates"):
-            raise MalformedInput(chip.place("templates"), "", f"missing, expected a list ([] for a chip that is never "
-                                 f"divided), since {word} is none of {', '.join(ours)}")
-        chip.note("commonWord", f"{word} is none of {', '.join(ours)}; taken as described")
-    allocatable = chip.needed_integer("memoryAllocatable", "MiB that a whole chip offers")
-    capacity = chip.needed_integer("memoryCapacity", "MiB of the chip, memoryAllocatable or more", least=allocatable)
-    chip.integer("aiCore", 0)  # this and the next are read by the device plugin
-    chip.integer("aiCPU", 0)
-    return AscendChip(
-        chip_name=chip.text("chipName"),
-        common_word=word,
-        names=Names(count=chip.resource("resourceName"), memory=chip.resource("resourceMemoryName"),
-                    cores=chip.resource("resourceCoreName"), memory_factor=chip.integer("memoryFactor", 1, least=1)),
-        memory_allocatable=allocatable,
-        memory_capacity=capacity,
-        runtime_class=chip.object_name("runtimeClassName"),
-        overwrite_env=chip.flag("overwriteEnv"),
-        super_pod=chip.flag("superPod"),
-        templates=_templates(chip, capacity),
-    )
-
-
-def _templates(chip: Section, capacity: int) -> tuple[Template, ...]:
-    """Smallest first, in whichever order they stand."""
-    sizes: dict[int, str] = {}
-    for entry in chip.entries("templates"):
-        name = entry.key_part("name", "the name of a template", 63)
-        memory = entry.needed_integer("memory", "MiB of the template, memoryCapacity at most", most=capacity)
-        entry.check_distinct("name", name, sizes.values(), "another name than that of an earlier template")
-        entry.check_distinct("memory", memory, sizes, f"another size than that of {sizes.get(memory)}")
-        sizes[memory] = name
-        entry.integer("aiCore", 0)
-        entry.integer("aiCPU", 0)
-        entry.note_unknown()
-    return tuple(Template(name, memory) for memory, name in sorted(sizes.items()))
-
-
-def _known_chips() -> tuple[str, ...]:
-    vnpus: Any = CHART["vnpus"]
-    return tuple(entry["commonWord"] for entry in vnpus["configs"])
-
-
-def _chips(path: str, entries: list[object], reading: Reading, words: dict[str, str],
-           stands_at: str = "") -> dict[str, Section]:
-    """The entries of a list of chips by common word, with the flags that mean them; *words* are taken, and it grows.
-
-    Common words are told apart without regard to case, as the devices of a node are. *stands_at*: the path of the list
-    in this document, if not *path*.
-    """
-    chips: dict[str, Section] = {}
-    for place, value in enumerate(entries):
-        chip = reading.section(f"{stands_at or path}[{place}]", value)
-        word = chip.key_part("commonWord", "the word by which the chip is known in annotations", _WORD_LENGTH)
-        holder = words.setdefault(word.casefold(), chip.path)
-        if holder != chip.path:
-            raise MalformedInput(chip.place("commonWord"), word, f"expected another word than that of {holder}")
-        chips[word] = chip
-    for word in _CHIPS_WITH_FLAGS:
-        for key, flagged in reading.flags(f"{path}[{word}]").items():
-            _offer(path, {word: chips[word]} if word in chips else {}, key, flagged, reading)
-    for key, flagged in reading.flags(f"{path}[]").items():
-        others = {word: chip for word, chip in chips.items() if word not in _CHIPS_WITH_FLAGS}
-        _offer(path, others, key, flagged, reading)
-    return chips
-
-
-def _offer(path: str, chips: Mapping[str, Section], key: str, flagged: Flagged, reading: Reading) -> None:
-    """Hand what a flag says to the one of *chips* that lacks it."""
-    lacking = [word for word, chip in chips.items() if not chip.goes_before_flags(key)]
-    if len(lacking) > 1:
-        raise MalformedInput(flagged.flag, flagged.value, f"it could mean {', '.join(lacking)}: expected {key} in the "
-                             f"entries of {path} in --device-config-file instead")
-    if lacking:
-        chips[lacking[0]].offer(key, flagged)
-    else:
-        reading.notes.append(f"{flagged.flag} {flagged.value}: {reading.source}: {path} "
-                             + (f"has {key} for every chip" if chips else "has no such chip") + ", skipped")
-
-
-def _load(text: str, source: str) -> dict[object, object]:
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:
-        # the last four: what looks like a date or a number, bears a tag, or is nested as only an attacker's text is
-        mark = getattr(error, "problem_mark", None)
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
-        quoted = text.splitlines()[mark.line] if mark is not None and mark.line < len(text.splitlines()) else ""
-        raise MalformedInput(source, quoted, f"not YAML{place}: {problem}") from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise MalformedInput(source, document, "expected a mapping of vendors to their settings")
-    return document
-
-
-def _nvidia(section: Section) -> NvidiaConfig:
-    return NvidiaConfig(
-        resource_count_name=section.resource("resourceCountName"),
-        resource_memory_name=section.resource("resourceMemoryName"),
-        resource_memory_percentage_name=section.resource("resourceMemoryPercentageName"),
-        resource_core_name=section.resource("resourceCoreName"),
-        resource_priority_name=section.resource("resourcePriorityName"),
-        memory_factor=section.integer("memoryFactor", 1, least=1),
-        default_memory=section.integer("defaultMemory", 0),
-        default_cores=section.integer("defaultCores", 0, most=100),
-        # an absent key is 0 upstream, not the chart's 1: memory alone then asks for no card
-        default_gpu_num=section.integer("defaultGPUNum", 0),
-        overwrite_env=section.flag("overwriteEnv"),
-        gpu_core_policy=section.word("gpuCorePolicy", _CORE_POLICIES),
-        runtime_class_name=section.object_name("runtimeClassName"),
-        device_split_count=section.integer("deviceSplitCount", 10, least=1),
-        device_memory_scaling=section.factor("deviceMemoryScaling"),
-        device_core_scaling=section.factor("deviceCoreScaling"),
-        preconfigured_device_memory=section.integer("preConfiguredDeviceMemory", 0),
-        enable_numa_topology=section.flag("enableNumaTopology"),
-        lib_cuda_log_level=section.integer("libCudaLogLevel", 1, most=4),
-        disable_core_limit=section.flag("disableCoreLimit"),
-        mig_profile_allowlist=tuple(_allowance(entry) for entry in section.entries("migProfileAllowlist")),
-    )
-
-
-def _allowance(entry: Section) -> MigAllowance:
-    models, profiles = entry.words("models"), entry.words("profiles")
-    for profile in profiles:
-        if _MIG_PROFILE.fullmatch(profile) is None:
-            raise MalformedInput(entry.place("profiles"), profile, "expected a MIG profile such as 1g.10gb")
-    return MigAllowance(models, profiles)
+def _resource_names(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Paths and values of all resource names that are not empty."""
+    if isinstance(value, tuple):
+        for index, entry in enumerate(value):
+            yield from _resource_names(entry, f"{path}[{index}]")
+    elif isinstance(value, msgspec.Struct):
+        for entry in struct_fields(type(value)):
+            inner, place = getattr(value, entry.name), f"{path}.{entry.encode_name}".removeprefix(".")
+            if entry.type == ResourceName and inner:
+                yield place, inner
+            else:
+                yield from _resource_names(inner, place)

@@ -6,17 +6,19 @@ error, and is shown in the configuration reference. This module opens no file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
+from msgspec.structs import FieldInfo
 from yaml.constructor import ConstructorError
 
 from hami.errors import MalformedInput
 
-__all__ = ["convert", "decode_yaml", "describe", "parse_json", "parse_yaml", "unknown_keys"]
+__all__ = ["convert", "decode_yaml", "describe", "parse_json", "parse_yaml", "struct_fields", "unknown_keys"]
 
 T = TypeVar("T")
 
@@ -136,7 +138,7 @@ def _parts(value: object, type: Any, path: str) -> Iterator[_Part]:
     """The parts of *value*, if it is a mapping for a Struct or a list; none of a list that has a description."""
     type, described = _plain(type), _description(type)
     if _is_struct(type) and isinstance(value, dict):
-        types = {field.encode_name: field.type for field in msgspec.structs.fields(type)}
+        types = {field.encode_name: field.type for field in struct_fields(type)}
         for key, inner in value.items():
             yield _Part(f"{path}.{key}".removeprefix("."), inner, types.get(key))
     elif get_origin(type) in (list, tuple) and isinstance(value, list) and not described:
@@ -156,7 +158,7 @@ def _first_fault(value: object, type: Any, path: str) -> tuple[str, object, str]
         if part.type is not None and not _fits(part.value, part.type):
             return _first_fault(part.value, part.type, part.path)
     if _is_struct(struct) and isinstance(value, dict):
-        for field in msgspec.structs.fields(struct):
+        for field in struct_fields(struct):
             if field.required and field.encode_name not in value:
                 return f"{path}.{field.encode_name}".removeprefix("."), "", f"missing, expected {describe(field.type)}"
     unquoted = " without quotes" if isinstance(value, str) and struct in (bool, int, float) else ""
@@ -174,6 +176,12 @@ def _fits(value: object, type: Any) -> bool:
 def _description(type: Any) -> str:
     metas = get_args(type)[1:] if get_origin(type) is Annotated else ()
     return next((meta.description for meta in metas if getattr(meta, "description", None)), "")
+
+
+@functools.cache
+def struct_fields(type: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """The fields of a Struct; msgspec itself resolves their types anew in each call."""
+    return msgspec.structs.fields(type)
 
 
 def _plain(type: Any) -> Any:

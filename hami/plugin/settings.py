@@ -217,7 +217,7 @@ def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Map
         raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
     config: Any = {name: value for name, value in values.items() if name in inner}
     rest: Any = {name: value for name, value in values.items() if name not in inner}
-    nvidia = replace(devices.nvidia or NvidiaConfig(), resource_count_name=config["resource"])
+    nvidia = msgspec.structs.replace(devices.nvidia or NvidiaConfig(), resource_count_name=config["resource"])
     settings = PluginSettings(config=PluginConfig(**config), devices=replace(devices, nvidia=nvidia),
                               xids=parse_xid_rules(environ), notes=devices.notes, **rest)
     if settings.mig_strategy != "none" and settings.config.operating_mode == "mig":
@@ -274,7 +274,7 @@ def _of_config(nvidia: NvidiaConfig) -> dict[str, object]:
 def _of_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     """What the sections ``flags``, its ``plugin``, and ``imex`` say, which are those of NVIDIA's own plugin."""
     found: dict[str, object] = {}
-    flags: dict[str, object] = dict(devices.thirds.get(_FLAGS, {}))
+    flags: dict[str, object] = dict(devices.extra_sections.get(_FLAGS, {}))
     inner = flags.pop("plugin", None) or {}
     if not isinstance(inner, dict):
         raise MalformedInput(f"{path}: {_FLAGS}.plugin", inner, "expected a mapping")
@@ -285,7 +285,7 @@ def _of_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
                 found[name] = parse(_plain(value))
             except MalformedInput as error:
                 raise MalformedInput(f"{path}: {_FLAGS}.{key}", value, error.problem) from error
-    imex = devices.thirds.get(_IMEX, {})
+    imex = devices.extra_sections.get(_IMEX, {})
     if (channels := imex.get("channelIDs")) is not None:
         found["imex_channels"] = parse_channels(_plain(channels))
     if (required := imex.get("required")) is not None:

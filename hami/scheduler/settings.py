@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig, Fallback, chart_config, parse_device_config
-from hami.codec.device_section import Flagged
+from hami.codec.device_config import Flagged
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node
 from hami.runtime.options import Address, parse_seconds, read_text

@@ -13,8 +13,8 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from hami.codec.device_config import SECTIONS, DeviceConfig
-from hami.codec.device_section import parse_resource_name
+from hami.codec.device_config import DeviceConfig, DeviceConfigFile
+from hami.codec.device_config import parse_resource_name
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
 from hami.model import Device, Node, Pod, Share
@@ -47,7 +47,7 @@ def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
     made = list(vendors(devices, ascend=ascend, iluvatar=iluvatar))
     together = Catalog(made)
     for entry in _found():
-        made += _vendors_of(entry, devices.thirds.get(entry.name, {}))
+        made += _vendors_of(entry, devices.extra_sections.get(entry.name, {}))
         try:
             together = Catalog(made)
         except MalformedInput as error:
@@ -64,7 +64,7 @@ def _found() -> list[EntryPoint]:
     found = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
     known: dict[str, EntryPoint] = {}
     for entry in found:
-        if entry.name in SECTIONS:
+        if entry.name in DeviceConfigFile.__struct_fields__:
             raise _failure(entry, "expected a name that is not a section of HAMi's own")
         if known.setdefault(entry.name, entry) != entry:
             raise _failure(entry, f"expected another name than that of {known[entry.name].value}")

@@ -7,6 +7,7 @@ import functools
 import operator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -15,7 +16,7 @@ from hami.codec.device_config import (
     AscendChip, DeviceConfig, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
     parse_device_config,
 )
-from hami.codec.device_section import Flagged, parse_resource_name
+from hami.codec.device_config import Flagged, parse_resource_name
 from hami.errors import MalformedInput
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "device-config.yaml"
@@ -63,11 +64,12 @@ def test_what_may_be_cut_by_the_name_that_a_card_gives_itself(model, first):
 
 def test_the_chart_has_every_backend():
     config = chart_config()
-    assert dataclasses.replace(config.nvidia, mig_profile_allowlist=()) == NvidiaConfig()
+    assert msgspec.structs.replace(config.nvidia, mig_profile_allowlist=()) == NvidiaConfig()
     assert sorted(config.names) == ["AMD", "AWSNeuron", "Biren", "DCU", "Enflame", "GCU", "MLU", "Metax-GPU",
                                     "Metax-SGPU", "Mthreads", "Vastai", "XPU", "kunlun"]
     assert [chip.common_word for chip in config.iluvatars] == ["MR-V100", "MR-V50", "BI-V150", "BI-V100"]
-    assert (config.hami_vnpu_core, config.sgpu_topology_aware, config.thirds, config.notes) == (False, False, {}, ())
+    assert (config.hami_vnpu_core, config.sgpu_topology_aware) == (False, False)
+    assert (config.extra_sections, config.notes) == ({}, ())
 
 
 @pytest.mark.parametrize("backend, count, memory, cores", [
@@ -99,11 +101,13 @@ def test_the_names_of_the_chart(backend, count, memory, cores):
     ("Ascend910C", "Ascend910", 65536, 65536, True, "vir05_1c_16g:16384 vir10_3c_32g:32768"),
 ])
 def test_the_ascend_chips_of_the_chart(word, chip, allocatable, capacity, super_pod, templates):
-    pairs = (entry.split(":") for entry in templates.split())
-    assert {chip.common_word: chip for chip in chart_config().ascends}[word] == AscendChip(
-        chip_name=chip, common_word=word, memory_allocatable=allocatable, memory_capacity=capacity, super_pod=super_pod,
-        names=Names(count=f"huawei.com/{word}", memory=f"huawei.com/{word}-memory", cores=f"huawei.com/{word}-core"),
-        templates=tuple(Template(name, int(memory)) for name, memory in pairs))
+    found = {chip.common_word: chip for chip in chart_config().ascends}[word]
+    assert (found.chip_name, found.memory_allocatable, found.memory_capacity, found.super_pod) == (
+        chip, allocatable, capacity, super_pod)
+    assert (found.overwrite_env, found.runtime_class) == (False, "")
+    assert found.names == Names(count=f"huawei.com/{word}", memory=f"huawei.com/{word}-memory",
+                                cores=f"huawei.com/{word}-core")
+    assert " ".join(f"{template.name}:{template.memory_mib}" for template in found.templates) == templates
 
 
 def test_a_configuration_made_by_hand_has_nvidia_alone():
@@ -113,7 +117,7 @@ def test_a_configuration_made_by_hand_has_nvidia_alone():
 
 def test_names_that_a_file_leaves_out_are_inert():
     config = nvidia("")
-    names = [field.name for field in dataclasses.fields(NvidiaConfig) if field.name.startswith("resource_")]
+    names = [name for name in NvidiaConfig.__struct_fields__ if name.startswith("resource_")]
     assert {name: getattr(config, name) for name in names} == {
         name: "nvidia.com/gpu" if name == "resource_count_name" else "" for name in names}
     assert (config.memory_factor, config.default_gpu_num) == (1, 0)
@@ -148,7 +152,7 @@ def test_enflame_s_slices_have_names_that_nobody_gave(text, names):
     ("kunlun: {resourceVMemoryName: a.b/c}",
      "kunlun.resourceVCountName: no name, so the other names of XPU have no effect"),
     ("enflame: {resourceNameVGCUPercentage: a.b/c}",
-     "enflame.resourceNameVGCUPercentage: slices are asked for by memory and cores now, skipped"),
+     "enflame.resourceNameVGCUPercentage: slices are requested by memory and cores now, skipped"),
     ("iluvatars: [{commonWord: A, aiCore: 1}]", "iluvatars[0].aiCore: unknown key, skipped"),
     ("vnpus: {hamiVNpuCore: true}", "vnpus.hamiVNpuCore: unknown key, skipped"),
     ("npus: {a: 1}\nbiren: {resourceCountName: a.b/c}", "npus: unknown section, skipped"),
@@ -173,7 +177,7 @@ def test_a_chip_that_the_chart_does_not_know_is_taken_as_described():
 
 @pytest.mark.parametrize("text, field, value", [
     ("chipName: 910B4", "chip_name", "910B4"),
-    ("chipName: 910", "chip_name", "910"),
+    ("chipName: 910", "chip_name", 910),
     ("memoryFactor: 1024", "names", Names(count="huawei.com/npu", memory_factor=1024)),
     ("resourceName: null", "names", Names()),
     ("{resourceMemoryName: huawei.com/mem, resourceCoreName: huawei.com/core}", "names",
@@ -184,7 +188,7 @@ def test_a_chip_that_the_chart_does_not_know_is_taken_as_described():
     ("superPod: true", "super_pod", True),
     ("aiCore: 20", "templates", (Template("vir05", 8192), Template("vir10", 16384))),
     ("templates: [{name: b, memory: 2, aiCore: 1, aiCPU: 1}, {name: a, memory: 1}]", "templates",
-     (Template("a", 1), Template("b", 2))),
+     (Template("a", 1), Template("b", 2, ai_core=1, ai_cpu=1))),
     ("templates: null", "templates", ()),
     ("templates: [{name: all, memory: 32768}]", "templates", (Template("all", 32768),)),
 ])
@@ -194,8 +198,7 @@ def test_each_key_of_an_ascend_chip_has_its_field(text, field, value):
 
 def test_chips_may_stand_right_under_vnpus():
     config = parse("vnpus: [{commonWord: Ascend310P, memoryAllocatable: 1, memoryCapacity: 2}]")
-    assert config.ascends == (AscendChip(chip_name="", common_word="Ascend310P", names=Names(), memory_allocatable=1,
-                                         memory_capacity=2),)
+    assert config.ascends == (AscendChip(common_word="Ascend310P", memory_allocatable=1, memory_capacity=2),)
 
 
 def test_switches_of_whole_sections():
@@ -206,19 +209,20 @@ def test_switches_of_whole_sections():
 def test_iluvatar_chips():
     config = parse("iluvatars: [{chipName: x, commonWord: BI-V200, resourceCountName: iluvatar.ai/BI-V200-vgpu}]")
     assert config.iluvatars == (
-        IluvatarChip(chip_name="x", common_word="BI-V200", names=Names(count="iluvatar.ai/BI-V200-vgpu")),)
+        IluvatarChip(chip_name="x", common_word="BI-V200", resource_count_name="iluvatar.ai/BI-V200-vgpu"),)
+    assert config.iluvatars[0].names == Names(count="iluvatar.ai/BI-V200-vgpu")
 
 
-@pytest.mark.parametrize("text, known, thirds, notes", [
+@pytest.mark.parametrize("text, known, extra_sections, notes", [
     ("acme: {count: a.b/c}", ["acme"], {"acme": {"count": "a.b/c"}}, ()),
     ("acme: {count: a.b/c}\nbiren: {resourceCountName: d.e/f}", [], {"acme": {"count": "a.b/c"}},
      ("device.yaml: acme: unknown section, skipped",)),
     ("acme: 5\nbiren: {resourceCountName: d.e/f}", [], {}, ("device.yaml: acme: unknown section, skipped",)),
     ("acme:\nbiren: {resourceCountName: d.e/f}", ["acme"], {}, ()),
 ])
-def test_sections_of_third_parties_are_handed_on_as_they_stand(text, known, thirds, notes):
+def test_sections_of_third_parties_are_handed_on_as_they_stand(text, known, extra_sections, notes):
     config = parse(text, known=known)
-    assert (config.thirds, config.notes) == (thirds, notes)
+    assert (config.extra_sections, config.notes) == (extra_sections, notes)
 
 
 @pytest.mark.parametrize("text, field, value", [

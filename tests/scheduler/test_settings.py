@@ -3,7 +3,7 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.codec.device_section import Flagged
+from hami.codec.device_config import Flagged
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node
 from hami.runtime.options import Address, parse_address, parse_boolean, parse_seconds
@@ -81,7 +81,7 @@ def test_sections_that_third_parties_read_are_known(tmp_path):
     path = tmp_path / "device-config.yaml"
     path.write_text("acme: {count: acme.com/gpu}")
     devices = read_settings({"device_config_file": str(path)}, {}, known=["acme"]).devices
-    assert (devices.thirds, devices.notes) == ({"acme": {"count": "acme.com/gpu"}}, ())
+    assert (devices.extra_sections, devices.notes) == ({"acme": {"count": "acme.com/gpu"}}, ())
 
 
 @pytest.mark.parametrize("content, problem", [

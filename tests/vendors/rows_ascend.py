@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 from pytest import param
 
 from hami.codec.device_config import chart_config
@@ -14,10 +15,8 @@ CHART = chart_config()
 
 
 def ascend(word, *, soft=False, **chip):
-    """The vendor of that common word, with *chip* (fields of AscendChip, or of its Names) changed for that chip."""
-    names = {name: chip.pop(name) for name in ("memory_factor", "memory", "cores") if name in chip}
-    chips = tuple(replace(one, names=replace(one.names, **names), **chip) if one.common_word == word else one
-                  for one in CHART.ascends)
+    """The vendor of that common word, with *chip* (fields of AscendChip) changed for that chip."""
+    chips = tuple(msgspec.structs.replace(one, **chip) if one.common_word == word else one for one in CHART.ascends)
     return vendors(replace(CHART, ascends=chips, hami_vnpu_core=soft), ascend=True).named(word)
 
 
@@ -111,8 +110,8 @@ ASKS = [  # vendor, count, memory, what they become, the request
     param(Asked(vendor=B910, limits={}, requests=npu(B910, 1, 9000), added=npu(B910, None, 16384),
                 requested=npu(B910, None, 16384), request=request(1, 16384, vendor="Ascend910B3")),
           id="Ascend requests alone"),
-    param(Asked(vendor=ascend("Ascend910B3", memory="", cores=""), limits={"huawei.com/Ascend910B3": "1"},
-                request=request(1, 0, 100, vendor="Ascend910B3")), id="Ascend without a name for memory"),
+    param(Asked(vendor=ascend("Ascend910B3", resource_memory_name="", resource_core_name=""),
+                limits={"huawei.com/Ascend910B3": "1"}, request=request(1, 0, 100, vendor="Ascend910B3")), id="Ascend without a name for memory"),
     param(Asked(vendor=B910, limits={"cpu": "1"}, request=None), id="Ascend nothing"),
     param(Asked(vendor=B910, limits=npu(B910, None, 5), request=None), id="Ascend memory alone"),
 ]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,8 @@ def emission(*containers, annotations=None, devices=()):
     param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="in soft split"),
 ])
 def test_what_the_device_plugin_reads(annotations, text):
-    (config,) = (replace(one, common_word="Ascend") for one in CHART.ascends if one.common_word == A910.key)
+    (chip,) = (chip for chip in CHART.ascends if chip.common_word == A910.key)
+    config = msgspec.structs.replace(chip, common_word="Ascend")
     vendor = vendors(replace(CHART, ascends=(config,)), ascend=True).named("Ascend")
     texts = written(vendor, emission((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
     assert texts["hami.io/Ascend-devices-allocated"] == "device-0,Ascend,8738,1:;"
@@ -81,7 +83,7 @@ def test_a_node_without_chips():
 def env_after(overwriting, limits):
     """The environment of a container with *limits*, where the chips *overwriting* have overwriteEnv."""
     config = replace(CHART, ascends=tuple(
-        replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
+        msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
     catalog = vendors(config, ascend=True)
     wire = {"name": "c", "resources": {"limits": limits}}
     for vendor in {*catalog.asked_by(limits), *catalog.admitting_all}:
@@ -104,7 +106,8 @@ def test_chips_are_hidden_from_containers_without_any(overwriting, limits, env):
 
 
 def test_one_vendor_looks_after_containers_that_ask_for_no_chip():
-    config = replace(CHART, ascends=tuple(replace(one, overwrite_env=True) for one in CHART.ascends))
+    config = replace(CHART, ascends=tuple(
+        msgspec.structs.replace(one, overwrite_env=True) for one in CHART.ascends))
     assert len(vendors(config, ascend=True).admitting_all) == 1
     assert vendors(CHART, ascend=True).admitting_all == ()
 
