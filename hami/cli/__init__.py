@@ -488,7 +488,8 @@ def scheduler(ctx: click.Context, /, **values: object) -> None:
     logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
-    catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)  # what is wrong with a vendor ends the start here, in one line, and not in the worker
+    # a faulty vendor ends the start here, with one line, rather than in the worker
+    catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
     serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # a test hands in its own
     ctx.exit(serve(settings))
 
@@ -533,7 +534,8 @@ def vendors(ctx: click.Context, /, **values: object) -> None:
     settings = _settings(ctx, VENDORS_FLAGS, values)
     for note in settings.devices.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(render(entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar), str(values["output"] or TABLE_FORMATS[0])))
+    rows = entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+    click.echo(render(rows, str(values["output"] or TABLE_FORMATS[0])))
 
 
 def _settings(ctx: click.Context, groups: Groups, values: Mapping[str, object]) -> Settings:
@@ -566,7 +568,8 @@ def run_scheduler(settings: Settings) -> int:
     parts: list[SchedulerProgram] = []
 
     def make_app() -> Flask:
-        from hami.scheduler.program import SchedulerProgram  # in the worker: the process that only watches over it stays small
+        from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
+
         parts.append(SchedulerProgram(settings))
         return parts[-1].app()
 

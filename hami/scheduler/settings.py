@@ -20,7 +20,8 @@ from hami.model import Node
 from hami.runtime.options import Address, parse_seconds, read_text
 
 __all__ = [
-    "DEVICE_POLICIES", "NODE_POLICIES", "NodeSelector", "Settings", "parse_device_policy_flag", "parse_node_selector", "read_settings",
+    "DEVICE_POLICIES", "NODE_POLICIES", "NodeSelector", "Settings", "parse_device_policy_flag",
+    "parse_node_selector", "read_settings",
 ]
 
 SELF_SIGNED_FILE = "tls.pem"

@@ -40,7 +40,8 @@ def sections() -> tuple[str, ...]:
 
 
 def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
-    """All vendors that *devices* names, ours and those of third parties; *ascend* and *iluvatar* chips only when switched on.
+    """All vendors that *devices* names, ours and those of third parties; *ascend* and *iluvatar* chips only when
+    enabled.
 
     Raises: HamiError in one sentence that names the entry point, when one cannot be loaded or is at odds with others.
     """

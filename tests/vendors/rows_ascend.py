@@ -111,7 +111,8 @@ ASKS = [  # vendor, count, memory, what they become, the request
                 requested=npu(B910, None, 16384), request=request(1, 16384, vendor="Ascend910B3")),
           id="Ascend requests alone"),
     param(Asked(vendor=ascend("Ascend910B3", resource_memory_name="", resource_core_name=""),
-                limits={"huawei.com/Ascend910B3": "1"}, request=request(1, 0, 100, vendor="Ascend910B3")), id="Ascend without a name for memory"),
+                limits={"huawei.com/Ascend910B3": "1"}, request=request(1, 0, 100, vendor="Ascend910B3")),
+          id="Ascend without a name for memory"),
     param(Asked(vendor=B910, limits={"cpu": "1"}, request=None), id="Ascend nothing"),
     param(Asked(vendor=B910, limits=npu(B910, None, 5), request=None), id="Ascend memory alone"),
 ]
