@@ -283,7 +283,7 @@ def parse_device_config(text: str, source: str, *, fallback: Fallback = _NO_FLAG
     if document is not None and not isinstance(document, dict):
         raise MalformedInput(source, document, "expected a mapping of vendors to their settings")
     try:
-        return _Reader(source).read(document or {}, fallback, known)
+        return _DocumentReader(source).read(document or {}, fallback, known)
     except RecursionError as error:
         raise MalformedInput(source, "", "not YAML that can be used: a value contains itself") from error
 
@@ -293,7 +293,7 @@ def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
 
     Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
     """
-    return _Reader("the chart's configuration", flags_first=True).read(CHART, fallback, ())
+    return _DocumentReader("the chart's configuration", flags_first=True).read(CHART, fallback, ())
 
 
 def parse_resource_name(text: str) -> str:
@@ -301,7 +301,7 @@ def parse_resource_name(text: str) -> str:
     return convert(text, ResourceName, lambda path: "resource name")
 
 
-class _Reader:
+class _DocumentReader:
     """Reads one document. *flags_first*: flags override the document, else they complete it."""
 
     def __init__(self, source: str, *, flags_first: bool = False) -> None:
