@@ -22,6 +22,8 @@ __all__ = ["convert", "decode_yaml", "describe", "parse_json", "parse_yaml", "st
 
 T = TypeVar("T")
 
+_MOST_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
+
 _KINDS: Mapping[Any, str] = MappingProxyType({
     bool: "true or false", str: "a text", int: "a whole number", float: "a number", list: "a list", tuple: "a list"})
 
@@ -52,7 +54,7 @@ def parse_yaml(text: str, source: str, *, unique_keys: bool = False) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Adds the position to errors in numbers, dates and tags. Refuses integers beyond 64 bits."""
+    """Adds the position to errors in numbers, dates and tags. Refuses integers that Python does not print."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Returns the value of *node*."""
@@ -60,8 +62,8 @@ class _Loader(yaml.SafeLoader):
             value = super().construct_object(node, deep)
         except (AttributeError, KeyError, OverflowError, ValueError) as error:
             raise ConstructorError(None, None, f"malformed value: {error}", node.start_mark) from error
-        if isinstance(value, int) and value.bit_length() > 64:
-            raise ConstructorError(None, None, "malformed value: integer beyond 64 bits", node.start_mark)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ConstructorError(None, None, "malformed value: integer too large", node.start_mark)
         return value
 
 

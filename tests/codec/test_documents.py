@@ -62,7 +62,7 @@ def test_a_text_that_is_not_yaml_is_refused(text):
 
 @pytest.mark.parametrize("text, place", [
     ("a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"), ("a: !!timestamp x", "line 1, column 4"),
-    (f"a: {'9' * 5000}", "line 1, column 4"), (f"a: 0x{'9' * 5000}", "line 1, column 4: .* beyond 64 bits"),
+    (f"a: {'9' * 5000}", "line 1, column 4"), (f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
     (f"a: 1{':1' * 300}.0", "line 1, column 4"),
 ], ids=["date", "tag", "digits", "hexadecimal", "float"])
 def test_a_malformed_value_is_named_by_its_position(text, place):
