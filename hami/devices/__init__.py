@@ -1,1 +1,1 @@
-"""The cards of a node: NVML, MIG, mock, health, inventory."""
+"""The cards of a node: NVML, MIG, mock cards, health, inventory."""

@@ -1,4 +1,4 @@
-"""What the device plugin knows of its cards, whoever told it: NVML, or a file that stands in for it."""
+"""Cards and MIG instances as records, independent of their source: NVML or a mock file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Card", "CardSource", "Instance", "Instances", "MigDevice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One physical card. Memory in MiB as the driver counts it, unscaled; 0 when it does not say.
+    """One physical card. Memory in MiB as the driver reports it, unscaled; 0 if unknown.
 
-    *index*: NVML's; *minor*: the number in ``/dev/nvidia<minor>``; *model*: NVML's name, without a prefix of ours.
-    *shared_node*: the device node of all cards, where each has none of its own (WSL). *numa*: ``None`` when unknown.
-    *mig*: the card is in MIG mode now. *profiles*: the sizes in which it can be cut. *links*: scores of the links to
-    other cards, by their uuid. *problem*: why the card cannot be used, empty if it can.
+    *index*: NVML's index. *minor*: the number in ``/dev/nvidia<minor>``. *model*: NVML's name, unprefixed.
+    *shared_node*: the device node that all cards share (WSL), empty if each has its own. *numa*: None if unknown.
+    *mig*: whether MIG mode is enabled. *profiles*: MIG profiles that may be created. *links*: link scores by UUID of
+    the other card. *problem*: why the card cannot be used, empty if it can.
     """
 
     uuid: str
@@ -35,16 +35,16 @@ class Card:
 
     @property
     def node(self) -> str:
-        """The path of its device node."""
+        """The path of the device node."""
         return self.shared_node or f"/dev/nvidia{self.minor}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A MIG instance that exists on a card: where it lies (memory slices) and how it is called.
+    """A MIG instance on a card: its placement (memory slices) and its names.
 
-    *uuid*: empty for one that was made, or destroyed, by half: nothing can run in it. *busy*: something does, or nobody
-    can tell.
+    *uuid*: empty if creation or destruction was incomplete; no process can run in it. *busy*: processes run in it, or
+    may run in it.
     """
 
     gpu: str
@@ -59,8 +59,8 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigDevice:
-    """A MIG instance as programs can use it. *gpu*: the uuid of its card. *profile*: the driver's word for its size,
-    such as ``1g.10gb``, ``1g.10gb+me``, or ``1c.3g.40gb`` for a part of a GPU instance."""
+    """A MIG device that processes can use. *gpu*: the UUID of its card. *profile*: the driver's name, such as
+    ``1g.10gb``, ``1g.10gb+me``, or ``1c.3g.40gb`` for a part of a GPU instance."""
 
     gpu: str
     uuid: str
@@ -71,8 +71,8 @@ class MigDevice:
 
 
 class Instances(Protocol):
-    """Finds, makes and destroys MIG instances. Each method may raise HamiError, which names the card and what NVML
-    said."""
+    """Lists, creates and destroys MIG instances. Each method may raise HamiError with the card and the driver's
+    error."""
 
     def existing(self, gpu: str) -> Sequence[Instance]: ...
     def devices(self, gpu: str) -> Sequence[MigDevice]: ...
@@ -82,13 +82,13 @@ class Instances(Protocol):
 
 
 class CardSource(Protocol):
-    """Where cards come from. A card that cannot be read is left out, or has a *problem*; it never hides the others."""
+    """Lists cards and watches their health. An unreadable card is skipped or has a *problem*; the others are listed."""
 
     def cards(self) -> Sequence[Card]: ...
 
     def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
-        """Call *report* with a card's uuid (empty: all cards) and the reason whenever one turns bad (an empty reason:
-        it is well again), until *stopped*."""
+        """Call *report* with a card's UUID (empty: all cards) and the reason when it becomes unhealthy, or an empty
+        reason when it becomes healthy. Returns when *stopped*."""
 
     @property
     def instances(self) -> Instances: ...

@@ -1,5 +1,5 @@
-"""What the device plugin was told for its node: flags, environment, device configuration and the node's own entry in
-one frozen record. How it is read is the business of ``hami.plugin.settings``."""
+"""The resolved configuration of one node's device plugin. `hami.plugin.settings` resolves it from flags, environment
+and device configuration."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["PluginConfig"]
 class PluginConfig:
     """Settings of one node. Names as in HAMi's device plugin v2.10; memory in MiB.
 
-    *operating_mode*: ``hami-core`` or ``mig``. *split_count*: containers that may share a card. *memory_scaling* above
-    1 lets more memory be given out than there is. *hook_path*: host directory above ``vgpu``. *list_strategies*:
-    ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host device nodes.
-    *aligned*: the kubelet's choice of cards is honoured (``enablegetpreferredallocation``).
-    *log_level*: for ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``.
+    *operating_mode*: ``hami-core`` or ``mig``. *split_count*: maximum containers per card. *memory_scaling* above 1
+    overcommits memory. *hook_path*: host directory above ``vgpu``. *list_strategies*: ``envvar``, ``volume-mounts``,
+    ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host device nodes. *aligned*: honor the kubelet's choice of
+    cards (``enablegetpreferredallocation``). *log_level*: ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*:
+    ``json`` or ``csv``.
     """
 
     node: str

@@ -1,7 +1,7 @@
-"""Which MIG profiles may be cut on a card, and what they are called: the words of the device configuration, everywhere.
+"""The MIG profiles that may be created on a card, under the names of the device configuration.
 
-The driver's word for a size and the configuration's may differ a little (``7g.80gb``, ``7g.79gb``): annotations carry
-the configuration's, and whoever deals with the driver translates.
+The driver's and the configuration's name of a profile may differ slightly (``7g.80gb``, ``7g.79gb``). Annotations carry
+the configuration's names; `nvml_mig` translates them for the driver.
 Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin (mig), pkg/device/nvidia/device.go.
 """
 
@@ -13,33 +13,33 @@ from dataclasses import replace
 from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile
 
-__all__ = ["allowed_profiles", "allowed_words", "most_instances"]
+__all__ = ["allowed_profiles", "allowed_names", "most_instances"]
 
 
 def allowed_profiles(model: str, offered: Sequence[MigProfile],
                      allowlist: Sequence[MigAllowance]) -> Mapping[str, MigProfile]:
-    """What *allowlist* allows of what the card offers: by the driver's name, with the list's name in it."""
+    """Returns the *offered* profiles that *allowlist* allows, keyed by the driver's name and named as in the list."""
     profiles = {one.name: one for one in reversed(offered)}
-    words = allowed_words(model, [one.name for one in offered], allowlist)
-    return {name: replace(profiles[name], name=word) for name, word in words.items()}
+    names = allowed_names(model, [one.name for one in offered], allowlist)
+    return {name: replace(profiles[name], name=allowed) for name, allowed in names.items()}
 
 
-def allowed_words(model: str, offered: Sequence[str], allowlist: Sequence[MigAllowance]) -> Mapping[str, str]:
-    """What the first entry of *allowlist* that knows *model* allows: its word, by the driver's name of the profile.
+def allowed_names(model: str, offered: Sequence[str], allowlist: Sequence[MigAllowance]) -> Mapping[str, str]:
+    """Returns the names in the first entry of *allowlist* that matches *model*, keyed by the driver's name.
 
-    A word means the profile of that name, else the first *offered* with as many slices (``7g.``).
+    A name selects the profile of that name, or else the first *offered* one with as many slices (``7g.``).
     """
-    words = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
+    allowed = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
     found: dict[str, str] = {}
-    for word in words:
-        name = word if word in offered else next((one for one in offered if _slices(one) == _slices(word)), None)
-        if name is not None:
-            found.setdefault(name, word)
+    for name in allowed:
+        match = name if name in offered else next((one for one in offered if _slices(one) == _slices(name)), None)
+        if match is not None:
+            found.setdefault(match, name)
     return found
 
 
 def most_instances(profiles: Sequence[MigProfile]) -> int:
-    """How many instances a card can have at once, at most: those of one profile that do not overlap."""
+    """Returns the maximum number of instances on a card: the most that one profile allows without overlap."""
     return max((_disjoint(profile) for profile in profiles), default=0)
 
 

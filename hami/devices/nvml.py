@@ -307,7 +307,7 @@ class NvmlCards:
 
     def _judge(self, event: Any, report: Callable[[str, str], None]) -> None:
         nvml = self._nvml
-        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._xids.counts(event.eventData):
+        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._xids.is_critical(event.eventData):
             return
         reason = f"XID {event.eventData}"
         if event.gpuInstanceId != _NO_INSTANCE or event.computeInstanceId != _NO_INSTANCE:

@@ -20,7 +20,7 @@ from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
 from hami.model import MigProfile, Partition
 from hami.devices.cards import Instance, MigDevice
-from hami.devices.mig_profiles import allowed_profiles, allowed_words
+from hami.devices.mig_profiles import allowed_profiles, allowed_names
 
 __all__ = ["NvmlInstances", "ProfileOffer", "offered_profiles"]
 
@@ -158,7 +158,7 @@ class NvmlInstances:
         nvml = self._nvml
         infos = list(self._infos(gpu, handle))
         names = self._full_names(gpu, handle, infos)
-        words = allowed_words(_text(self._ask(gpu, nvml.nvmlDeviceGetName, handle)),
+        words = allowed_names(_text(self._ask(gpu, nvml.nvmlDeviceGetName, handle)),
                               [name for name in names.values() if _PLAIN.fullmatch(name)], self._allowlist)
         migs = [(*self._numbers(gpu, mig), mig) for mig in self._migs(gpu, handle)]
         for info in infos:

@@ -1,12 +1,11 @@
-"""What the node says of its cards: the kubelet's device ids, and the annotations that schedulers read.
+"""Renders the node's cards for the kubelet (device ids) and for schedulers (node annotations). Does no I/O.
 
-Pure: cards and settings in, text out.
 Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go; v2.4 to v2.7 for the older text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -20,7 +19,8 @@ from hami.devices.mig_profiles import most_instances
 from hami.devices.inventory import InventorySnapshot
 from hami.quantity import INT32_MAX
 
-__all__ = ["MIG", "SCORES", "Keys", "devices", "edits", "is_filtered", "judge", "kubelet_ids", "node_annotations"]
+__all__ = ["MIG", "SCORES", "RegistrationKeys", "annotation_changes", "devices", "is_filtered", "kubelet_ids",
+           "node_annotations", "offered_card"]
 
 MIG = "mig"
 SCORES = "hami.io/node-nvidia-score"
@@ -30,63 +30,61 @@ _UNANSWERED = ("Requesting", "Deleted")
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """Which annotations are the register and the handshake."""
+class RegistrationKeys:
+    """The keys of the register and the handshake annotation."""
 
     register: str
     handshake: str
 
 
-def judge(config: PluginConfig, *, leaves_mig: bool = False) -> Callable[[Card], Card | None]:
-    """What this node makes of a card: the card, with a problem perhaps; ``None`` for one that is not offered.
+def offered_card(card: Card, config: PluginConfig, *, leaves_mig: bool = False) -> Card | None:
+    """Returns *card*, perhaps with a problem, or None if the node does not offer it.
 
-    Not offered: what is filtered out, what nobody knows the memory of, in mode ``mig`` what cannot be cut. A card that
-    cannot be read is offered, as an unwell one, and so is one in MIG mode on a node that shares whole cards, unless
-    such are left to others (*leaves_mig*), whatever is wrong with them.
+    Not offered: filtered cards, cards with unknown memory, and in mode ``mig`` cards without profiles. An unreadable
+    card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards, unless *leaves_mig*: then
+    no such card is offered, whatever its problem.
     """
-    def judged(card: Card) -> Card | None:
-        if is_filtered(card, config) or card.mig and leaves_mig and config.operating_mode != MIG:
-            return None
-        if card.problem:
-            return card
-        if config.operating_mode == MIG:
-            return card if card.profiles else None
-        if not _memory(card, config):
-            return None
-        return replace(card, problem="in MIG mode, while this node shares whole cards") if card.mig else card
-    return judged
+    if is_filtered(card, config) or card.mig and leaves_mig and config.operating_mode != MIG:
+        return None
+    if card.problem:
+        return card
+    if config.operating_mode == MIG:
+        return card if card.profiles else None
+    if not _memory(card, config):
+        return None
+    return replace(card, problem="in MIG mode, while this node shares whole cards") if card.mig else card
 
 
 def is_filtered(card: Card, config: PluginConfig) -> bool:
-    """The node's owner does not want *card* to be offered."""
+    """Reports whether the configuration excludes *card*."""
     return card.uuid in config.filtered_uuids or card.index in config.filtered_indexes
 
 
 def kubelet_ids(card: Card, config: PluginConfig) -> tuple[str, ...]:
-    """The ids under which the kubelet knows the parts of a card: ``<uuid>-<i>``."""
+    """Returns the kubelet's device ids of a card: ``<uuid>-<i>``."""
     return tuple(f"{card.uuid}-{part}" for part in range(config.split_count))
 
 
-def devices(roll: InventorySnapshot, config: PluginConfig) -> tuple[Device, ...]:
-    """The cards as schedulers see them, by index."""
-    return tuple(_device(card, card.uuid not in roll.unwell, config) for card in roll.cards)
+def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, ...]:
+    """Returns the cards as schedulers see them, sorted by index."""
+    return tuple(_device(card, card.uuid not in snapshot.unhealthy, config) for card in snapshot.cards)
 
 
-def node_annotations(roll: InventorySnapshot, config: PluginConfig, keys: Keys) -> dict[str, str | None]:
-    """What the node's annotations should be; ``None`` for one that should not be there."""
+def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
+                     keys: RegistrationKeys) -> dict[str, str | None]:
+    """Returns the node's annotations; None for those to be removed."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
-    return {keys.register: render(devices(roll, config)) if roll.cards else None,
-            SCORES: _scores(roll.cards) if config.topology_score and roll.cards else None}
+    return {keys.register: render(devices(snapshot, config)) if snapshot.cards else None,
+            SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
 
 
-def edits(node: Node, wanted: Mapping[str, str | None], config: PluginConfig, keys: Keys,
-          now: datetime) -> dict[str, str | None]:
-    """What has to be written so that *node* says what is *wanted*; empty when it does.
+def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,
+                       keys: RegistrationKeys, now: datetime) -> dict[str, str | None]:
+    """Returns the annotations to write so that *node* has the *wanted* ones; empty if it has.
 
-    Handshake: a scheduler of v2.8 or later judges a node by what the kubelet offers, and asks again as soon as anything
-    else stands in the place of its question, so an answer would make each of them write for ever: it is left alone.
-    One of v2.4 to v2.7, which reads nothing but the text form, forgets a node that leaves ``Requesting_…`` unanswered
-    for 60 s: with ``csv`` it is answered, once each time.
+    Handshake: schedulers from v2.8 on check what the kubelet offers, and repeat the request whenever its annotation
+    changes. An answer would make both sides write forever, so there is none. Schedulers from v2.4 to v2.7, which read
+    the ``csv`` format only, drop a node that leaves ``Requesting_…`` unanswered for 60 s: with ``csv`` it is answered.
     """
     changes = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
     if config.register_format == "csv" and node.annotations.get(keys.handshake, "").startswith(_UNANSWERED):
@@ -107,7 +105,7 @@ def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
 
 
 def _memory(card: Card, config: PluginConfig) -> int:
-    """MiB that can be given out."""
+    """Returns the allocatable memory in MiB."""
     memory = card.memory_mib or config.preconfigured_memory
     return memory if config.memory_scaling == 1 else int(memory * config.memory_scaling)
 

@@ -181,7 +181,7 @@ def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnap
         card = by_uuid.get(share.uuid)
         if card is None:
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is not on this node")
-        if problem := card.problem if match.pod.phase == "Running" else inventory.unwell.get(card.uuid):
+        if problem := card.problem if match.pod.phase == "Running" else inventory.unhealthy.get(card.uuid):
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
         if limited and share.memory_mib <= 0:
             raise AllocationRefused(f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit")

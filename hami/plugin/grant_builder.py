@@ -51,7 +51,7 @@ class GrantBuilder:
         if the API server does not answer; HamiError of the driver.
         """
         config, pod, container = self._config, match.pod, match.container
-        parts = cards_of(match, call, self._inventory.roll(), limited=self._mig is None,
+        parts = cards_of(match, call, self._inventory.snapshot(), limited=self._mig is None,
                          aligned=config.aligned and self._mig is None)
         if self._mig is not None:
             made = self._mig.make(pod, container.position, container.shares)

@@ -33,7 +33,7 @@ from hami.plugin.link import KubeletLink
 from hami.devices.mig import Mig
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards, open_nvml
-from hami.devices.registration import MIG, Keys, judge
+from hami.devices.registration import MIG, RegistrationKeys, offered_card
 from hami.node.pods import NodePods
 from hami.devices.inventory import DeviceInventory
 from hami.plugin.server import PluginServer
@@ -85,7 +85,8 @@ class DevicePluginProgram:
             cluster, self._node_pods = Cluster(api), NodePods(api, config.node)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _source(settings, self._events, self._cards_changed)
-        self._inventory = DeviceInventory(judge(config, leaves_mig=settings.mig_strategy != "none"))
+        self._inventory = DeviceInventory(
+            lambda card: offered_card(card, config, leaves_mig=settings.mig_strategy != "none"))
         has_cards = not isinstance(self._source, _NoCards)
         self._cdi = _cdi(settings) if has_cards else _OthersCdi()
         host = Host(config, classes=self._cdi.classes)
@@ -98,7 +99,8 @@ class DevicePluginProgram:
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._cleanup = NodeCleanup(config.node, cluster, host, self._mig, self._allocator, self._deferred)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
-                                        Keys(vendor.register, vendor.handshake), now=_now, before=self._cards_are)
+                                        RegistrationKeys(vendor.register, vendor.handshake), now=_now,
+                                        before=self._cards_are)
         self._static = None
         if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
             self._static = StaticMig(config, settings.mig_strategy, self._source.instances, host,

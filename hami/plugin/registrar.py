@@ -12,7 +12,7 @@ from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
-from hami.devices.registration import SCORES, Keys, edits, node_annotations
+from hami.devices.registration import SCORES, RegistrationKeys, annotation_changes, node_annotations
 from hami.devices.inventory import InventorySnapshot, DeviceInventory
 
 __all__ = ["NodeRegistrar", "NodeCalls"]
@@ -38,8 +38,9 @@ class NodeRegistrar:
     """Writes what has changed, and nothing else: the node itself is asked what it says, so that nothing is taken for
     written that was not, and what somebody has removed comes back."""
 
-    def __init__(self, cluster: NodeCalls, source: CardSource, inventory: DeviceInventory, config: PluginConfig, keys: Keys, *,
-                 now: Callable[[], datetime], before: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
+    def __init__(self, cluster: NodeCalls, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
+                 keys: RegistrationKeys, *, now: Callable[[], datetime],
+                 before: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
         """*before* is told what cards there are before anybody is offered them. It may raise HamiError."""
         self._cluster = cluster
         self._source = source
@@ -56,7 +57,7 @@ class NodeRegistrar:
         """Read and write, again at once when a card turns bad or well, until `stop`."""
         said = ""
         while not self._stopped.is_set():
-            version = self._inventory.roll().version
+            version = self._inventory.snapshot().version
             pause = ROUND_S
             try:
                 self.read()
@@ -77,20 +78,20 @@ class NodeRegistrar:
         with self._reading:
             cards = self._source.cards()
             self._before(cards)
-            self._inventory.read(cards)
-            self._tell(self._inventory.roll())
+            self._inventory.update(cards)
+            self._tell(self._inventory.snapshot())
 
     def announce(self) -> InventorySnapshot:
         """Make the node say what the cards are; they are returned. Raises: ClusterError."""
-        roll = self._inventory.roll()
+        roll = self._inventory.snapshot()
         name = self._config.node
         node = self._cluster.node(name)
         if node is None:
             raise NotFound(f"there is no node {name}: is --node-name right?", 404)
         wanted = node_annotations(roll, self._config, self._keys)
-        if changes := edits(node, wanted, self._config, self._keys, self._now()):
+        if changes := annotation_changes(node, wanted, self._config, self._keys, self._now()):
             self._cluster.annotate_node(name, changes)
-            log.info("registered", extra={"node": name, "cards": len(roll.cards), "unwell": len(roll.unwell),
+            log.info("registered", extra={"node": name, "cards": len(roll.cards), "unwell": len(roll.unhealthy),
                                           "annotations": sorted(changes)})
         return roll
 
@@ -108,9 +109,9 @@ class NodeRegistrar:
 
     def _tell(self, roll: InventorySnapshot) -> None:
         """A line for each card that has turned bad, or well again, since the last time."""
-        for uuid in roll.unwell.keys() | self._told.keys():
-            reason = roll.unwell.get(uuid, "")
+        for uuid in roll.unhealthy.keys() | self._told.keys():
+            reason = roll.unhealthy.get(uuid, "")
             if reason != self._told.get(uuid, ""):
-                level, says = (logging.WARNING, "card is unwell") if reason else (logging.INFO, "card is well again")
+                level, says = (logging.WARNING, "card unhealthy") if reason else (logging.INFO, "card healthy again")
                 log.log(level, says, extra={"card": uuid, "reason": reason})
-        self._told = roll.unwell
+        self._told = roll.unhealthy

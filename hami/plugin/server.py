@@ -139,7 +139,7 @@ class PluginServer:
         if self._stamp is not None and stamp_of(self._path) == self._stamp:
             self._path.unlink(missing_ok=True)
         self._ending.set()
-        self._inventory.nudge()
+        self._inventory.notify()
         self._server.stop(grace).wait()
         self._threads.shutdown(wait=False)
 
@@ -162,7 +162,7 @@ class PluginServer:
 
         def is_over() -> bool:
             return self._ending.is_set() or not context.is_active()
-        context.add_callback(self._inventory.nudge)
+        context.add_callback(self._inventory.notify)
         with self._counted():
             while (roll := self._inventory.wait_until(lambda roll: is_over() or roll.version != version)) is not None:
                 if is_over():
@@ -201,7 +201,7 @@ class PluginServer:
     def _listed(self, roll: InventorySnapshot) -> api.ListAndWatchResponse:
         answer = api.ListAndWatchResponse()
         for card in roll.cards:
-            health = UNHEALTHY if card.uuid in roll.unwell else HEALTHY
+            health = UNHEALTHY if card.uuid in roll.unhealthy else HEALTHY
             topology = None
             if self._config.numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])

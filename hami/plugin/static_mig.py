@@ -112,8 +112,8 @@ class StaticMig:
                 members = grouped.get(resource, ())
                 for one in members:
                     offer.inventory.report(one.uuid, self._unwell.get(one.gpu, ""))
-                offer.inventory.read([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
-                                   for place, one in enumerate(members)])
+                offer.inventory.update([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
+                                        for place, one in enumerate(members)])
         for offer in fresh:
             self._serve(offer)
 
@@ -159,7 +159,8 @@ class StaticMig:
 class InstanceAllocator:
     """Hands out the instances of one resource. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, host: Facts, inventory: DeviceInventory, devices: Mapping[str, MigDevice]) -> None:
+    def __init__(self, config: PluginConfig, host: Facts, inventory: DeviceInventory,
+                 devices: Mapping[str, MigDevice]) -> None:
         """*devices*: those of *inventory*, and others; it grows."""
         self._config = config
         self._host = host
@@ -179,13 +180,13 @@ class InstanceAllocator:
         return ()
 
     def _allocate(self, device_ids: Sequence[str]) -> Grant:
-        roll = self._inventory.roll()
+        roll = self._inventory.snapshot()
         chosen = [card for card in roll.cards if card.uuid in device_ids]
         if unknown := sorted(set(device_ids) - {card.uuid for card in chosen}):
             raise AllocationRefused(f"the kubelet asks for MIG instances that are not on this node: "
                                     f"{', '.join(unknown)}")
-        if ill := next((card.uuid for card in chosen if card.uuid in roll.unwell), None):
-            raise AllocationRefused(f"MIG instance {ill} cannot be used: {roll.unwell[ill]}")
+        if ill := next((card.uuid for card in chosen if card.uuid in roll.unhealthy), None):
+            raise AllocationRefused(f"MIG instance {ill} cannot be used: {roll.unhealthy[ill]}")
         if not chosen or len(chosen) < len(device_ids):
             raise AllocationRefused(f"the kubelet asks for {len(device_ids)} MIG instances: "
                                     f"{', '.join(sorted(device_ids)) or 'none at all'}")

@@ -21,8 +21,8 @@ FATAL = (48, 63, 74, 79, 95)
 ])
 def test_which_xids_count(disable, enable, counts, ignores):
     rules = parse_xid_rules({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
-    assert [xid for xid in counts if not rules.counts(xid)] == []
-    assert [xid for xid in ignores if rules.counts(xid)] == []
+    assert [xid for xid in counts if not rules.is_critical(xid)] == []
+    assert [xid for xid in ignores if rules.is_critical(xid)] == []
 
 
 @pytest.mark.parametrize("disable, enable, off", [

@@ -1,4 +1,4 @@
-"""The list of cards that the plugin's threads share."""
+"""The cards that the plugin's threads share."""
 
 import threading
 
@@ -7,101 +7,101 @@ from hami.devices.inventory import GONE, DeviceInventory
 from tests.devices.cards import card, cards
 
 
-def roster_of(*uuids):
+def inventory_of(*uuids):
     inventory = DeviceInventory()
-    inventory.read(cards(*uuids))
+    inventory.update(cards(*uuids))
     return inventory
 
 
-def test_cards_stand_in_the_order_of_their_index():
+def test_cards_are_sorted_by_index():
     inventory = DeviceInventory()
-    inventory.read([card("b", index=1), card("a", index=2), card("c", index=0)])
+    inventory.update([card("b", index=1), card("a", index=2), card("c", index=0)])
     assert [one.uuid for one in inventory.cards()] == ["c", "b", "a"]
 
 
-def test_a_second_reading_of_the_same_changes_nothing():
-    inventory = roster_of("a", "b")
-    version = inventory.roll().version
-    inventory.read(list(reversed(cards("a", "b"))))
-    assert inventory.roll().version == version
+def test_the_same_cards_do_not_change_the_version():
+    inventory = inventory_of("a", "b")
+    version = inventory.snapshot().version
+    inventory.update(list(reversed(cards("a", "b"))))
+    assert inventory.snapshot().version == version
 
 
 def test_of_two_cards_with_one_uuid_the_first_counts():
     inventory = DeviceInventory()
-    inventory.read([card("a", index=0), card("a", index=1)])
+    inventory.update([card("a", index=0), card("a", index=1)])
     assert [one.index for one in inventory.cards()] == [0]
 
 
-def test_a_card_turns_bad_and_well_again():
-    inventory = roster_of("a", "b")
+def test_a_card_becomes_unhealthy_and_healthy():
+    inventory = inventory_of("a", "b")
     inventory.report("a", "XID 79")
-    assert inventory.roll().unwell == {"a": "XID 79"}
+    assert inventory.snapshot().unhealthy == {"a": "XID 79"}
     inventory.report("a", "")
-    assert inventory.roll().unwell == {}
+    assert inventory.snapshot().unhealthy == {}
 
 
-def test_a_report_without_a_uuid_is_of_all():
-    inventory = roster_of("a", "b")
+def test_a_report_without_a_uuid_applies_to_all_cards():
+    inventory = inventory_of("a", "b")
     inventory.report("", "no events")
-    assert set(inventory.roll().unwell) == {"a", "b"}
+    assert set(inventory.snapshot().unhealthy) == {"a", "b"}
 
 
-def test_a_card_that_is_not_listed_any_more_stays_as_an_unwell_one_until_it_is_back():
-    inventory = roster_of("a", "b")
-    inventory.read(cards("a"))
+def test_a_card_that_is_no_longer_listed_is_unhealthy_until_it_is_back():
+    inventory = inventory_of("a", "b")
+    inventory.update(cards("a"))
     assert [one.uuid for one in inventory.cards()] == ["a", "b"]
-    assert inventory.roll().unwell == {"b": GONE}
-    inventory.read(cards("a", "b"))
-    assert inventory.roll().unwell == {}
+    assert inventory.snapshot().unhealthy == {"b": GONE}
+    inventory.update(cards("a", "b"))
+    assert inventory.snapshot().unhealthy == {}
 
 
-def test_what_was_known_of_a_card_stays_when_it_cannot_be_read():
-    inventory = roster_of("a")
-    inventory.read([card("a", memory_mib=0, model="", problem="memory: GPU is lost")])
+def test_an_unreadable_card_keeps_its_last_known_state():
+    inventory = inventory_of("a")
+    inventory.update([card("a", memory_mib=0, model="", problem="memory: GPU is lost")])
     assert inventory.cards()[0].memory_mib == 81920
-    assert inventory.roll().unwell == {"a": "memory: GPU is lost"}
+    assert inventory.snapshot().unhealthy == {"a": "memory: GPU is lost"}
 
 
-def test_a_card_that_was_never_read_well_is_there_with_its_problem():
+def test_a_card_that_was_never_readable_is_unhealthy():
     inventory = DeviceInventory()
-    inventory.read([card("a", memory_mib=0, problem="memory: unknown error")])
-    assert inventory.roll().unwell == {"a": "memory: unknown error"}
+    inventory.update([card("a", memory_mib=0, problem="memory: unknown error")])
+    assert inventory.snapshot().unhealthy == {"a": "memory: unknown error"}
 
 
-def test_a_card_that_was_left_out_is_left_out_when_it_cannot_be_read():
-    """Not even whether it is in MIG mode can be known then."""
+def test_a_card_that_was_not_offered_is_not_offered_when_unreadable():
+    """Whether it is in MIG mode is unknown then."""
     inventory = DeviceInventory(lambda card: None if card.mig else card)
-    inventory.read([card("a", mig=True)])
-    inventory.read([])
-    inventory.read([card("a", problem="MIG mode: unknown error")])
+    inventory.update([card("a", mig=True)])
+    inventory.update([])
+    inventory.update([card("a", problem="MIG mode: unknown error")])
     assert inventory.cards() == ()
-    inventory.read([card("a")])
-    assert inventory.roll().unwell == {}
-    inventory.read([card("a", problem="memory: unknown error")])
-    assert inventory.roll().unwell == {"a": "memory: unknown error"}
+    inventory.update([card("a")])
+    assert inventory.snapshot().unhealthy == {}
+    inventory.update([card("a", problem="memory: unknown error")])
+    assert inventory.snapshot().unhealthy == {"a": "memory: unknown error"}
 
 
-def test_who_waits_goes_on_with_the_next_change():
-    inventory = roster_of("a")
+def test_a_wait_ends_with_the_next_change():
+    inventory = inventory_of("a")
     found = []
-    waiting = threading.Thread(target=lambda: found.append(inventory.wait(inventory.roll().version)))
+    waiting = threading.Thread(target=lambda: found.append(inventory.wait(inventory.snapshot().version)))
     waiting.start()
     inventory.report("a", "XID 79")
-    inventory.close()  # whichever came first, the waiting ends
+    inventory.close()  # ends the wait in any case
     waiting.join(10)
     assert not waiting.is_alive()
     assert len(found) == 1
 
 
-def test_a_change_that_came_before_the_waiting_is_not_missed():
-    inventory = roster_of("a")
-    version = inventory.roll().version
+def test_a_change_before_the_wait_is_not_missed():
+    inventory = inventory_of("a")
+    version = inventory.snapshot().version
     inventory.report("a", "XID 79")
-    assert inventory.wait(version).unwell == {"a": "XID 79"}
+    assert inventory.wait(version).unhealthy == {"a": "XID 79"}
 
 
-def test_the_end_lets_all_go_on():
-    inventory = roster_of("a")
+def test_close_ends_all_waits():
+    inventory = inventory_of("a")
     inventory.close()
-    assert inventory.wait(inventory.roll().version) == inventory.roll()
-    assert inventory.wait_until(lambda roll: False) is None
+    assert inventory.wait(inventory.snapshot().version) == inventory.snapshot()
+    assert inventory.wait_until(lambda snapshot: False) is None

@@ -20,10 +20,10 @@ from hami.codec.register import parse_devices_json
 from hami.errors import HamiError
 from hami.devices.config import PluginConfig
 from hami.devices.nvml import NvmlCards, open_nvml
-from hami.devices.registration import Keys, judge, node_annotations
+from hami.devices.registration import RegistrationKeys, node_annotations, offered_card
 from hami.devices.inventory import DeviceInventory
 
-KEYS = Keys("register", "handshake")
+KEYS = RegistrationKeys("register", "handshake")
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
 GPU_IS_LOST = 15
 
@@ -97,9 +97,9 @@ def test_cards_of_this_machine_are_found_with_what_schedulers_need(real):
 
 def test_cards_of_this_machine_are_registered_as_schedulers_read_them(real):
     config = PluginConfig(node="n1")
-    inventory = DeviceInventory(judge(config))
-    inventory.read(real)
-    text = node_annotations(inventory.roll(), config, KEYS)[KEYS.register]
+    inventory = DeviceInventory(lambda card: offered_card(card, config))
+    inventory.update(real)
+    text = node_annotations(inventory.snapshot(), config, KEYS)[KEYS.register]
     found = parse_devices_json(KEYS.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
         (card.uuid, card.memory_mib, config.split_count) for card in real]

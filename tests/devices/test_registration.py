@@ -1,4 +1,4 @@
-"""What the node says of its cards."""
+"""Device ids and annotations of a node's cards."""
 
 import json
 from datetime import UTC, datetime
@@ -7,32 +7,35 @@ import pytest
 
 from hami.codec.register import parse_devices, parse_pair_scores
 from hami.model import Node
-from hami.devices.registration import SCORES, Keys, devices, edits, judge, kubelet_ids, node_annotations
+from hami.devices.registration import (
+    SCORES, RegistrationKeys, annotation_changes, devices, kubelet_ids, node_annotations, offered_card,
+)
 from hami.devices.inventory import DeviceInventory
 
 from tests.devices.cards import HALF, SMALL, card, cards, config
 
-KEYS = Keys("hami.io/node-nvidia-register", "hami.io/node-handshake")
+KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def roll(*found, **unwell):
+def snapshot(*found, **unhealthy):
     inventory = DeviceInventory()
-    inventory.read(found)
-    for uuid, reason in unwell.items():
+    inventory.update(found)
+    for uuid, reason in unhealthy.items():
         inventory.report(uuid, reason)
-    return inventory.roll()
+    return inventory.snapshot()
 
 
-def register(*found, unwell=(), **fields):
+def register(*found, unhealthy=(), **fields):
     """The register annotation of these cards."""
-    text = node_annotations(roll(*found, **dict.fromkeys(unwell, "XID 79")), config(**fields), KEYS)[KEYS.register]
+    current = snapshot(*found, **dict.fromkeys(unhealthy, "XID 79"))
+    text = node_annotations(current, config(**fields), KEYS)[KEYS.register]
     assert text is not None
     return text
 
 
 # As HAMi v2.10 writes them (keys in this order, zero values left out)
-@pytest.mark.parametrize("found, unwell, fields, text", [
+@pytest.mark.parametrize("found, unhealthy, fields, text", [
     pytest.param(
         [card("GPU-a", memory_mib=81559, numa=1)], [], {},
         '[{"id":"GPU-a","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","numa":1,'
@@ -42,15 +45,15 @@ def register(*found, unwell=(), **fields):
         ["GPU-b"], {"split_count": 3},
         '[{"id":"GPU-a","count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4","mode":"hami-core",'
         '"health":true},{"id":"GPU-b","index":1,"count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4",'
-        '"mode":"hami-core"}]', id="by index, an unwell one, a model without the maker's name"),
+        '"mode":"hami-core"}]', id="sorted by index, one unhealthy, a model without vendor name"),
     pytest.param(
         [card("GPU-a", memory_mib=1001)], [], {"memory_scaling": 1.5, "core_scaling": 1.29},
         '[{"id":"GPU-a","count":10,"devmem":1501,"devcore":129,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
-        '"health":true}]', id="scaled, and cut off"),
+        '"health":true}]', id="scaled and truncated"),
     pytest.param(
         [card("GPU-a", memory_mib=0)], [], {"preconfigured_memory": 98304},
         '[{"id":"GPU-a","count":10,"devmem":98304,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
-        '"health":true}]', id="memory as configured where the driver does not say"),
+        '"health":true}]', id="configured memory if the driver reports none"),
     pytest.param(
         [card("GPU-a", mig=True, profiles=(HALF,))], [],
         {"operating_mode": "mig", "memory_scaling": 2.0, "core_scaling": 2.0},
@@ -59,46 +62,46 @@ def register(*found, unwell=(), **fields):
         '"placements":[{"start":0,"size":4},{"start":4,"size":4}]}],"health":true}]', id="MIG is never scaled"),
     pytest.param(
         [card("GPU-a", memory_mib=46068, model="NVIDIA A40", numa=1)], [], {"register_format": "csv"},
-        "GPU-a,10,46068,100,NVIDIA A40,1,true:", id="the older text, seven fields"),
+        "GPU-a,10,46068,100,NVIDIA A40,1,true:", id="csv, seven fields"),
     pytest.param(
         cards("GPU-a", "GPU-b", memory_mib=46068, model="NVIDIA A40"), ["GPU-a"], {"register_format": "csv"},
-        "GPU-a,10,46068,100,NVIDIA A40,0,false:GPU-b,10,46068,100,NVIDIA A40,0,true:", id="the older text, unwell"),
+        "GPU-a,10,46068,100,NVIDIA A40,0,false:GPU-b,10,46068,100,NVIDIA A40,0,true:", id="csv, unhealthy"),
 ])
-def test_register_annotation(found, unwell, fields, text):
-    assert register(*found, unwell=unwell, **fields) == text
+def test_register_annotation(found, unhealthy, fields, text):
+    assert register(*found, unhealthy=unhealthy, **fields) == text
 
 
 @pytest.mark.parametrize("format", ["json", "csv"])
-def test_schedulers_read_what_is_written(format):
-    text = register(*cards("GPU-a", "GPU-b", numa=1), unwell=["GPU-b"], register_format=format)
+def test_schedulers_can_parse_the_register(format):
+    text = register(*cards("GPU-a", "GPU-b", numa=1), unhealthy=["GPU-b"], register_format=format)
     read = parse_devices("register", text, "NVIDIA")
     assert [(one.uuid, one.slots, one.memory_mib, one.numa, one.healthy) for one in read] == [
         ("GPU-a", 10, 81920, 1, True), ("GPU-b", 10, 81920, 1, False)]
 
 
 def test_a_node_without_cards_has_no_annotations():
-    assert node_annotations(roll(), config(topology_score=True), KEYS) == {KEYS.register: None, SCORES: None}
+    assert node_annotations(snapshot(), config(topology_score=True), KEYS) == {KEYS.register: None, SCORES: None}
 
 
-def test_memory_beyond_what_the_wire_can_say_is_cut():
-    (device,) = devices(roll(card("GPU-a", memory_mib=2_000_000_000)), config(memory_scaling=10.0))
+def test_memory_beyond_int32_is_truncated():
+    (device,) = devices(snapshot(card("GPU-a", memory_mib=2_000_000_000)), config(memory_scaling=10.0))
     assert device.memory_mib == 2_147_483_647
 
 
 def test_pair_scores_name_each_other_card():
     found = [card("GPU-a", links={"GPU-b": 150}), card("GPU-b", index=1, links={"GPU-a": 150}), card("GPU-c", index=2)]
-    text = node_annotations(roll(*found), config(topology_score=True), KEYS)[SCORES]
+    text = node_annotations(snapshot(*found), config(topology_score=True), KEYS)[SCORES]
     assert json.loads(text) == [
         {"uuid": "GPU-a", "score": {"GPU-b": 150, "GPU-c": 0}}, {"uuid": "GPU-b", "score": {"GPU-a": 150, "GPU-c": 0}},
         {"uuid": "GPU-c", "score": {"GPU-a": 0, "GPU-b": 0}}]
     assert parse_pair_scores(SCORES, text)["GPU-a"]["GPU-b"] == 150
 
 
-def test_without_the_switch_there_are_no_pair_scores():
-    assert node_annotations(roll(card()), config(), KEYS)[SCORES] is None
+def test_pair_scores_are_off_by_default():
+    assert node_annotations(snapshot(card()), config(), KEYS)[SCORES] is None
 
 
-def test_kubelet_ids_are_the_uuid_and_the_part():
+def test_kubelet_ids_are_the_uuid_with_a_suffix():
     assert kubelet_ids(card("GPU-a"), config(split_count=3)) == ("GPU-a-0", "GPU-a-1", "GPU-a-2")
 
 
@@ -106,48 +109,48 @@ def test_kubelet_ids_are_the_uuid_and_the_part():
     pytest.param(card(), {}, "", id="a card"),
     pytest.param(card("GPU-a"), {"filtered_uuids": ("GPU-a",)}, None, id="filtered by uuid"),
     pytest.param(card(index=3), {"filtered_indexes": (3,)}, None, id="filtered by index"),
-    pytest.param(card(problem="lost"), {"filtered_indexes": (0,)}, None, id="filtered, whatever is wrong with it"),
-    pytest.param(card(memory_mib=0), {}, None, id="memory that nobody knows"),
-    pytest.param(card(memory_mib=0), {"preconfigured_memory": 1}, "", id="memory as configured"),
-    pytest.param(card(memory_mib=0, problem="memory: lost"), {}, "memory: lost", id="unreadable, kept to be seen"),
-    pytest.param(card(mig=True), {}, "in MIG mode, while this node shares whole cards", id="cut, on a sharing node"),
-    pytest.param(card(), {"operating_mode": "mig"}, None, id="not to be cut, on a cutting node"),
-    pytest.param(card(profiles=(SMALL,)), {"operating_mode": "mig"}, "", id="not cut yet, on a cutting node"),
+    pytest.param(card(problem="lost"), {"filtered_indexes": (0,)}, None, id="filtered, whatever its problem"),
+    pytest.param(card(memory_mib=0), {}, None, id="unknown memory"),
+    pytest.param(card(memory_mib=0), {"preconfigured_memory": 1}, "", id="configured memory"),
+    pytest.param(card(memory_mib=0, problem="memory: lost"), {}, "memory: lost", id="unreadable"),
+    pytest.param(card(mig=True), {}, "in MIG mode, while this node shares whole cards", id="MIG on a sharing node"),
+    pytest.param(card(), {"operating_mode": "mig"}, None, id="no profiles on a MIG node"),
+    pytest.param(card(profiles=(SMALL,)), {"operating_mode": "mig"}, "", id="MIG mode not enabled yet on a MIG node"),
 ])
-def test_which_cards_a_node_offers(one, fields, problem):
-    judged = judge(config(**fields))(one)
-    assert (None if judged is None else judged.problem) == problem
+def test_cards_that_a_node_offers(one, fields, problem):
+    offered = offered_card(one, config(**fields))
+    assert (None if offered is None else offered.problem) == problem
 
 
 @pytest.mark.parametrize("one, mode, offered", [
-    pytest.param(card(mig=True), "hami-core", False, id="to be left"),
-    pytest.param(card(mig=True, memory_mib=0, problem="memory: lost"), "hami-core", False, id="whatever is wrong"),
+    pytest.param(card(mig=True), "hami-core", False, id="in MIG mode"),
+    pytest.param(card(mig=True, memory_mib=0, problem="memory: lost"), "hami-core", False, id="unreadable"),
     pytest.param(card(problem="lost"), "hami-core", True, id="not in MIG mode"),
-    pytest.param(card(mig=True, profiles=(SMALL,)), "mig", True, id="of a node that cuts them itself"),
+    pytest.param(card(mig=True, profiles=(SMALL,)), "mig", True, id="on a MIG node"),
 ])
-def test_cards_in_mig_mode_are_left_to_others_if_told_so(one, mode, offered):
-    assert (judge(config(operating_mode=mode), leaves_mig=True)(one) is not None) is offered
+def test_cards_in_mig_mode_are_not_offered_with_leaves_mig(one, mode, offered):
+    assert (offered_card(one, config(operating_mode=mode), leaves_mig=True) is not None) is offered
 
 
 REGISTERED = {KEYS.register: "x"}
 
 
-@pytest.mark.parametrize("format, there, wanted, changes", [
-    pytest.param("json", {}, REGISTERED, REGISTERED, id="nothing there yet"),
-    pytest.param("json", REGISTERED, REGISTERED, {}, id="it stands there"),
-    pytest.param("json", {KEYS.register: "y"}, REGISTERED, REGISTERED, id="something else stands there"),
-    pytest.param("json", {SCORES: "s"}, {SCORES: None}, {SCORES: None}, id="what should not be there"),
-    pytest.param("json", {}, {SCORES: None}, {}, id="what is not there"),
+@pytest.mark.parametrize("format, annotations, wanted, changes", [
+    pytest.param("json", {}, REGISTERED, REGISTERED, id="no annotation yet"),
+    pytest.param("json", REGISTERED, REGISTERED, {}, id="already there"),
+    pytest.param("json", {KEYS.register: "y"}, REGISTERED, REGISTERED, id="another value"),
+    pytest.param("json", {SCORES: "s"}, {SCORES: None}, {SCORES: None}, id="to be removed"),
+    pytest.param("json", {}, {SCORES: None}, {}, id="already removed"),
     pytest.param("json", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {}, id="v2.8 and later: not answered"),
     pytest.param("csv", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"}, {},
                  {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.5: answered"),
     pytest.param("csv", {KEYS.handshake: "Requesting_2026.01.02 03:04:00"}, {},
                  {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.4: answered"),
     pytest.param("csv", {KEYS.handshake: "Deleted_2026.01.02 03:04:00"}, {},
-                 {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: here we are again"),
+                 {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: answered"),
     pytest.param("csv", {KEYS.handshake: "Reported 2026-01-02 03:04:00"}, {}, {}, id="answered already"),
-    pytest.param("csv", {}, {}, {}, id="not asked yet"),
+    pytest.param("csv", {}, {}, {}, id="not requested yet"),
 ])
-def test_only_what_differs_is_written(format, there, wanted, changes):
-    node = Node(name="n1", annotations=there)
-    assert edits(node, wanted, config(register_format=format), KEYS, NOW) == changes
+def test_only_differences_are_written(format, annotations, wanted, changes):
+    node = Node(name="n1", annotations=annotations)
+    assert annotation_changes(node, wanted, config(register_format=format), KEYS, NOW) == changes

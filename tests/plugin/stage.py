@@ -182,7 +182,7 @@ class Stage:
         self.time = 0.0
         self.cards = cards
         self.inventory = DeviceInventory()
-        self.inventory.read(cards)
+        self.inventory.update(cards)
         self.config = PluginConfig(node=NODE, **config)
         self.mig = mig
         self.start()

@@ -123,7 +123,7 @@ def test_an_unwell_card_is_not_handed_out():
 
 turned_bad = pytest.mark.parametrize("turn, why", [
     param(lambda inventory: inventory.report(A, "XID 79"), "XID 79", id="an XID"),
-    param(lambda inventory: inventory.read(CARDS[1:]), "the driver does not list it any more", id="not listed"),
+    param(lambda inventory: inventory.update(CARDS[1:]), "no longer listed by the driver", id="not listed"),
 ])
 
 

@@ -51,7 +51,7 @@ def clock():
 def links(directory, clock):
     """Makes links, that are not run."""
     inventory = DeviceInventory()
-    inventory.read(cards("GPU-a"))
+    inventory.update(cards("GPU-a"))
     made = []
 
     def make(**fields):

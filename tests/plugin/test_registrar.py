@@ -8,12 +8,12 @@ import pytest
 from hami.errors import ClusterError, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
-from hami.devices.registration import SCORES, Keys
+from hami.devices.registration import SCORES, RegistrationKeys
 from hami.devices.inventory import DeviceInventory
 from tests.fake_cluster import FakeCluster
 from tests.devices.cards import cards, config
 
-KEYS = Keys("hami.io/node-nvidia-register", "hami.io/node-handshake")
+KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -34,7 +34,8 @@ class Scene:
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
-        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), KEYS, now=lambda: NOW)
+        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), KEYS,
+                                       now=lambda: NOW)
 
     def round(self):
         self.registrar.read()
@@ -132,7 +133,7 @@ def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
     for reason in ("", "XID 79", "XID 79", ""):
         scene.inventory.report("GPU-b", reason)
         scene.registrar.read()
-    assert [record.message for record in caplog.records] == ["card is unwell", "card is well again"]
+    assert [record.message for record in caplog.records] == ["card unhealthy", "card healthy again"]
 
 
 def test_the_loop_writes_at_once_when_health_changes_and_ends_when_told(scene):

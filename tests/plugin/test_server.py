@@ -45,7 +45,7 @@ class Hands:
 def inventory():
     """Two cards."""
     found = DeviceInventory()
-    found.read(cards("GPU-a", "GPU-b", numa=1))
+    found.update(cards("GPU-a", "GPU-b", numa=1))
     return found
 
 
@@ -113,7 +113,7 @@ def test_a_stream_whose_listener_has_gone_ends(start, kubelet, inventory):
     kubelet.heard()
     kubelet.deafen()
     assert kubelet.heard() is None
-    version, looks = inventory.roll().version, 0
+    version, looks = inventory.snapshot().version, 0
     while server.streams and (looks := looks + 1) < 1000:
         inventory.wait(version, 0.01)
     assert server.streams == 0

@@ -96,16 +96,16 @@ def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
     made, found, _ = static(driver, card(), card("GPU-b", index=1))
     offer = found["nvidia.com/mig-1g.10gb"]
     made.report("GPU-b", "XID 79")
-    assert offer.inventory.roll().unwell == {"MIG-2": "XID 79"}
+    assert offer.inventory.snapshot().unhealthy == {"MIG-2": "XID 79"}
     with pytest.raises(AllocationRefused, match="MIG-2 cannot be used: XID 79"):
         offer.allocator.allocate(["MIG-2"])
     driver.on["GPU_b"].append(device("MIG-3", gpu="GPU-b"))
     made.cards_are([card(), card("GPU-b", index=1)])
-    assert offer.inventory.roll().unwell == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
+    assert offer.inventory.snapshot().unhealthy == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
     made.report("GPU-b", "")
-    assert offer.inventory.roll().unwell == {}
+    assert offer.inventory.snapshot().unhealthy == {}
     made.report("", "health cannot be watched")
-    assert set(offer.inventory.roll().unwell) == {"MIG-1", "MIG-2", "MIG-3"}
+    assert set(offer.inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
 def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
@@ -115,10 +115,10 @@ def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
     made.report("", "XID 79, of a card that cannot be named")
     driver.on["GPU_a"].append(device())
     made.cards_are(cards)
-    assert set(found["nvidia.com/mig-1g.10gb"].inventory.roll().unwell) == {"MIG-1", "MIG-2"}
+    assert set(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2"}
     made.report("GPU-a", "")
     made.cards_are(cards)
-    assert set(found["nvidia.com/mig-1g.10gb"].inventory.roll().unwell) == {"MIG-2"}
+    assert set(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == {"MIG-2"}
 
 
 def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
@@ -126,7 +126,7 @@ def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = HamiError("GPU-a: lost")
     made.cards_are([card()])
-    assert found["nvidia.com/mig-1g.10gb"].inventory.roll().unwell == {"MIG-1": "GPU-a: lost"}
+    assert found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy == {"MIG-1": "GPU-a: lost"}
 
 
 def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(static):
@@ -136,7 +136,7 @@ def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(st
     made.cards_are([card()])
     made.cards_are([card()])
     assert list(found) == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"]
-    assert list(found["nvidia.com/mig-1g.10gb"].inventory.roll().unwell) == ["MIG-1"]
+    assert list(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == ["MIG-1"]
 
 
 def test_cards_that_are_filtered_out_are_nobody_s(static):
