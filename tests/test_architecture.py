@@ -28,13 +28,12 @@ IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib"
 
 MOST_PARAMETERS = 8
 LONG_CONSTRUCTORS = {  # to be grouped; nothing may be added
-    "Controller", "_Locks", "Verbs", "Reflector", "EventRecorder", "Election",
+    "Reflector", "EventRecorder", "Election",
 }
 REASSIGNED = {  # libraries that are configured this way
     "flask.request.max_content_length", "self.error_log.propagate", "self._conn.reading_since",
     # to be passed to the constructor; nothing may be added
-    "self.nodes.on_inventory", "self.pods.is_ours", "self.pods.on_bound", "self.pods.on_gone", "self.pods.on_prune",
-    "self._cache.nodes.on_lock", "self._cache.on_dropped", "self._locks.acting_since", "server.on_silence",
+    "server.on_silence",
 }
 
 

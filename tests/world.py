@@ -8,13 +8,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hami.cache.cache import Cache, Policies
-from hami.scheduler.node_lock import LockTimes, NodeLocks
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.scheduler.admit import Admitter
+from hami.scheduler.app import Verbs
+from hami.scheduler.bind import BIND_DEADLINE_S, Binder
 from hami.scheduler.controller import Controller
-from hami.scheduler.reconcile import Rules
+from hami.scheduler.filter import NodeFilter
+from hami.scheduler.lock_queue import LockQueue
+from hami.scheduler.node_lock import LockTimeouts, NodeLocks
+from hami.scheduler.reconcile import PodRules
 from hami.scheduling.usage import collapse
-from hami.scheduler.verbs import BIND_DEADLINE, Verbs
 from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
 
@@ -47,25 +51,28 @@ class Journal(list):
         return [reason for reason, _ in self]
 
 
-class VerbMetrics:
-    """Counts what it is told."""
+class RecordedMetrics:
+    """Keeps what is recorded."""
 
     def __init__(self):
         self.reasons, self.waits = [], []
         self.refused, self.lock_wait = self.reasons.append, self.waits.append
 
 
-class LeaderTerm:
-    """A replica that leads as long as a test says so."""
+class FakeLeadership:
+    """The leadership of a replica that leads while ``leading`` is true."""
 
-    def __init__(self, leads=True):
-        self.leads = leads
+    def __init__(self, leading=True):
+        self.leading = leading
 
     def leads_until(self):
-        return float("inf") if self.leads else 0.0
+        return float("inf") if self.leading else 0.0
 
-    def await_turn(self, patience):
-        return self.leads
+    def leads(self):
+        return self.leading
+
+    def wait_until_leading(self, timeout):
+        return self.leading
 
 
 class WatchedCluster(FakeCluster):
@@ -142,24 +149,26 @@ class Replica:
     Unless it is *patient*, a bind does not wait for its node: when it is not its turn at once, it gives up.
     """
 
-    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, pod=None,
-                 times=None, patient=False):
-        self.fake, self.clock, self.turn, self.events, self.meter = fake, clock, LeaderTerm(leads), Journal(), VerbMetrics()
-        cluster = cluster or fake
-        self.revoked = []
-        self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now)
-        self.locks = NodeLocks(cluster, self.cache.nodes, self.cache.pods, vendors, times or LockTimes(), clock=clock,
-                               now=clock.now, revoked=lambda ref, node: self.revoked.append((ref, node)))
-        self.locks.acting_since = lambda: self.since
-        self.cache.nodes.on_lock = self.locks.wake
-        self.cache.on_dropped = self.locks.wake_pod
-        self.verbs = Verbs(self.cache, self.locks, cluster, self.events, self.turn, self.meter,
-                           scheduler_name="hami-scheduler", force_overwrite=True,
-                           clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE))
+    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, own_pod=None,
+                 timeouts=None, patient=False):
+        self.fake, self.clock, self.leadership = fake, clock, FakeLeadership(leads)
+        self.events, self.metrics, self.revoked = Journal(), RecordedMetrics(), []
+        self.cluster = cluster or fake
+        self.queue = LockQueue()
+        self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
+                           on_lock_change=self.queue.wake_node, on_reservation_end=self.queue.wake_pod)
+        self.locks = NodeLocks(
+            self.cluster, self.cache, self.queue, timeouts or LockTimeouts(), leading_since=lambda: self.since,
+            clock=clock, now=clock.now, on_revoked=lambda ref, node: self.revoked.append((ref, node)))
+        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership, self.metrics,
+                             clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE_S))
+        self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
+        self.verbs = Verbs(Admitter(self.cache, scheduler_name="hami-scheduler", force_overwrite=True),
+                           self.node_filter, self.binder, self.cache.reservations.get)
         self.controller = Controller(
-            cluster, self.cache, self.locks, self.events, self.turn,
-            Rules(vendors=vendors, scheduler="hami-scheduler", overwrites=True, expire=300.0),
-            pod=pod, clock=clock, now=clock.now)
+            self.cluster, self.cache, self.locks, self.events, self.leadership,
+            PodRules(vendors=vendors, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300.0),
+            own_pod=own_pod, now=clock.now)
         self.since = clock.now()
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()
@@ -188,11 +197,11 @@ class Replica:
 
     def filter(self, pod, names=None):
         """The node that *pod* gets, ``None`` when it gets none."""
-        return self.verbs.filter(pod, list(self.fake.nodes) if names is None else names).chosen
+        return self.node_filter.filter(pod, list(self.fake.nodes) if names is None else names).chosen
 
     def schedule(self, pod):
         """Filter and bind, as the kube-scheduler does; the node."""
         node = self.filter(pod)
         assert node is not None
-        self.verbs.bind(pod.ref, node)
+        self.binder.bind(pod.ref, node)
         return node

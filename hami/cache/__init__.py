@@ -1,1 +1,1 @@
-"""Nodes, pods, quotas and reservations in memory. No network."""
+"""Nodes, pods, quotas and reservations in memory. It makes no calls."""

@@ -1,86 +1,54 @@
-"""What the scheduler knows, and what it has promised: nodes, pods, quotas, reservations, under one lock.
+"""The scheduler's cache: nodes, pods, quotas and reservations, under one lock.
 
-The lock is held for computation only. Choosing devices and reserving them is one step under it, so two pods can
-never be promised the same part of a device.
+The lock is held for computation only, never across I/O. A filter chooses devices and reserves them in one step under
+the lock, so the same part of a device is never given to two pods.
 """
 
 from __future__ import annotations
 
-import enum
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from hami.cache.binding import carries_allocation, render_annotations, render_labels
+from hami.cache.bookings import PodBookings
 from hami.cache.nodes import NodeCache
+from hami.cache.pending import PendingPods
 from hami.cache.pods import PodCache
 from hami.cache.quotas import QuotaCache
-from hami.codec.keys import (
-    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, is_allocation, is_label_value,
-)
-from hami.errors import HamiError
-from hami.model import BindPhase, Budget, ContainerKind, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share, DeviceUsage
-from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
+from hami.cache.reservations import BindingStage, Rejected, Reservation, Reservations
+from hami.model import Budget, ContainerKind, DeviceUsage, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, Refusal, Verdicts, choose_node, decide, refusals
 from hami.scheduling.index import Booking, Index
-from hami.scheduling.place import Placement
-from hami.scheduling.annotations import written
+from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
 from hami.scheduling.quota import budget
 from hami.scheduling.usage import collapse, total
 from hami.vendors.request import WHOLE, asks, request_of
-from hami.vendors.spec import Catalog, AnnotationContext, Vendor
+from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["Cache", "Policies", "Rejected", "Reservation", "Snapshot"]
+__all__ = ["Cache", "Policies", "Snapshot"]
 
-SLICE = 256  # nodes whose refusal is explained without a break
-BREAK = 1e-4  # seconds; a lock that is taken back at once is never another thread's
-WAITING = 500  # refused pods that are remembered, the latest
-ASKED_AGAIN = 5  # different requests of theirs that are looked at in one go
-GRACE = 0.2  # seconds in which kube-scheduler asks again by itself, if it knows of a change
-RETELL_LIMIT = 60.0
-NOTHING = {MIG_ALLOCATIONS: "[]"}  # what is no allocation, where that is not the empty text
-RESERVED_FOR = 60.0  # seconds until a reservation that is not bound is dropped
-
-
-class Rejected(HamiError):
-    """The verb cannot be carried out for this pod now; the text says why."""
+EXPLAINED_AT_ONCE = 256  # nodes whose refusal is explained while the lock is held
+YIELD_S = 1e-4  # a lock that is released and taken again at once is not seen free by other threads
+PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The node and device policies that hold where a pod names none."""
+    """The node and device policies for pods that name none."""
 
     node: str = "binpack"
     device: str = "spread"
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """Devices promised to a pod, and what its Binding will carry, but for the time at which it is written. *locks*: the
-    node's locks it needs."""
-
-    ref: PodRef
-    node: str
-    placement: Placement
-    annotations: Mapping[str, str]
-    labels: Mapping[str, str]
-    locks: tuple[str, ...]
-    made: float
-
-    @property
-    def locks_node(self) -> bool:
-        """The pod has to wait for its turn on the node."""
-        return bool(self.locks)
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the cache knew at one moment; nothing in it changes any more.
+    """The content of the cache at one moment. It does not change.
 
-    *nodes*: devices with what is taken of them, by node and vendor. *pods*: who holds the bookings, by uid.
-    *used*: MiB and percent taken, by namespace and vendor.
+    *nodes*: devices and their usage, by node and vendor. *pods*: the pods that hold bookings, by uid. *used*: MiB and
+    percent taken, by namespace and vendor.
     """
 
     nodes: Mapping[str, Mapping[str, Sequence[DeviceUsage]]]
@@ -90,144 +58,110 @@ class Snapshot:
     quotas: Sequence[QuotaLimits]
 
 
-class _Stage(enum.Enum):
-    RESERVED = "reserved"
-    WAITING = "waiting"  # /bind stands in the node's line
-    POSTING = "posting"  # the Binding is being written
-    BOUND = "bound"  # written; the watch has not shown it yet
-
-
-@dataclass(slots=True)
-class _Held:
-    reservation: Reservation
-    stage: _Stage
-    since: float
-    outcome_unknown: bool = False  # a Binding was sent and nobody knows whether it was written
-
-
-@dataclass(slots=True)
-class _WaitingPod:
-    """A pod that was refused. *names*: the nodes offered, ``None`` for all. *changes*: the state of the books that it
-    was last held against. *told*: how often kube-scheduler was nudged for it; *due*: when that may be done next."""
-
-    pod: Pod
-    names: tuple[str, ...] | None
-    changes: tuple[int, int]
-    due: float
-    told: int = 0
-
-
 class Cache:
-    """The books and the reservations. *clock* is steady, *now* is the time of day in UTC."""
+    """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], matches: Callable[[Node], bool] = lambda node: True,
-                 let_others_in: Callable[[], None] = lambda: time.sleep(BREAK)) -> None:
+    *on_lock_change* is called with the name of each node whose locks have changed, *on_reservation_end* with the uid
+    of each pod whose reservation ends. The latter is called under the cache's lock: it must not block.
+    """
+
+    def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
+                 matches: Callable[[Node], bool] = lambda node: True,
+                 on_lock_change: Callable[[str], None] = lambda node: None,
+                 on_reservation_end: Callable[[str], None] = lambda uid: None,
+                 yield_lock: Callable[[], None] = lambda: time.sleep(YIELD_S)) -> None:
         self.vendors = vendors
         self.policies = policies
         self._clock = clock
         self._now = now
-        self._let_others_in = let_others_in
-        self._guard = threading.RLock()
+        self._yield_lock = yield_lock
+        self._lock = threading.RLock()  # guards everything below, also in nodes, pods, quotas and reservations
         self._index = Index()
         self._verdicts = Verdicts(self._index)
-        self._held: dict[str, _Held] = {}
-        self._waiting: OrderedDict[str, _WaitingPod] = OrderedDict()
-        self.nodes = NodeCache(vendors, self._index, self._guard, clock=clock, now=now, matches=matches)
-        self.pods = PodCache(vendors, self._index, self._guard, clock=clock, now=now)
-        self.quotas = QuotaCache(self._guard)
-        self.nodes.on_inventory = self.pods.rebook
-        self.pods.is_ours = self._held.__contains__
-        self.pods.on_bound = self._seen_bound
-        self.pods.on_gone = self._drop
-        self.pods.on_prune = self._prune
-        self.on_dropped: Callable[[str], None] = lambda uid: None
+        self._pending = PendingPods()
+        bookings = PodBookings(vendors, self._index)
+        self.reservations = Reservations(self._index, self._lock, clock=clock, now=now, on_end=on_reservation_end)
+        self.nodes = NodeCache(vendors, self._lock, self._index, bookings, clock=clock, now=now, matches=matches,
+                               on_lock_change=on_lock_change)
+        self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes, clock=clock, now=now)
+        self.quotas = QuotaCache(self._lock)
 
     # Filter
 
-    def choose(self, pod: Pod, names: Sequence[str]) -> Choice | Refusal | None:
-        """The node and devices for *pod*, reserved at once; ``None`` when it asks for no device.
+    def assume(self, pod: Pod, names: Sequence[str]) -> Choice | Refusal | None:
+        """Chooses one of the nodes *names* and devices for *pod*, and reserves them. ``None`` if it requests no device.
 
-        An earlier reservation of the same pod is replaced, and a bind of it that still waits is called off.
+        An earlier reservation of the pod is replaced, and a bind of it that still waits fails.
         Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
         """
-        with self._guard:
+        with self._lock:
             if not asks(self.vendors, pod.containers):
                 return None
-            self._admit_filter(pod.ref)
-            if (held := self._held.get(pod.ref.uid)) is not None and held.outcome_unknown:
-                return self._promise_again(held.reservation, names)
-            self._drop(pod.ref.uid)
-            self.pods.disown(pod.ref.uid)
-            ask = self._ask(pod, self._budgets(pod.ref.namespace))
-            if ask is None:
+            self._check_unbound(pod.ref)
+            if (reservation := self.reservations.unresolved(pod.ref.uid)) is not None:
+                return _assume_again(reservation, names)
+            self.reservations.forget(pod.ref.uid)
+            self.pods.take_over(pod.ref.uid)
+            request = self._request(pod, self._budgets(pod.ref.namespace))
+            if request is None:
                 return None
-            choice = choose_node(self._index, self._verdicts, ask, names, node_policy_of(pod, self.policies.node))
+            choice = choose_node(self._index, self._verdicts, request, names, node_policy_of(pod, self.policies.node))
             if choice is not None:
-                self._reserve(pod, ask, choice)
-                self._waiting.pop(pod.ref.uid, None)
+                self._reserve(pod, request, choice)
+                self._pending.remove(pod.ref.uid)
                 return choice
-            self._remember_waiting(pod, names)
-        return self._refusal(ask, names)
+            everywhere = len(names) >= len(self._index.rows) and self._index.rows.keys() <= set(names)
+            self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
+        return self._explain(request, names)
 
-    def _refusal(self, ask: PodRequest, names: Sequence[str]) -> Refusal:
-        """Why *ask* fits none of the nodes *names*, a slice of them at a time: thousands of nodes take longer than
-        others should have to wait for the lock. A node that has changed meanwhile and fits by now is left out."""
-        found = Refusal(ask, {}, ())
-        for start in range(0, len(names), SLICE):
-            if start:
-                self._let_others_in()
-            with self._guard:
-                part = refusals(self._index, self._verdicts, ask, names[start:start + SLICE])
-            found = Refusal(ask, found.unfit | part.unfit, found.unknown + part.unknown)
-        return found
+    def node_for_pending_pod(self) -> str | None:
+        """Returns a node that a pod which was refused earlier fits by now; ``None`` if there is none.
 
-    def missed_room(self) -> str | None:
-        """A node that one of the pods refused earlier would get now, ``None`` if there is none.
-
-        kube-scheduler asks again when it sees a change. It may see one before our watch does, or not at all (an init
-        container that has finished, a quota): then the pod waits beside free devices until somebody tells it so. The
-        same pod is named again only after a while, as other things than devices may keep it waiting.
+        kube-scheduler retries a pod when it sees a change. It may see one before our watch does, or not at all (an init
+        container that has finished, a quota): the pod then waits beside free devices until it is reminded.
         """
-        with self._guard:
+        with self._lock:
             self._index.settle()
-            changes, looked_at = self._changes(), set[tuple[PodRequest | None, tuple[str, ...] | None]]()
-            for waiting in self._due(changes):
-                request = self._ask(waiting.pod, self._budgets(waiting.pod.ref.namespace)), waiting.names
-                if request not in looked_at:
-                    if len(looked_at) == ASKED_AGAIN:
+            state, tried = self._state(), set[tuple[PodRequest | None, tuple[str, ...] | None]]()
+            for pending in self._pending.due(state, self._clock()):
+                if self._waits_no_longer(pending.pod.ref.uid):
+                    self._pending.remove(pending.pod.ref.uid)
+                    continue
+                request = self._request(pending.pod, self._budgets(pending.pod.ref.namespace)), pending.nodes
+                if request not in tried:
+                    if len(tried) == PENDING_REQUESTS:
                         return None
-                    looked_at.add(request)
-                    if (node := self._room_for(*request)) is not None:
-                        waiting.told += 1
-                        waiting.due = self._clock() + min(2.0 ** waiting.told, RETELL_LIMIT)
+                    tried.add(request)
+                    if (node := self._node_for(*request)) is not None:
+                        self._pending.remind(pending, self._clock())
                         return node
-                waiting.changes = changes
+                pending.state = state
             return None
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> tuple[Choice | None, Refusal] | None:
-        """The same decision over *nodes* as if nothing were taken on them, and why others do not fit.
+        """Returns the choice among *nodes* as if they were idle, and why the others do not fit. Nothing is reserved.
 
-        Nothing is reserved; ``None`` when the pod asks for no device. Inventories that cannot be read count as none.
+        Returns ``None`` if *pod* requests no device. Inventories that cannot be read count as empty.
         """
-        index = Index()
-        book = NodeCache(self.vendors, index, threading.RLock(), clock=self._clock, now=self._now)
+        idle = Cache(self.vendors, self.policies, clock=self._clock, now=self._now)
         for node in nodes:
-            book.upsert(node)
-        with self._guard:
-            ask = self._ask(pod, self._budgets(pod.ref.namespace))
-        if ask is None:
+            idle.nodes.upsert(node)
+        with self._lock:
+            request = self._request(pod, self._budgets(pod.ref.namespace))
+        if request is None:
             return None
-        names, verdicts = [node.name for node in nodes], Verdicts(index)
-        answer = decide(index, verdicts, ask, names, node_policy_of(pod, self.policies.node))
-        return (answer, refusals(index, verdicts, ask, names)) if isinstance(answer, Choice) else (None, answer)
+        names = [node.name for node in nodes]
+        answer = decide(idle._index, idle._verdicts, request, names, node_policy_of(pod, self.policies.node))
+        if isinstance(answer, Refusal):
+            return None, answer
+        return answer, refusals(idle._index, idle._verdicts, request, names)
 
-    def covers(self, namespace: str, pod: Pod) -> bool:
-        """The quotas of *namespace* have room for *pod*, as far as that can be said before its devices are known.
+    def quota_allows(self, namespace: str, pod: Pod) -> bool:
+        """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.
 
-        A pod that asks for nothing may come in even where more is taken than the quota allows.
+        A pod that requests nothing is allowed even where the quota is exceeded.
         """
-        with self._guard:
+        with self._lock:
             budgets = self._budgets(namespace)
         kinds = [container.kind for container in pod.containers]
         demands = {vendor.key: _least_demand(vendor, pod, kinds) for vendor in self.vendors if vendor.key in budgets}
@@ -235,177 +169,85 @@ class Cache:
 
     # Bind
 
-    def begin_bind(self, ref: PodRef, node: str) -> Reservation:
-        """The reservation to be bound, from now on kept until :meth:`bound` or :meth:`give_up`.
-
-        Raises: Rejected when there is none for this node, or it is being bound already.
-        """
-        with self._guard:
-            held = self._held.get(ref.uid)
-            if held is None:
-                raise Rejected(f"pod {ref} has no reservation (it may have lapsed): it must be filtered again")
-            if held.reservation.node != node:
-                raise Rejected(f"pod {ref} is reserved on node {held.reservation.node}, not on {node}")
-            if held.stage is not _Stage.RESERVED:
-                raise Rejected(f"pod {ref} is already being bound")
-            held.stage = _Stage.WAITING
-            return held.reservation
-
     def is_bound(self, uid: str, node: str) -> bool:
-        """The pod is known to be bound to *node*."""
-        with self._guard:
-            record, held = self.pods.get(uid), self._held.get(uid)
-            return (record is not None and record.node == node) or (
-                held is not None and held.stage is _Stage.BOUND and held.reservation.node == node)
+        """Reports whether the pod is known to be bound to *node*."""
+        with self._lock:
+            record = self.pods.get(uid)
+            return (record is not None and record.node == node) or self._finished_node(uid) == node
 
-    def is_current(self, reservation: Reservation) -> bool:
-        """*reservation* still stands: no later filter has replaced it, the pod is not gone."""
-        with self._guard:
-            held = self._held.get(reservation.ref.uid)
-            return held is not None and held.reservation is reservation
+    def is_bound_as_reserved(self, pod: Pod, reservation: Reservation) -> bool:
+        """Reports whether *pod* is bound with the node and devices of *reservation*."""
+        return pod.node_name == reservation.node and carries_allocation(pod, reservation.annotations, self.vendors)
 
-    def confirm(self, reservation: Reservation) -> Mapping[str, str]:
-        """Last look before the Binding is written: what was promised is still there, and taken by nobody else.
-
-        The annotations of the Binding, with the time, from which on the device plugin is waited for.
-        Raises: Rejected, and the reservation is dropped, unless an earlier Binding of it may yet be written.
-        """
-        with self._guard:
-            uid = reservation.ref.uid
-            if not self.is_current(reservation):
-                raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
-            if problem := self._broken(reservation):
-                if not self._held[uid].outcome_unknown:
-                    self._drop(uid)
-                raise Rejected(f"pod {reservation.ref}: {problem}")
-            self._held[uid].stage = _Stage.POSTING
-        return {**reservation.annotations, BIND_TIME: str(int(self._now().timestamp()))}
-
-    def bound(self, reservation: Reservation) -> None:
-        """The Binding is written."""
-        with self._guard:
-            if self.is_current(reservation):
-                held = self._held[reservation.ref.uid]
-                held.stage, held.since = _Stage.BOUND, self._clock()
-
-    def mark_unknown(self, reservation: Reservation) -> bool:
-        """Nobody knows whether the Binding was written: the promise stands until somebody has looked.
-
-        Whether that was so before already.
-        """
-        with self._guard:
-            if not self.is_current(reservation):
-                return False
-            held = self._held[reservation.ref.uid]
-            before, held.outcome_unknown = held.outcome_unknown, True
-            return before
-
-    def unknown_bindings(self) -> list[Reservation]:
-        """Reservations whose Binding was sent long enough ago for the API server to have written it or dropped it."""
-        with self._guard:
-            return [held.reservation for held in self._held.values() if self._may_clear_unknown(held)]
-
-    def clear_unknown(self, reservation: Reservation) -> None:
-        """Somebody has looked after :meth:`unknown_bindings`, and the pod is not bound: drop it, unless it was tried again."""
-        with self._guard:
-            if self.is_current(reservation) and self._may_clear_unknown(self._held[reservation.ref.uid]):
-                self._drop(reservation.ref.uid)
-
-    def is_kept(self, reservation: Reservation, pod: Pod) -> bool:
-        """*pod* is bound with what was promised, whatever a device plugin has made of it meanwhile."""
-        lasting = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.allocated for vendor in self.vendors)}
-        return pod.node_name == reservation.node and all(
-            pod.annotations.get(key) == text for key, text in reservation.annotations.items() if key in lasting)
-
-    def give_up(self, reservation: Reservation, *, drop: bool) -> None:
-        """The bind has failed; *drop* the reservation too, or keep it until it lapses."""
-        with self._guard:
-            if not self.is_current(reservation):
-                return
-            if drop:
-                self._drop(reservation.ref.uid)
-            else:
-                held = self._held[reservation.ref.uid]
-                held.stage, held.since = _Stage.RESERVED, self._clock() if held.outcome_unknown else held.since
-
-    def reservation(self, uid: str) -> Reservation | None:
-        """What stands reserved for the pod and is not bound."""
-        with self._guard:
-            held = self._held.get(uid)
-            return held.reservation if held is not None and held.stage is not _Stage.BOUND else None
-
-    def reserved(self) -> int:
-        """How many reservations wait to be bound."""
-        with self._guard:
-            return sum(held.stage is not _Stage.BOUND for held in self._held.values())
-
-    def sweep(self) -> list[Reservation]:
-        """Look at the time: drop and return reservations that were not bound, give up plugins that do not answer."""
-        with self._guard:
-            lapsed = [held.reservation for held in self._held.values()
-                      if held.stage is _Stage.RESERVED and not held.outcome_unknown
-                      and self._clock() - held.since >= RESERVED_FOR]
-            for reservation in lapsed:
-                self._drop(reservation.ref.uid)
+    def expire(self) -> list[Reservation]:
+        """Ends what has timed out: reservations, which are returned, and silent device plugins."""
+        with self._lock:
+            expired = self.reservations.expire()
             self.pods.expire()
-            self.nodes.sweep()
-            return lapsed
+            self.nodes.expire()
+            return expired
 
     # Reading
 
-    def views(self) -> dict[str, tuple[DeviceUsage, ...]]:
-        """Every node's devices and what is taken of them."""
-        with self._guard:
+    def usage(self) -> dict[str, tuple[DeviceUsage, ...]]:
+        """Returns the devices of every node and their usage."""
+        with self._lock:
             self._index.settle()
             return {name: tuple(entry.all_views()) for name, entry in self._index.nodes.items()}
 
-    def node_views(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
-        """The devices of *node* by vendor and what is taken of them."""
-        with self._guard:
+    def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
+        """Returns the devices of *node* and their usage, by vendor."""
+        with self._lock:
             return self._index.views(node)
 
-    def bookings(self) -> list[Booking]:
-        """What every pod takes."""
-        with self._guard:
-            return list(self._index.bookings.values())
-
-    def snapshot(self) -> Snapshot:
-        """All of it at one moment. The lock is held to copy references only, not to work on them."""
-        with self._guard:
-            self._index.settle()
-            nodes = {name: entry.views for name, entry in self._index.nodes.items()}
-            bookings, used, quotas = self.bookings(), self.namespace_usage(), self.quotas.all()
-            records, held = self.pods.all(), list(self._held.values())
-        pods = {record.ref.uid: record.ref for record in records}
-        pods.update((ref.uid, ref) for ref in (one.reservation.ref for one in held))
-        return Snapshot(nodes, bookings, pods, used, quotas)
-
     def namespace_usage(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """MiB and percent taken, by namespace and vendor."""
-        with self._guard:
+        """Returns MiB and percent taken, by namespace and vendor."""
+        with self._lock:
             return {key: (used[0], used[1]) for key, used in self._index.namespaces().items()}
 
-    def _admit_filter(self, ref: PodRef) -> None:
+    def snapshot(self) -> Snapshot:
+        """Returns the content of the cache. The lock is held only while references are copied."""
+        with self._lock:
+            self._index.settle()
+            nodes = {name: entry.views for name, entry in self._index.nodes.items()}
+            bookings, used, quotas = list(self._index.bookings.values()), self.namespace_usage(), self.quotas.all()
+            records, reserved = self.pods.all(), self.reservations.refs()
+        pods = {record.ref.uid: record.ref for record in records} | {ref.uid: ref for ref in reserved}
+        return Snapshot(nodes, bookings, pods, used, quotas)
+
+    def _check_unbound(self, ref: PodRef) -> None:
+        """Raises: Rejected if the pod cannot be filtered (again)."""
         if self.pods.is_deleted(ref.uid):
             raise Rejected(f'pod "{ref.name}" not found')
-        record, held = self.pods.get(ref.uid), self._held.get(ref.uid)
+        record = self.pods.get(ref.uid)
         if record is not None and record.terminated:
             raise Rejected(f"pod {ref} has terminated")
-        node = record.node if record is not None and record.node else (
-            held.reservation.node if held is not None and held.stage is _Stage.BOUND else "")
-        if node:
+        if node := (record.node if record is not None else "") or self._finished_node(ref.uid):
             raise Rejected(f"pod {ref} is already bound to node {node}")
-        if held is not None and held.stage is _Stage.POSTING:
-            raise Rejected(f"pod {ref} is being bound to node {held.reservation.node}")
+        match self.reservations.find(ref.uid):
+            case reservation, BindingStage.WRITING:
+                raise Rejected(f"pod {ref} is being bound to node {reservation.node}")
 
-    def _may_clear_unknown(self, held: _Held) -> bool:
-        return held.outcome_unknown and held.stage is _Stage.RESERVED and self._clock() - held.since >= RESERVED_FOR
+    def _finished_node(self, uid: str) -> str | None:
+        """Returns the node that the pod is bound to by a Binding of ours that the watch has not shown yet."""
+        match self.reservations.find(uid):
+            case reservation, BindingStage.FINISHED:
+                return reservation.node
+        return None
 
-    def _promise_again(self, reservation: Reservation, names: Sequence[str]) -> Choice:
-        """The same promise once more: a Binding of it may yet be written, so no other can be made."""
-        if reservation.node not in names:
-            raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
-        return Choice(reservation.node, reservation.placement, (), 0, len(names))
+    def _explain(self, request: PodRequest, names: Sequence[str]) -> Refusal:
+        """Returns why *request* fits none of the nodes *names*. Nodes that have changed and fit by now are left out.
+
+        The lock is released now and then: explaining thousands of nodes takes longer than other filters should wait.
+        """
+        refusal = Refusal(request, {}, ())
+        for start in range(0, len(names), EXPLAINED_AT_ONCE):
+            if start:
+                self._yield_lock()
+            with self._lock:
+                part = refusals(self._index, self._verdicts, request, names[start:start + EXPLAINED_AT_ONCE])
+            refusal = Refusal(request, refusal.unfit | part.unfit, refusal.unknown + part.unknown)
+        return refusal
 
     def _budgets(self, namespace: str) -> dict[str, Budget]:
         quotas = self.quotas.of(namespace)
@@ -414,88 +256,45 @@ class Cache:
         return {vendor.key: budget(vendor, quotas, self._index.used_in(namespace, vendor.key))
                 for vendor in self.vendors}
 
-    def _ask(self, pod: Pod, budgets: Mapping[str, Budget]) -> PodRequest | None:
+    def _request(self, pod: Pod, budgets: Mapping[str, Budget]) -> PodRequest | None:
         return make_pod_request(pod, self.vendors, self.policies.device, budgets)
 
-    def _remember_waiting(self, pod: Pod, names: Sequence[str]) -> None:
-        everywhere = len(names) >= len(self._index.rows) and self._index.rows.keys() <= set(names)
-        self._waiting[pod.ref.uid] = _WaitingPod(
-            pod, None if everywhere else tuple(names), self._changes(), self._clock() + GRACE)
-        if len(self._waiting) > WAITING:
-            self._waiting.popitem(last=False)
+    def _waits_no_longer(self, uid: str) -> bool:
+        record = self.pods.get(uid)
+        return self.pods.is_deleted(uid) or (record is not None and (bool(record.node) or record.terminated))
 
-    def _due(self, changes: tuple[int, int]) -> list[_WaitingPod]:
-        clock = self._clock()
-        return [one for one in self._waiting.values() if one.changes != changes and clock >= one.due]
-
-    def _room_for(self, ask: PodRequest | None, names: tuple[str, ...] | None) -> str | None:
-        if ask is None:
+    def _node_for(self, request: PodRequest | None, names: tuple[str, ...] | None) -> str | None:
+        if request is None:
             return None
         names = names if names is not None else tuple(self._index.rows)
-        choice = choose_node(self._index, self._verdicts, ask, names, NodePolicy.BINPACK)
+        choice = choose_node(self._index, self._verdicts, request, names, NodePolicy.BINPACK)
         return choice.node if choice is not None else None
 
-    def _changes(self) -> tuple[int, int]:
-        """A value that is another one after each change that could let a pod in."""
+    def _state(self) -> tuple[int, int]:
+        """Returns a value that differs after every change that could make room for a pod."""
         return self._index.changes, self.quotas.changes
 
-    def _reserve(self, pod: Pod, ask: PodRequest, choice: Choice) -> None:
-        used = [vendor_request.vendor for vendor_request in ask.vendor_requests]
-        shares = {vendor.key: _only(vendor, choice.placement) for vendor in used}
-        views, now = self._index.views(choice.node), self._now()
-        annotations = {ASSIGNED_NODE: choice.node, ASSIGNED_TIME: str(int(now.timestamp())),
-                       BIND_PHASE: BindPhase.ALLOCATING.value}
-        for vendor in used:
-            devices = {view.device.uuid: view.device for view in views.get(vendor.key, ())}
-            annotations |= written(vendor, AnnotationContext(pod=pod, node=choice.node, shares=shares[vendor.key],
-                                                    devices=devices, now=now))
-        annotations |= {key: NOTHING.get(key, "") for key in pod.annotations
-                        if key not in annotations and is_allocation(key)}
-        labels = {ASSIGNED_NODE: choice.node} if is_label_value(choice.node) else {}
-        clock = self._clock()
-        reservation = Reservation(pod.ref, choice.node, choice.placement, annotations, labels,
-                                  tuple(sorted({vendor.lock for vendor in used if vendor.lock})), clock)
-        self._held[pod.ref.uid] = _Held(reservation, _Stage.RESERVED, clock)
-        self._index.book(Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
-            (vendor.key, collapse(ask.kinds, shares[vendor.key])) for vendor in used)))
-
-    def _broken(self, reservation: Reservation) -> str | None:
-        views = {(key, view.device.uuid): view
-                 for key, mine in self._index.views(reservation.node).items() for view in mine}
-        for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
-            view = views.get((share.type, share.uuid))
-            if view is None or not view.device.healthy:
-                return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
-            if view.is_over:
-                return f"device {share.uuid} on node {reservation.node} was taken by another pod meanwhile"
-        return None
-
-    def _drop(self, uid: str) -> None:
-        self._waiting.pop(uid, None)
-        if self._held.pop(uid, None) is not None:
-            self._index.unbook(uid)
-            self.on_dropped(uid)
-
-    def _seen_bound(self, uid: str) -> None:
-        """The watch shows the pod bound: from here on its annotations are what counts."""
-        self._waiting.pop(uid, None)
-        if self._held.pop(uid, None) is not None:
-            self.on_dropped(uid)
-
-    def _prune(self, seen: set[str], started: float) -> None:
-        with self._guard:
-            for uid, held in list(self._held.items()):
-                if uid not in seen and held.stage is _Stage.BOUND and held.since < started:
-                    self._drop(uid)
-            self.nodes.trust(started)
+    def _reserve(self, pod: Pod, request: PodRequest, choice: Choice) -> None:
+        vendors = [vendor_request.vendor for vendor_request in request.vendor_requests]
+        allocated = [(vendor, tuple(tuple(share for share in shares if share.type == vendor.key)
+                                    for shares in choice.placement)) for vendor in vendors]
+        annotations = render_annotations(pod, choice.node, allocated, self._index.views(choice.node), self._now())
+        lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock}))
+        self.reservations.assume(
+            Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_keys),
+            Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
+                (vendor.key, collapse(request.kinds, shares)) for vendor, shares in allocated)))
 
 
-def _only(vendor: Vendor, placement: Placement) -> tuple[tuple[Share, ...], ...]:
-    return tuple(tuple(share for share in shares if share.type == vendor.key) for shares in placement)
+def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
+    """Returns the choice of *reservation*: its Binding may still be written, so there can be no other."""
+    if reservation.node not in names:
+        raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
+    return Choice(reservation.node, reservation.placement, (), 0, len(names))
 
 
 def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> tuple[int, int]:
-    """The least memory and cores that *pod* can come to: all its shares as if of one device, percentages as nothing."""
+    """Returns the least memory and cores that *pod* can take: all shares of one device, percentages as nothing."""
     most = WHOLE if vendor.gives_cores(pod.annotations.get) else 0
     requests = [request_of(vendor, container) for container in pod.containers]
     return total(collapse(kinds, [

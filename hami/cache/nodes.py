@@ -1,4 +1,4 @@
-"""The nodes as last seen: their devices, and who holds which node lock. Fed by the node watch; asks nobody."""
+"""The nodes as last seen: their devices, and their node locks. Fed by the node watch; makes no calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from hami.cache.bookings import PodBookings
 from hami.codec.keys import NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
@@ -19,67 +20,74 @@ from hami.vendors.spec import Vendor
 
 __all__ = ["NodeCache", "NodeRecord"]
 
-TOMBSTONES = 1_000  # nodes that are remembered as gone
+TOMBSTONES = 1_000  # deleted nodes that are remembered
 
-Evidence = tuple[str | None, ...]
+Sources = tuple[str | None, ...]
 Texts = Mapping[str, str]
-
 
 
 @dataclass(slots=True)
 class _Inventory:
-    """What a node has of one vendor: the texts it was read from, the devices, or why they cannot be read.
+    """A node's devices of one vendor.
 
-    *unasked*: its device plugin should be asked to report.
+    *sources*: the texts that the devices are read from. *problem*: why they cannot be read. *report_due*: the device
+    plugin should be asked to report.
     """
 
-    evidence: Evidence
+    sources: Sources
     devices: tuple[Device, ...]
     problem: str | None
     vitals: Vitals
-    unasked: bool = False
+    report_due: bool = False
 
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is remembered of a node. *locks*: texts by annotation. *own_locks*: those that this process writes or has
-    written. *facts*: all that inventories are read from, so that other changes cost little. *foreign_lock*:
-    another process may have bound pods here since we last looked; *foreign_since*: from when on that is so."""
+    """The facts about a node that the scheduler remembers.
+
+    *locks*: texts of the node locks by annotation. *own_locks*: those that this process writes or has written.
+    *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
+    may have bound pods to the node since its pods were last read; *foreign_since*: since when.
+    """
 
     name: str
     version: int
     locks: dict[str, str] = field(default_factory=dict)
     own_locks: dict[str, str] = field(default_factory=dict)
     facts: tuple[Texts, ...] = ()
-    foreign_lock: bool = True
+    foreign: bool = True
     foreign_since: float = 0.0
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
 
 class NodeCache:
-    """Nodes by name. *matches* says which nodes count; *guard* is the lock under which *index* is changed."""
+    """Nodes by name, those that *matches* accepts.
 
-    def __init__(self, vendors: Iterable[Vendor], index: Index, guard: threading.RLock, *,
-                 clock: Callable[[], float], now: Callable[[], datetime],
-                 matches: Callable[[Node], bool] = lambda node: True) -> None:
+    *lock* is the cache's: it guards the records and *index*, and is never held across I/O. *on_lock_change* is called
+    with the name of each node whose locks have changed, without the lock.
+    """
+
+    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, index: Index, bookings: PodBookings, *,
+                 clock: Callable[[], float], now: Callable[[], datetime], matches: Callable[[Node], bool],
+                 on_lock_change: Callable[[str], None]) -> None:
         self._vendors = tuple(vendors)
+        self._lock = lock
         self._index = index
-        self._guard = guard
+        self._bookings = bookings
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
         self._clock = clock
         self._now = now
         self._matches = matches
+        self._on_lock_change = on_lock_change
         self._records: dict[str, NodeRecord] = {}
-        self._gone: OrderedDict[str, int] = OrderedDict()  # the versions at which nodes ended
-        self.on_lock: Callable[[str], None] = lambda node: None
-        self.on_inventory: Callable[[str], None] = lambda node: None
+        self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
 
     def upsert(self, node: Node) -> None:
-        """Take over what the API server says of *node*, unless something newer is known."""
+        """Stores *node* unless a later version is known."""
         version = parse_resource_version(node.resource_version)
-        with self._guard:
+        with self._lock:
             record = self._records.get(node.name)
-            if version < (record.version if record is not None else self._gone.get(node.name, 0)):
+            if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
                 return
             if not self._matches(node):
                 self.remove(node)
@@ -90,89 +98,93 @@ class NodeCache:
             before, record.locks = record.locks, {
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
-                record.foreign_lock, record.foreign_since = True, self._clock()
+                record.foreign, record.foreign_since = True, self._clock()
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
             facts = (others, node.labels, node.capacity, node.allocatable)
             if facts != record.facts:
                 record.facts = facts
                 for vendor in self._vendors:
-                    self._take_inventory(record, vendor, node)
+                    self._store_inventory(record, vendor, node)
         if before != record.locks:
-            self.on_lock(node.name)
+            self._on_lock_change(node.name)
 
-    def learn(self, node: Node) -> None:
-        """Take over an answer of the API server that is ahead of the watch: a lock may have come and gone meanwhile."""
+    def upsert_unwatched(self, node: Node) -> None:
+        """Stores *node*, which was read ahead of the watch: a lock may have come and gone in between."""
         self.upsert(node)
-        self.mark_foreign(node.name, True)
+        self.mark_foreign(node.name)
 
     def remove(self, node: Node) -> None:
-        """*node* is gone, or does not count any more; an answer about it that comes late does not bring it back."""
-        with self._guard:
-            self._gone[node.name] = parse_resource_version(node.resource_version)
-            self._gone.move_to_end(node.name)
-            if len(self._gone) > TOMBSTONES:
-                self._gone.popitem(last=False)
-        self._forget(node.name)
+        """Removes *node*, which is deleted or no longer matches; a late version of it is ignored."""
+        with self._lock:
+            self._tombstones[node.name] = parse_resource_version(node.resource_version)
+            self._tombstones.move_to_end(node.name)
+            if len(self._tombstones) > TOMBSTONES:
+                self._tombstones.popitem(last=False)
+        self._remove_record(node.name)
 
     def prune(self, seen: set[str], started: float) -> None:
-        """Only the nodes *seen* exist. Watch events may have been missed, so any lock may have changed hands."""
-        with self._guard:
+        """Removes nodes that are not in a complete list (*seen*). Events may have been missed, so all are foreign."""
+        with self._lock:
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
-                record.foreign_lock, record.foreign_since = True, self._clock()
+                record.foreign, record.foreign_since = True, self._clock()
         for name in gone:
-            self._forget(name)
+            self._remove_record(name)
 
-    def sweep(self) -> None:
-        """Look at the time: plugins that have not answered are given up."""
-        with self._guard:
+    def expire(self) -> None:
+        """Withdraws the devices of device plugins that have not answered in time."""
+        with self._lock:
             for record, vendor, inventory in self._inventories():
                 if inventory.vitals.signs.allocatable == 0:
                     self._offer(record.name, vendor, inventory)
 
     def lock_of(self, node: str, key: str = NODE_LOCK) -> tuple[str | None, int] | None:
-        """The text of *node*'s lock *key* and the node's version; ``None`` when the node is unknown."""
-        with self._guard:
+        """Returns the text of *node*'s lock *key* and the node's version; ``None`` if the node is unknown."""
+        with self._lock:
             record = self._records.get(node)
             return (record.locks.get(key), record.version) if record is not None else None
 
     def locks(self) -> list[tuple[str, str, str]]:
-        """All locks that stand: the node, the lock's key, its text."""
-        with self._guard:
+        """Returns node, annotation and text of every lock."""
+        with self._lock:
             return [(record.name, key, text) for record in self._records.values() for key, text in record.locks.items()]
 
     def expect_lock(self, node: str, text: str, key: str = NODE_LOCK) -> None:
-        """This process is about to lock *node* with *text*: seeing that is no sign of another process."""
-        with self._guard:
+        """Records that this process is about to lock *node* with *text*, which therefore does not make it foreign."""
+        with self._lock:
             if (record := self._records.get(node)) is not None:
                 record.own_locks[key] = text
 
-    def trust(self, started: float) -> None:
-        """All pods have been listed since *started*: what others bound before is known, where no lock is held."""
-        with self._guard:
-            for record in self._records.values():
-                if not record.locks and record.foreign_since < started:
-                    record.foreign_lock = False
+    def mark_foreign(self, node: str) -> None:
+        """Records that another process may have bound pods to *node*."""
+        with self._lock:
+            if (record := self._records.get(node)) is not None:
+                record.foreign, record.foreign_since = True, self._clock()
 
-    def mark_foreign(self, node: str, foreign: bool) -> bool:
-        """Remember whether another process may have bound pods to *node*; what was remembered before."""
-        with self._guard:
+    def clear_foreign(self, node: str) -> bool:
+        """Records that *node*'s pods are about to be read. Reports whether it was foreign."""
+        with self._lock:
             record = self._records.get(node)
             if record is None:
-                return foreign
-            before, record.foreign_lock = record.foreign_lock, foreign
-            if foreign:
-                record.foreign_since = self._clock()
-            return before
+                return False
+            was_foreign, record.foreign = record.foreign, False
+            return was_foreign
 
-    def unasked(self) -> list[tuple[str, Vendor]]:
-        """Nodes and vendors whose device plugin should be asked to report."""
-        with self._guard:
-            return [(record.name, vendor) for record, vendor, inventory in self._inventories() if inventory.unasked]
+    def clear_foreign_before(self, started: float) -> None:
+        """Records that all pods have been listed since *started*. Nodes that are locked now stay foreign."""
+        with self._lock:
+            for record in self._records.values():
+                if not record.locks and record.foreign_since < started:
+                    record.foreign = False
+
+    def reports_due(self) -> list[tuple[str, Vendor]]:
+        """Returns nodes and vendors whose device plugin should be asked to report."""
+        with self._lock:
+            return [(record.name, vendor) for record, vendor, inventory in self._inventories() if inventory.report_due]
 
     def problems(self) -> dict[tuple[str, str], str]:
-        """Inventories that cannot be read, by node and vendor, and why."""
-        with self._guard:
+        """Returns why inventories cannot be read, by node and vendor."""
+        with self._lock:
             return {(record.name, vendor.key): inventory.problem for record, vendor, inventory in self._inventories()
                     if inventory.problem is not None}
 
@@ -182,42 +194,44 @@ class NodeCache:
                 if (inventory := record.inventories.get(vendor.key)) is not None:
                     yield record, vendor, inventory
 
-    def _forget(self, name: str) -> None:
-        with self._guard:
+    def _remove_record(self, name: str) -> None:
+        with self._lock:
             if self._records.pop(name, None) is None:
                 return
             self._index.drop_node(name)
-        self.on_lock(name)
+        self._on_lock_change(name)
 
-    def _take_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
-        evidence = _evidence(vendor, node)
+    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
+        sources = _sources(vendor, node)
         known = record.inventories.get(vendor.key)
-        if evidence is None:
+        if sources is None:
             if record.inventories.pop(vendor.key, None) is not None:
                 self._index.set_inventory(record.name, vendor.key, ())
-                self.on_inventory(record.name)
+                self._bookings.rebook(record.name)
             return
         allocatable = _count(node.allocatable.get(vendor.count))
-        signs = Signs(node.annotations.get(vendor.handshake), evidence[0] or "", allocatable)
+        signs = Signs(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
         vitals = examine(known.vitals if known else None, signs, self._clock())
-        if known is None or known.evidence != evidence:
+        if known is None or known.sources != sources:
             devices, problem = _read(vendor, node)
-            known = record.inventories[vendor.key] = _Inventory(evidence, devices, problem, vitals)
+            known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, vitals)
         known.vitals = vitals
-        known.unasked = bool(vendor.handshake) and wants_request(vitals)
+        known.report_due = bool(vendor.handshake) and wants_request(vitals)
         self._offer(record.name, vendor, known)
 
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
         offered = not vendor.handshake or is_offered(inventory.vitals, self._clock(), self._now())
         if self._index.set_inventory(node, vendor.key, inventory.devices if offered else ()):
-            self.on_inventory(node)
+            self._bookings.rebook(node)
 
 
-def _evidence(vendor: Vendor, node: Node) -> Evidence | None:
-    """The texts that *vendor*'s inventory is read from, its register annotation first; ``None`` when the node shows
-    nothing of the vendor."""
+def _sources(vendor: Vendor, node: Node) -> Sources | None:
+    """Returns the texts that *vendor*'s inventory is read from, its register annotation first.
+
+    Returns ``None`` when the node shows nothing of the vendor.
+    """
     register = node.annotations.get(vendor.register) if vendor.register else None
-    capacity: Evidence = ()
+    capacity: Sources = ()
     if not vendor.register or vendor.needs_capacity:
         capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
     if register is None and (vendor.register or not any(capacity)):
@@ -235,7 +249,7 @@ def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
 
 
 def _count(text: str | None) -> int:
-    """How many devices the kubelet offers; none when the text is no quantity."""
+    """Returns how many devices the kubelet offers; 0 if the text is not a quantity."""
     try:
         return max(0, rounded_up(text)) if text else 0
     except MalformedInput:

@@ -605,14 +605,14 @@ def _prepare_certificate(settings: Settings) -> int:
 
 
 def _prepare_in_child(settings: Settings, parent: int) -> None:
-    from hami.scheduler.program import certifier
+    from hami.scheduler.program import make_certificate_manager
 
     def wait(seconds: float) -> None:
         time.sleep(seconds)
         if os.getppid() != parent:
             raise HamiError("the process that waits for the certificate is gone")
 
-    certifier(settings).prepare(wait)
+    make_certificate_manager(settings).prepare(wait)
 
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:

@@ -16,7 +16,7 @@ from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
-__all__ = ["parse_environment", "parse_node", "parse_pod", "parse_quota", "parse_resource_version"]
+__all__ = ["convert_pod", "parse_environment", "parse_node", "parse_pod", "parse_quota", "parse_resource_version"]
 
 T = TypeVar("T")
 
@@ -126,7 +126,18 @@ _QUOTA = msgspec.json.Decoder(_Quota)
 
 def parse_pod(data: bytes | msgspec.Raw) -> Pod:
     """The pod in *data* (JSON). Missing parts are empty. Raises: MalformedInput naming the field of a wrong type."""
-    wire = _decoded("pod", _POD, data)
+    return _pod(_decoded("pod", _POD, data))
+
+
+def convert_pod(value: Mapping[str, Any]) -> Pod:
+    """Returns the pod in *value*, which was decoded from JSON. Raises: MalformedInput as :func:`parse_pod`."""
+    try:
+        return _pod(msgspec.convert(value, _Pod))
+    except msgspec.ValidationError as error:
+        raise MalformedInput("pod", value, str(error)) from error
+
+
+def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or _Meta(), wire.spec or _PodSpec(), wire.status or _PodStatus()
     inits = [_container(c, _init_kind(c)) for c in spec.init_containers or ()]
     return Pod(

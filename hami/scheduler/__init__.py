@@ -1,1 +1,1 @@
-"""The scheduler program: admits pods, picks their node and devices, binds them, and keeps annotations true over time."""
+"""The scheduler program: admits pods, chooses their node and devices, binds them, and repairs annotations."""

@@ -1,6 +1,7 @@
-"""The WSGI application: admission, the extender verbs, health. Decodes, calls, encodes; decides nothing.
+"""The WSGI application: admission, the extender verbs, health. It decodes, calls and encodes; it decides nothing.
 
-A verb's answer is always 200 with a well-formed body: kube-scheduler and the API server read the verdict from it.
+The answer to a verb always has status 200 and a well-formed body: kube-scheduler and the API server read the outcome
+from the body.
 """
 
 from __future__ import annotations
@@ -12,55 +13,72 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import flask
+import msgspec
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from hami import __version__
+from hami.cache.reservations import Reservation
 from hami.codec import admission, extender
 from hami.codec.admission import Review
 from hami.errors import HamiError, NodeLocked
-from hami.scheduler.verbs import Denied, Verbs
+from hami.scheduler.admit import Admitter, Denied
+from hami.scheduler.bind import Binder
+from hami.scheduler.filter import NodeFilter
 from hami.web.tls import client_is_trusted
 
-__all__ = ["Health", "create_app"]
+__all__ = ["Health", "Verbs", "create_app"]
 
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 WEBHOOK_LIMIT = 7 * MIB
-FILTER_LIMIT = 64 * MIB  # a simulation carries whole nodes
+FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 BIND_LIMIT = MIB
-SPARE = 64  # threads that waiting binds leave to all else; of a few threads, half
-START_PATIENCE = 5.0  # seconds that a filter waits for the caches
+RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the threads if there are few
+START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Verbs:
+    """What the API server and kube-scheduler call. *reservation* returns the unbound reservation of a pod uid."""
+
+    admitter: Admitter
+    node_filter: NodeFilter
+    binder: Binder
+    reservation: Callable[[str], Reservation | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
-    """*started*: the caches have been filled once. *unready*: why requests cannot be served now, ``None`` if they
-    can. *await_start*: wait until started, at most so many seconds; whether it is."""
+    """*started*: whether the caches have been filled. *unready*: why requests cannot be served now, ``None`` if they
+    can. *wait_until_started*: waits until the caches are filled, at most that many seconds; whether they are."""
 
     started: Callable[[], bool]
     unready: Callable[[], str | None]
-    await_start: Callable[[float], bool]
+    wait_until_started: Callable[[float], bool]
 
 
-def create_app(verbs: Verbs, reservation: Callable[[str], bytes | None], health: Health,
-               observe: Observe = lambda verb, outcome, seconds: None, *, threads: int) -> flask.Flask:
-    """The application. *reservation* renders what stands reserved for a pod uid. *observe* is told of each verb, its
-    outcome (``ok``, ``refused``, ``error``) and the seconds it took. *threads*: how many serve it. Binds that wait for
-    their node hold one each, so they get only so many that the webhook and the filter never wait for one; a bind
-    beyond that is refused at once, and kube-scheduler tries its pod again."""
+def create_app(verbs: Verbs, health: Health, observe: Observe = lambda verb, outcome, seconds: None, *,
+               threads: int) -> flask.Flask:
+    """Returns the application.
+
+    *observe* is called for each verb with its outcome (``ok``, ``refused``, ``error``) and its duration in seconds.
+    *threads*: the threads that serve the application. A bind that waits for its node occupies one; 64 threads are
+    reserved for other requests, so that the webhook and the filter never wait for a bind. Further binds are rejected
+    and retried by kube-scheduler.
+    """
     app = flask.Flask(__name__, static_folder=None)
-    app.register_blueprint(_webhook(verbs, observe))
-    app.register_blueprint(_extender(verbs, reservation, health, observe, max(1, threads - SPARE, threads // 2)))
+    app.register_blueprint(_webhook(verbs.admitter, observe))
+    app.register_blueprint(_extender(verbs, health, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
     app.register_blueprint(_health(health))
     app.register_error_handler(Exception, _answer_error)
     return app
 
 
-def _webhook(verbs: Verbs, observe: Observe) -> flask.Blueprint:
+def _webhook(admitter: Admitter, observe: Observe) -> flask.Blueprint:
     blueprint = flask.Blueprint("webhook", __name__)
 
     @blueprint.post("/webhook")
@@ -75,7 +93,7 @@ def _webhook(verbs: Verbs, observe: Observe) -> flask.Blueprint:
                 answer, outcome = admission.render_denied(None, code, text), "error"
             else:
                 review = admission.parse_review(body)
-                answer, outcome = _admit(verbs, review)
+                answer, outcome = _admit(admitter, review)
         except RequestEntityTooLarge:
             answer = admission.render_denied(None, 413, f"request body is larger than {WEBHOOK_LIMIT} bytes")
             outcome = "error"
@@ -90,18 +108,17 @@ def _webhook(verbs: Verbs, observe: Observe) -> flask.Blueprint:
     return blueprint
 
 
-def _admit(verbs: Verbs, review: Review) -> tuple[bytes, str]:
-    verdict = verbs.admit(review)
+def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
+    verdict = admitter.admit(review)
     if isinstance(verdict, Denied):
-        log.info("denied", extra={"namespace": review.namespace, "reason": verdict.message})
+        log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message})
         return admission.render_denied(review, verdict.code, verdict.message), "refused"
     return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
 
 
-def _extender(verbs: Verbs, reservation: Callable[[str], bytes | None], health: Health,
-              observe: Observe, binds: int) -> flask.Blueprint:
+def _extender(verbs: Verbs, health: Health, observe: Observe, most_binds: int) -> flask.Blueprint:
     blueprint = flask.Blueprint("extender", __name__)
-    places = threading.BoundedSemaphore(binds)
+    binds = threading.BoundedSemaphore(most_binds)
 
     @blueprint.before_request
     def only_the_scheduler() -> flask.Response | None:
@@ -112,20 +129,23 @@ def _extender(verbs: Verbs, reservation: Callable[[str], bytes | None], health: 
 
     @blueprint.post("/filter")
     def filter_nodes() -> flask.Response:
-        """Scheduler extender: the one node that shall run the pod, or why none can."""
-        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs, health, body),
+        """Scheduler extender: names the one node that should run the pod, or why none can."""
+        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, health, body),
                      lambda text: extender.render_filter(None, error=text), observe)
 
     @blueprint.post("/bind")
     def bind() -> flask.Response:
-        """Scheduler extender: bind the pod with what was reserved for it."""
-        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs, places, body), extender.render_bind, observe)
+        """Scheduler extender: binds the pod with the devices reserved for it."""
+        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs.binder, binds, body), extender.render_bind, observe)
 
     @blueprint.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
-        """What the pod's Binding will carry."""
-        answer = reservation(uid)
-        return _json(answer) if answer is not None else _json(b'{"error":"nothing is reserved for this uid"}', 404)
+        """Shows what the pod's Binding will carry."""
+        reservation = verbs.reservation(uid)
+        if reservation is None:
+            return _json(b'{"error":"nothing is reserved for this uid"}', 404)
+        return _json(msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
+                                          "labels": reservation.labels}))
 
     return blueprint
 
@@ -146,26 +166,26 @@ def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refu
     return _json(answer)
 
 
-def _filter(verbs: Verbs, health: Health, body: bytes) -> tuple[bytes, str]:
+def _filter(node_filter: NodeFilter, health: Health, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_filter(body)
-    if not health.await_start(START_PATIENCE):
+    if not health.wait_until_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
     if args.nodes is not None:
-        found = verbs.simulate(args.pod, [node for node, _ in args.nodes])
+        found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
         chosen = next((raw for node, raw in args.nodes if node.name == found.chosen), None)
         return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
-    found = verbs.filter(args.pod, args.names)
+    found = node_filter.filter(args.pod, args.names)
     return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
 
 
-def _bind(verbs: Verbs, places: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
+def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_bind(body)
-    if not places.acquire(blocking=False):
+    if not binds.acquire(blocking=False):
         raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")
     try:
-        verbs.bind(args.ref, args.node)
+        binder.bind(args.ref, args.node)
     finally:
-        places.release()
+        binds.release()
     return extender.render_bind(), "ok"
 
 
@@ -174,25 +194,25 @@ def _health(health: Health) -> flask.Blueprint:
 
     @blueprint.get("/healthz")
     def healthz() -> flask.Response:
-        """The process serves; it says so from when its caches have first been filled."""
+        """Reports ok once the caches have been filled."""
         return _text("ok") if health.started() else _text("starting: caches are not filled yet", 503)
 
     @blueprint.get("/readyz")
     def readyz() -> flask.Response:
-        """The caches are filled and fresh."""
+        """Reports ok while the caches are filled and fresh."""
         reason = health.unready()
         return _text("ok") if reason is None else _text(reason, 503)
 
     @blueprint.get("/version")
     def version() -> flask.Response:
-        """What runs here."""
+        """Returns the version of HAMi."""
         return _json(b'{"version":"%s"}' % __version__.encode())
 
     return blueprint
 
 
 def _answer_error(error: Exception) -> flask.Response:
-    """Whatever goes wrong outside a verb: a status and one line, never a traceback."""
+    """Answers an error outside a verb with a status and one line, never a traceback."""
     if isinstance(error, HTTPException):
         return _text(f"{error.name}", error.code or 500)
     log.exception("request failed", exc_info=error)
@@ -203,7 +223,7 @@ def _body(limit: int) -> bytes:
     flask.request.max_content_length = limit
     body = flask.request.get_data(cache=False)
     if flask.request.content_length is None and len(body) >= limit:
-        raise RequestEntityTooLarge  # a body without a length is cut off there, without a word
+        raise RequestEntityTooLarge  # werkzeug cuts a body without a length there silently
     return body
 
 

@@ -1,10 +1,12 @@
-"""The node lock: one allocation at a time on each node, first come, first served.
+"""The node locks: on each node, one pod at a time waits for its device plugin.
 
-The lock is an annotation that device plugins read, so it is shared with other schedulers and outlives a process.
-Within this process pods that want the same node stand in line; the first in line takes the lock with one
-compare-and-swap as soon as the node watch shows it free. A lock is taken from its holder only when that has
-finished, is gone, or has been revoked: its devices to allocate are cleared first, so that no device plugin can give
-them out to it any more.
+A lock is an annotation of the node that device plugins read. Other schedulers use it too, and it outlives a process.
+Its key is a value of the vendor: ``hami.io/mutex.lock`` for most, which names the pod that holds it, or a key of the
+vendor's own, whose lock is a bare time that ends by being removed or by its age.
+
+Binds of this process wait for a lock in a queue. The first takes it with one compare-and-swap when the node watch shows
+it free. A lock is taken over only when its holder has finished, is gone, or has been revoked: its devices to allocate
+are cleared first, so that no device plugin can hand them out any more.
 """
 
 from __future__ import annotations
@@ -13,479 +15,381 @@ import enum
 import logging
 import re
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
-from hami.cache.nodes import NodeCache
-from hami.cache.pods import PodCache
+from hami.cache.cache import Cache
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, MalformedInput, NodeLocked, NotFound
-from hami.model import BindPhase, Node, Pod, PodRef
-from hami.vendors.spec import Vendor
+from hami.kube.cluster import Cluster
+from hami.model import BindPhase, Pod, PodRef
+from hami.scheduler.lock_queue import LockId, LockQueue
 
-__all__ = ["LockTimes", "NodeLocks"]
+__all__ = ["LockTimeouts", "NodeLocks"]
 
 log = logging.getLogger(__name__)
 
-BARE_EXPIRE = 120.0  # seconds after which a vendor's own lock counts no more. Source: HAMi v2.10, cambricon/device.go
-LOOK_AGAIN = 1.0  # seconds after which the first in line looks at the lock's holder again
-ATTEMPTS = 5  # conflicts in a row, each with a fresh look at the node
+RECHECK_S = 1.0  # the first in the queue looks at the lock's holder this often
+ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what a namespace or a pod can be called
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
 
 
 @dataclass(frozen=True, slots=True)
-class LockTimes:
-    """Seconds. *expire*: a holder that has not finished by then is revoked. *unbound*: a holder that was never bound
-    by then never will be (a bind gives up long before); *orphaned*: the same for a lock from before this replica acted:
-    the one before it sent no Binding that could come later. *finished*: how long a holder that has finished may leave
-    the lock behind."""
+class LockTimeouts:
+    """Seconds after which a lock may be taken over.
 
-    expire: float = 300.0
+    *allocation*: the holder has not been allocated its devices. *unbound*: the holder has not been bound (a bind gives
+    up long before). *inherited*: the same for a lock that is older than this replica's term: its writer can send no
+    Binding any more. *finished*: the holder has finished, and its device plugin should have released the lock.
+    """
+
+    allocation: float = 300.0
     unbound: float = 40.0
-    orphaned: float = 2.0
+    inherited: float = 2.0
     finished: float = 5.0
 
 
-BARE_TIMES = LockTimes(expire=BARE_EXPIRE)
+VENDOR_TIMEOUTS = LockTimeouts(allocation=120.0)  # of vendors' own locks. Source: HAMi v2.10, cambricon/device.go
 
 
-class NodeLockCalls(Protocol):
-    """What the node lock needs of the cluster."""
+@dataclass(slots=True)
+class _LockState:
+    """What this process knows of one lock.
 
-    def pod(self, namespace: str, name: str) -> Pod | None: ...
-    def node(self, name: str) -> Node | None: ...
-    def pods_on(self, node: str) -> list[Pod]: ...
-    def annotate_pod(self, ref: PodRef, annotations: dict[str, str | None], *, resource_version: str = "") -> Pod: ...
-    def annotate_node(self, name: str, annotations: dict[str, str | None], resource_version: str = "") -> Node: ...
+    *claimed*: one of our threads works on it. *releasable*: the lock that this thread may release. *leftover*: a lock
+    of ours that may still be there and should not. *first_seen*: the text seen last and when it was seen first.
+    *written*: the text that we wrote last, and the uid of its pod.
+    """
+
+    claimed: bool = False
+    releasable: str = ""
+    leftover: str | None = None
+    first_seen: tuple[str, float] = ("", 0.0)
+    written: tuple[str, str] = ("", "")
 
 
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    ref: PodRef
-    turn: threading.Event = field(default_factory=threading.Event)
-
-
-class _Use(enum.Enum):
-    """What its lock still is to a holder."""
+class _Need(enum.Enum):
+    """Whether the holder still needs its lock."""
 
     NEEDED = "needed"
-    OVER = "over"
+    DONE = "done"
     OVERDUE = "overdue"  # the holder has to be revoked first
 
 
 @dataclass(frozen=True, slots=True)
-class _Lock:
-    """A lock as it was found: who holds it, and for how many seconds it has been written, this process has seen it, and
-    this replica has acted."""
+class _FoundLock:
+    """Seconds since a lock was written (*age*), since this process has seen it, and since this replica leads."""
 
-    node: str
-    holder: tuple[str, str] | None
+    lock: LockId
     age: float
-    known_for: float
-    acting_for: float
+    seen_for: float
+    leading_for: float
 
     @property
     def inherited_for(self) -> float:
-        """Seconds for which this replica has acted and found the lock there already; 0 if it may be one of its own."""
-        return min(self.known_for, self.acting_for) if self.age > self.acting_for + 1.0 else 0.0
+        """Seconds for which this replica has led and seen the lock; 0 if the lock may be from its own term."""
+        return min(self.seen_for, self.leading_for) if self.age > self.leading_for + 1.0 else 0.0
 
 
 class NodeLocks:
-    """The locks of the nodes: ``hami.io/mutex.lock``, and those that vendors have of their own.
+    """The locks of all nodes.
 
-    *revoked* is told of every pod whose lock was taken away from it.
+    *leading_since* returns when this replica's term began. *on_revoked* is called for every pod whose lock was taken
+    over after it was revoked. *_mutex* guards the claims; a claim, not the mutex, is held across I/O, so at most one of
+    our threads works on a lock.
     """
 
-    def __init__(self, cluster: NodeLockCalls, nodes: NodeCache, pods: PodCache, vendors: Iterable[Vendor], times: LockTimes, *,
-                 clock: Callable[[], float], now: Callable[[], datetime],
-                 revoked: Callable[[PodRef, str], None] = lambda ref, node: None) -> None:
-        vendors = tuple(vendors)
-        begun = now()
-        self.acting_since: Callable[[], datetime] = lambda: begun
-        self._locks = {key: _Locks(cluster, nodes, pods, vendors, times if key == NODE_LOCK else BARE_TIMES, key,
-                                   clock=clock, now=now, revoked=revoked, acting_since=lambda: self.acting_since())
-                       for key in sorted({NODE_LOCK, *(vendor.lock for vendor in vendors if vendor.lock)})}
+    def __init__(self, cluster: Cluster, cache: Cache, queue: LockQueue, timeouts: LockTimeouts, *,
+                 leading_since: Callable[[], datetime], clock: Callable[[], float], now: Callable[[], datetime],
+                 on_revoked: Callable[[PodRef, str], None]) -> None:
+        self._cluster = cluster
+        self._nodes = cache.nodes
+        self._pods = cache.pods
+        self._queue = queue
+        self._lock_timeouts = timeouts
+        self._leading_since = leading_since
+        self._clock = clock
+        self._now = now
+        self._on_revoked = on_revoked
+        self._cleared: dict[str, str | None] = {
+            vendor.to_allocate: "" for vendor in cache.vendors if vendor.to_allocate}
+        self._allocated = {key: [vendor.allocated for vendor in cache.vendors if vendor.lock == key]
+                           for key in {vendor.lock for vendor in cache.vendors} - {NODE_LOCK, ""}}
+        self._mutex = threading.Lock()
+        self._states: defaultdict[LockId, _LockState] = defaultdict(_LockState)
 
-    def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool],
-             keys: Sequence[str] = (NODE_LOCK,)) -> None:
-        """Wait in line for *node* and take its locks *keys* for *ref*, one after the other, in the order of the keys.
+    def acquire(self, node: str, keys: Sequence[str], ref: PodRef, deadline: float,
+                is_wanted: Callable[[], bool]) -> None:
+        """Takes the locks *keys* of *node* for the pod, one after the other in the order of the keys.
 
-        *wanted* is asked whenever there is news; when it says no, or at *deadline* (on the steady clock), or when
-        the process stops, the place in line is given up and no lock is left behind.
+        *is_wanted* is called whenever there is news. If it is false, or at *deadline* (monotonic clock), or when the
+        process stops, no lock is left behind.
         Raises: NodeLocked; ClusterError when the API server fails.
         """
         taken: list[str] = []
         try:
             for key in sorted(keys):
-                self._locks[key].take(node, ref, deadline, wanted)
+                self._acquire(LockId(node, key), ref, deadline, is_wanted)
                 taken.append(key)
         except BaseException:
-            self.release(node, ref, taken)
+            self.release(node, taken, ref)
             raise
 
-    def release(self, node: str, ref: PodRef, keys: Sequence[str] = (NODE_LOCK,)) -> None:
-        """Give back locks whose pod was not bound. What cannot be done now is done by :meth:`tidy`."""
-        for key in keys:
-            self._locks[key].release(node, ref)
-
-    def settled(self, node: str, keys: Sequence[str] = (NODE_LOCK,)) -> None:
-        """The bind for which this process held *node* is over, well or not."""
-        for key in keys:
-            self._locks[key].settled(node)
-
-    def wake(self, node: str) -> None:
-        """There is news of *node*: let the first in line look."""
-        for lock in self._locks.values():
-            lock.wake(node)
-
-    def wake_pod(self, uid: str) -> None:
-        """There is news of a pod that may stand in line. Called under the cache's lock, so it asks nobody."""
-        for lock in self._locks.values():
-            lock.wake_pod(uid)
-
-    def close(self) -> None:
-        """Everybody who waits gives up."""
-        for lock in self._locks.values():
-            lock.close()
-
-    def tidy(self) -> None:
-        """Release again what could not be released before. Raises: ClusterError when the API server does not answer."""
-        for lock in self._locks.values():
-            lock.tidy()
-
-    def reap(self, node: str, key: str = NODE_LOCK) -> bool:
-        """Release the lock of *node* if its holder has no use for it any more; whether that was done."""
-        return self._locks[key].reap(node)
-
-    def waiting(self) -> dict[str, int]:
-        """How many pods stand in line before each node."""
-        waiting: Counter[str] = Counter()
-        for lock in self._locks.values():
-            waiting.update(lock.waiting())
-        return dict(waiting)
-
-
-class _Locks:
-    """The lines before one lock of each node. Vendors' own locks are a bare time: nobody can tell whose they are, so
-    they end by being released or by their age alone."""
-
-    def __init__(self, cluster: NodeLockCalls, nodes: NodeCache, pods: PodCache, vendors: Iterable[Vendor], times: LockTimes,
-                 key: str, *, clock: Callable[[], float], now: Callable[[], datetime],
-                 revoked: Callable[[PodRef, str], None], acting_since: Callable[[], datetime]) -> None:
-        self._key = key
-        self._agents = () if key == NODE_LOCK else tuple(vendor.allocated for vendor in vendors if vendor.lock == key)
-        self._acting_since = acting_since
-        self._cluster = cluster
-        self._nodes = nodes
-        self._pods = pods
-        self._times = times
-        self._clock = clock
-        self._now = now
-        self._revoked = revoked
-        self._clears: dict[str, str | None] = {vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}
-        self._guard = threading.Lock()
-        self._lines: dict[str, deque[_Ticket]] = {}
-        self._mine: dict[str, str] = {}  # nodes whose lock one of our threads works on, and the lock it may release
-        self._seen: dict[str, tuple[str, float]] = {}
-        self._takers: dict[str, tuple[str, str]] = {}  # the lock that we wrote last, and the uid of its pod
-        self._left: dict[str, str] = {}  # locks of ours that may still be there and should not
-        self._closed = False
-
-    def take(self, node: str, ref: PodRef, deadline: float, wanted: Callable[[], bool]) -> None:
-        """As :meth:`NodeLocks.take`."""
-        ticket = _Ticket(ref)
-        with self._guard:
-            line = self._lines.setdefault(node, deque())
-            line.append(ticket)
-        try:
-            while True:
-                ticket.turn.clear()  # before looking: news that comes meanwhile makes us look again
-                if self._closed:
-                    raise NodeLocked(f"scheduler shutting down while waiting for node {node} to be unlocked")
-                if not wanted():
-                    raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {node}")
-                first = line[0] is ticket or self._is_held_for(node, ref)
-                if first and self._try(node, ref):
-                    return
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise NodeLocked(f"timed out waiting for node {node} to be unlocked{self._held_by(node)}")
-                ticket.turn.wait(min(left, LOOK_AGAIN) if first else left)
-        finally:
-            self._leave(node, ticket)
-
-    def release(self, node: str, ref: PodRef) -> None:
-        """As :meth:`NodeLocks.release`."""
-        with self._guard:
-            text = self._mine.get(node, "")
-        try:
-            self._clear(node, text)
-        except ClusterError as error:
-            log.warning("node lock could not be released yet", extra={"node": node, "pod": ref, "error": error})
-            with self._guard:
-                self._left[node] = text
-        finally:
-            self.settled(node)
-
-    def settled(self, node: str) -> None:
-        """As :meth:`NodeLocks.settled`."""
-        with self._guard:
-            self._mine.pop(node, None)
-        self.wake(node)
-
-    def wake(self, node: str) -> None:
-        """As :meth:`NodeLocks.wake`."""
-        with self._guard:
-            if line := self._lines.get(node):
-                line[0].turn.set()
-
-    def wake_pod(self, uid: str) -> None:
-        """As :meth:`NodeLocks.wake_pod`."""
-        with self._guard:
-            for line in self._lines.values():
-                for ticket in line:
-                    if ticket.ref.uid == uid:
-                        ticket.turn.set()
-
-    def close(self) -> None:
-        """As :meth:`NodeLocks.close`."""
-        self._closed = True
-        with self._guard:
-            for line in self._lines.values():
-                for ticket in line:
-                    ticket.turn.set()
-
-    def tidy(self) -> None:
-        """As :meth:`NodeLocks.tidy`."""
-        with self._guard:
-            left = list(self._left.items())
-        for node, text in left:
-            if not self._claim(node):
-                continue  # whoever works on it takes the lock over, or leaves it here
+    def release(self, node: str, keys: Sequence[str], ref: PodRef) -> None:
+        """Removes locks whose pod was not bound. A failed release is retried by :meth:`retry_releases`."""
+        for lock in (LockId(node, key) for key in keys):
+            state = self._states[lock]
             try:
-                self._look(node)
-                self._clear(node, text)
-                with self._guard:
-                    self._left.pop(node, None)
+                self._remove(lock, state.releasable)
+            except ClusterError as error:
+                log.warning("node lock not released, will retry", extra={"node": node, "pod": ref, "error": error})
+                state.leftover = state.releasable
+            finally:
+                self._unclaim(lock)
+
+    def hand_over(self, node: str, keys: Sequence[str]) -> None:
+        """Leaves the locks to the device plugin, which releases them after it has allocated the pod's devices."""
+        for key in keys:
+            self._unclaim(LockId(node, key))
+
+    def retry_releases(self) -> None:
+        """Releases locks that could not be released before. Raises: ClusterError if the API server does not answer."""
+        with self._mutex:
+            leftovers = [(lock, state) for lock, state in self._states.items() if state.leftover is not None]
+        for lock, state in leftovers:
+            text = state.leftover
+            if text is None or not self._claim(lock):
+                continue  # whoever works on the lock takes it over, or leaves it here
+            try:
+                self._read(lock)
+                self._remove(lock, text)
+                state.leftover = None
             except ClusterError as error:
                 if error.status is None:
                     raise
-                log.warning("node lock can still not be released", extra={"node": node, "error": error})
+                log.warning("node lock still not released", extra={"node": lock.node, "error": error})
             finally:
-                self.settled(node)
+                self._unclaim(lock)
 
-    def reap(self, node: str) -> bool:
-        """As :meth:`NodeLocks.reap`."""
-        known = self._nodes.lock_of(node, self._key)
-        if known is None or known[0] is None or not self._claim(node):
+    def release_unneeded(self, node: str, key: str = NODE_LOCK) -> bool:
+        """Releases the lock if its holder no longer needs it. Reports whether it was released."""
+        lock, known = LockId(node, key), self._nodes.lock_of(node, key)
+        if known is None or known[0] is None or not self._claim(lock):
             return False
         try:
-            if not self._is_free(node, known[0]):
+            if not self._is_free(lock, known[0]):
                 return False
-            self._nodes.upsert(self._cluster.annotate_node(node, {self._key: None}, str(known[1])))
+            self._nodes.upsert(self._cluster.annotate_node(node, {key: None}, str(known[1])))
             return True
         finally:
-            self.settled(node)
+            self._unclaim(lock)
 
-    def waiting(self) -> dict[str, int]:
-        """As :meth:`NodeLocks.waiting`."""
-        with self._guard:
-            return {node: len(line) for node, line in self._lines.items()}
+    def _acquire(self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]) -> None:
+        with self._queue.join(lock, ref) as waiter:
+            while True:
+                waiter.woken.clear()  # before looking: news that comes meanwhile makes us look again
+                if self._queue.closed:
+                    raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
+                if not is_wanted():
+                    raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
+                held_by = self._text(lock)
+                # a lock that names the pod is from an earlier bind of it: the queue waits for the pod, not the reverse
+                may_try = self._queue.is_first(lock, waiter) or _names(held_by, ref)
+                if may_try and self._try(lock, ref):
+                    return
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise NodeLocked(f"timed out waiting for node {lock.node} to be unlocked"
+                                     f"{f' (held by {held_by})' if held_by else ''}: node lock contention")
+                waiter.woken.wait(min(left, RECHECK_S) if may_try else left)
 
-    def _leave(self, node: str, ticket: _Ticket) -> None:
-        with self._guard:
-            line = self._lines[node]
-            line.remove(ticket)
-            if line:
-                line[0].turn.set()
-            else:
-                del self._lines[node]
-
-    def _claim(self, node: str) -> bool:
-        """From now on, until :meth:`settled`, only this thread works on the lock of *node*; false if another does."""
-        with self._guard:
-            if node in self._mine:
+    def _claim(self, lock: LockId) -> bool:
+        """Lets only this thread work on *lock* until it is unclaimed. Reports whether that was possible."""
+        with self._mutex:
+            state = self._states[lock]
+            if state.claimed:
                 return False
-            self._mine[node] = ""
+            state.claimed, state.releasable = True, ""
             return True
 
-    def _try(self, node: str, ref: PodRef) -> bool:
-        """Take the lock if it is free; false when the line has to wait on."""
-        if not self._claim(node):
+    def _unclaim(self, lock: LockId) -> None:
+        with self._mutex:
+            state = self._states[lock]
+            state.claimed, state.releasable = False, ""
+        self._queue.wake_node(lock.node)
+
+    def _try(self, lock: LockId, ref: PodRef) -> bool:
+        """Takes the lock if it is free. Its claim is kept then."""
+        if not self._claim(lock):
             return False
         taken = False
         try:
-            taken = self._take_free(node, ref)
+            taken = self._take_free(lock, ref)
         finally:
             if not taken:
-                with self._guard:
-                    self._mine.pop(node, None)
+                self._states[lock].claimed = False
         return taken
 
-    def _take_free(self, node: str, ref: PodRef) -> bool:
-        """Take the lock if it is free, or names the pod already.
+    def _take_free(self, lock: LockId, ref: PodRef) -> bool:
+        """Takes the lock if it is free, or names the pod already.
 
-        In that case a Binding of it may be on its way, of another process or from an earlier attempt of ours, so that
-        only what becomes of the pod can end that lock, not a failure of this attempt.
+        In that case a Binding of the pod may be on its way, from another process or an earlier attempt of ours. Only
+        what becomes of the pod can end that lock, not a failure of this attempt, so it is not releasable.
         """
+        state = self._states[lock]
         for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(node, self._key) or self._look(node)
+            known = self._nodes.lock_of(*lock) or self._read(lock)
             if known is None:
-                raise NotFound(f'node "{node}" not found', 404)
+                raise NotFound(f'node "{lock.node}" not found', 404)
             text, version = known
-            again = text is not None and _names(text, ref) and not self._is_orphaned(node, text)
-            if text is not None and not again and not self._is_free(node, text):
+            again = text is not None and _names(text, ref) and not self._is_orphaned(lock, text)
+            if text is not None and not again and not self._is_free(lock, text):
                 return False
-            lock = self._text(ref)
-            if self._swap(node, version, lock, "" if again else lock):
-                self._takers[node] = lock, ref.uid
+            ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
+            if self._swap(lock, version, ours, releasable="" if again else ours):
+                state.written = ours, ref.uid
                 return True
         return False
 
-    def _text(self, ref: PodRef) -> str:
-        return render_lock(self._now(), *(ref.namespace, ref.name) if self._key == NODE_LOCK else ())
-
-    def _swap(self, node: str, version: int, text: str, ours: str) -> bool:
-        """Lock *node* with *text* unless it has changed since *version*; *ours* is what we may release again.
-
-        Raises: ClusterError.
-        """
-        self._nodes.expect_lock(node, text, self._key)
+    def _swap(self, lock: LockId, version: int, text: str, *, releasable: str) -> bool:
+        """Writes the lock unless the node has changed since *version*. Raises: ClusterError."""
+        state = self._states[lock]
+        self._nodes.expect_lock(lock.node, text, lock.key)
         try:
-            answer = self._cluster.annotate_node(node, {self._key: text}, str(version))
+            answer = self._cluster.annotate_node(lock.node, {lock.key: text}, str(version))
         except Conflict:
-            self._look(node)
+            self._read(lock)
             return False
         except NotFound:
             raise
         except ClusterError:
-            with self._guard:
-                self._left[node] = ours  # it may have been written all the same
+            state.leftover = releasable  # it may have been written all the same
             raise
-        with self._guard:
-            self._mine[node] = ours
-            self._left.pop(node, None)
+        state.releasable, state.leftover = releasable, None
         self._nodes.upsert(answer)
         return True
 
-    def _look(self, node: str) -> tuple[str | None, int] | None:
-        """PodRequest the API server for *node*."""
-        fresh = self._cluster.node(node)
+    def _read(self, lock: LockId) -> tuple[str | None, int] | None:
+        """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`."""
+        fresh = self._cluster.node(lock.node)
         if fresh is None:
             return None
-        self._nodes.learn(fresh)
-        return self._nodes.lock_of(node, self._key)
+        self._nodes.upsert_unwatched(fresh)
+        return self._nodes.lock_of(*lock)
 
-    def _is_free(self, node: str, text: str) -> bool:
-        """The lock *text* may be replaced. Revokes the holder where that has to come first."""
-        if self._is_orphaned(node, text):
+    def _text(self, lock: LockId) -> str:
+        known = self._nodes.lock_of(*lock)
+        return known[0] or "" if known else ""
+
+    def _remove(self, lock: LockId, text: str) -> None:
+        """Removes the lock if it still reads *text*. Raises: ClusterError."""
+        for _ in range(ATTEMPTS):
+            known = self._nodes.lock_of(*lock)
+            if known is None or known[0] is None or known[0] != text:
+                return
+            try:
+                self._nodes.upsert(self._cluster.annotate_node(lock.node, {lock.key: None}, str(known[1])))
+                return
+            except Conflict:
+                self._read(lock)
+            except NotFound:
+                return
+        raise ClusterError(f"node {lock.node}: lock still contended after {ATTEMPTS} attempts")
+
+    # Whether a lock may be taken over
+
+    def _is_free(self, lock: LockId, text: str) -> bool:
+        """Reports whether the lock *text* may be replaced. Revokes its holder if necessary."""
+        if self._is_orphaned(lock, text):
             return True
         try:
-            lock = parse_lock(text)
-            if lock.holder is not None and not all(map(_NAME.fullmatch, lock.holder)):
-                raise MalformedInput(self._key, text, "names no pod")
+            parsed = parse_lock(text)
+            if parsed.holder is not None and not all(map(_NAME.fullmatch, parsed.holder)):
+                raise MalformedInput(lock.key, text, "names no pod")
         except MalformedInput as error:
-            log.warning("node lock cannot be read, taking it over", extra={"node": node, "error": error})
+            log.warning("node lock unreadable, taking it over", extra={"node": lock.node, "error": error})
             return True
-        known_for = self._known_for(node, text)
-        age = max((self._now() - lock.at).total_seconds(), known_for)
-        acting_for = (self._now() - self._acting_since()).total_seconds()
-        found = _Lock(node, lock.holder, age, known_for, acting_for)
-        if lock.holder is None:
-            return age > self._times.expire or self._is_forsaken(found)
-        return self._is_over(found, *lock.holder)
+        seen_for = self._seen_for(lock, text)
+        age = max((self._now() - parsed.at).total_seconds(), seen_for)
+        found = _FoundLock(lock, age, seen_for, (self._now() - self._leading_since()).total_seconds())
+        if parsed.holder is not None:
+            return self._is_holder_done(found, *parsed.holder)
+        return age > self._timeouts(lock).allocation or self._is_abandoned(found)
 
-    def _is_orphaned(self, node: str, text: str) -> bool:
-        """We wrote the lock *text* for a pod that has been deleted, whether or not a later one bears its name."""
-        taken, uid = self._takers.get(node, ("", ""))
-        return taken == text and self._pods.is_deleted(uid)
+    def _is_orphaned(self, lock: LockId, text: str) -> bool:
+        """Reports whether we wrote *text* for a pod that is deleted; a later pod of its name does not hold the lock."""
+        written, uid = self._states[lock].written
+        return written == text and self._pods.is_deleted(uid)
 
-    def _is_forsaken(self, lock: _Lock) -> bool:
-        """A vendor's own lock is from before this replica acted, and no pod on the node waits for that vendor's agent:
-        whoever took it was killed before a pod was bound, and sends no Binding any more."""
-        if not self._agents or lock.inherited_for <= self._times.orphaned:
+    def _is_abandoned(self, found: _FoundLock) -> bool:
+        """Reports whether a bare lock is from an earlier term and no pod on the node waits for the vendor's agent.
+
+        Whoever wrote it was killed before it bound its pod, and will send no Binding.
+        """
+        allocated = self._allocated.get(found.lock.key, ())
+        if not allocated or found.inherited_for <= VENDOR_TIMEOUTS.inherited:
             return False
-        return not any(pod.phase == "Pending" and any(key in pod.annotations for key in self._agents)
-                       for pod in self._cluster.pods_on(lock.node))
+        return not any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
+                       for pod in self._cluster.pods_on(found.lock.node))
 
-    def _is_over(self, lock: _Lock, namespace: str, name: str) -> bool:
-        """The holder has no use for the lock, or has been revoked. Before that is believed of what the watch has shown,
-        the API server is asked: the watch may be late."""
+    def _is_holder_done(self, found: _FoundLock, namespace: str, name: str) -> bool:
+        """Reports whether the holder no longer needs the lock, or has been revoked.
+
+        The API server is asked before a lock is taken over: the watch may be late.
+        """
         known = self._pods.named(namespace, name)
-        if known is not None and self._use_of(lock, known.node, known.bind_phase, known.terminated) is _Use.NEEDED:
+        if known is not None and self._need(found, known.node, known.bind_phase, known.terminated) is _Need.NEEDED:
             return False
         pod = self._cluster.pod(namespace, name)
         if pod is None:
             return True
         self._pods.upsert(pod)
-        use = self._use_of(lock, pod.node_name, pod.annotations.get(BIND_PHASE, ""), pod.is_terminated)
-        return use is _Use.OVER or (use is _Use.OVERDUE and self._revoke(lock.node, pod))
+        need = self._need(found, pod.node_name, pod.annotations.get(BIND_PHASE, ""), pod.is_terminated)
+        return need is _Need.DONE or (need is _Need.OVERDUE and self._revoke(found.lock.node, pod))
 
-    def _use_of(self, lock: _Lock, bound_to: str, phase: str, terminated: bool) -> _Use:
-        if terminated or bound_to not in ("", lock.node):
-            return _Use.OVER
+    def _need(self, found: _FoundLock, bound_to: str, phase: str, terminated: bool) -> _Need:
+        timeouts = self._timeouts(found.lock)
+        if terminated or bound_to not in ("", found.lock.node):
+            return _Need.DONE
         if bound_to and phase in (BindPhase.SUCCESS, BindPhase.FAILED):
-            return _Use.OVER if lock.known_for > self._times.finished else _Use.NEEDED
-        if not bound_to and lock.inherited_for > self._times.orphaned:
-            return _Use.OVERDUE
-        timeout = self._times.expire if bound_to else self._times.unbound
-        return _Use.OVERDUE if lock.age > timeout else _Use.NEEDED
+            return _Need.DONE if found.seen_for > timeouts.finished else _Need.NEEDED
+        if not bound_to and found.inherited_for > timeouts.inherited:
+            return _Need.OVERDUE
+        timeout = timeouts.allocation if bound_to else timeouts.unbound
+        return _Need.OVERDUE if found.age > timeout else _Need.NEEDED
 
     def _revoke(self, node: str, holder: Pod) -> bool:
-        """Take the holder's devices out of the device plugin's reach; only then may its lock be taken.
+        """Clears the holder's devices to allocate, so that its lock may be taken over.
 
-        False when the holder has changed since it was looked at: look again.
+        Reports whether that is done; it is not if the holder has changed since it was read.
         """
-        if not holder.node_name and not any(key in holder.annotations for key in (*self._clears, BIND_PHASE)):
-            return True  # it was never bound and has nothing that a device plugin could hand out
+        if not holder.node_name and not any(key in holder.annotations for key in (*self._cleared, BIND_PHASE)):
+            return True  # never bound, and without anything that a device plugin could hand out
         try:
-            answer = self._cluster.annotate_pod(holder.ref, {**self._clears, BIND_PHASE: BindPhase.FAILED},
+            answer = self._cluster.annotate_pod(holder.ref, {**self._cleared, BIND_PHASE: BindPhase.FAILED},
                                                 resource_version=holder.resource_version)
         except NotFound:
             return True
         except Conflict:
             return False
         self._pods.upsert(answer)
-        log.warning("allocation revoked, its node lock had expired", extra={"node": node, "pod": holder.ref})
-        self._revoked(holder.ref, node)
+        log.warning("allocation revoked, node lock expired", extra={"node": node, "pod": holder.ref})
+        self._on_revoked(holder.ref, node)
         return True
 
-    def _known_for(self, node: str, text: str) -> float:
-        """Seconds since this process first saw *node* locked by *text*."""
-        clock = self._clock()
-        seen = self._seen.get(node)
-        if seen is None or seen[0] != text:
-            seen = self._seen[node] = (text, clock)
-        return clock - seen[1]
+    def _timeouts(self, lock: LockId) -> LockTimeouts:
+        return self._lock_timeouts if lock.key == NODE_LOCK else VENDOR_TIMEOUTS
 
-    def _clear(self, node: str, text: str) -> None:
-        """Remove the lock if it is still *text*. Raises: ClusterError."""
-        for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(node, self._key)
-            if known is None or known[0] is None or known[0] != text:
-                return
-            try:
-                self._nodes.upsert(self._cluster.annotate_node(node, {self._key: None}, str(known[1])))
-                return
-            except Conflict:
-                self._look(node)
-            except NotFound:
-                return
-        raise ClusterError(f"node {node}: lock still contended after {ATTEMPTS} attempts")
-
-    def _is_held_for(self, node: str, ref: PodRef) -> bool:
-        """The lock names this pod, from a bind that did not come to its end: the line waits for it, not the reverse."""
-        known = self._nodes.lock_of(node, self._key)
-        return known is not None and known[0] is not None and _names(known[0], ref)
-
-    def _held_by(self, node: str) -> str:
-        known = self._nodes.lock_of(node, self._key)
-        return f" (held by {known[0]}): node lock contention" if known and known[0] else ": node lock contention"
+    def _seen_for(self, lock: LockId, text: str) -> float:
+        """Returns for how many seconds this process has seen the lock read *text*."""
+        clock, state = self._clock(), self._states[lock]
+        if state.first_seen[0] != text:
+            state.first_seen = text, clock
+        return clock - state.first_seen[1]
 
 
 def _names(text: str, ref: PodRef) -> bool:

@@ -10,225 +10,208 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import flask
-import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from hami.scheduler.leadership import Leadership
+from hami.cache.cache import Cache, Policies
+from hami.certificates.manager import CertificateManager, CertificateSettings
+from hami.certificates.revision import Lifetimes
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import LeaderTerm, AlwaysLeader, Election, Elector
-from hami.cache.cache import Cache, Policies
-from hami.scheduler.node_lock import LockTimes, NodeLocks
-from hami.kube.reflector import Reflector
-from hami.codec.objects import parse_node, parse_pod, parse_quota
-from hami.certificates.revision import Lifetimes
-from hami.certificates.manager import CertificateManager, CertificateSettings
-from hami.scheduler.controller import Controller
-from hami.scheduler.reconcile import Rules
-from hami.errors import ClusterError
+from hami.kube.lease import AlwaysLeader, Election, Elector, LeaderTerm
+from hami.model import PodRef
 from hami.runtime.interpreter import freeze_gc
-from hami.web.exporter import Exporter
-from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.admit import Admitter
+from hami.scheduler.app import Health, Verbs, create_app
+from hami.scheduler.bind import Binder
 from hami.scheduler.cluster_metrics import families
-from hami.web.exposition import Family, build_info
-from hami.model import Node, Pod, PodRef, QuotaLimits
+from hami.scheduler.controller import Controller
+from hami.scheduler.filter import NodeFilter
+from hami.scheduler.leadership import Leadership
+from hami.scheduler.lock_queue import LockQueue
+from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.node_lock import LockTimeouts, NodeLocks
+from hami.scheduler.reconcile import PodRules
 from hami.scheduler.settings import Settings
+from hami.scheduler.watches import Watches
 from hami.vendors.entry_points import catalog
-from hami.scheduler.verbs import Verbs
-from hami.scheduler.app import Health, create_app
+from hami.web.exporter import Exporter
+from hami.web.exposition import Family, build_info
 
-__all__ = ["SchedulerProgram", "certifier"]
+__all__ = ["SchedulerProgram", "make_certificate_manager"]
 
 log = logging.getLogger(__name__)
 
-FRESH = 120.0  # seconds of silence from the API server after which what is known counts as stale
-CATCH_UP = 30.0  # seconds that a consistent list may take
-EVENTS_A_SECOND = 50.0  # at most, or --kube-qps if that is less: they never compete with placing pods
-NORMAL_EVENTS_A_SECOND = 10.0  # of them; two a pod cost the control plane as much as its Binding
-DRAIN = 5.0  # seconds that bindings in progress may take to finish at the end
-JOIN = 1.0  # seconds to wait for each thread at the end
+REQUEST_TIMEOUT_S = 10.0  # of calls to the API server, unless the settings say otherwise
+EVENTS_PER_SECOND = 50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
+NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane as much as its Binding
+DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
+JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class _Nobody:
-    """Leads never."""
+class _NeverLeads:
+    """The term of a process that takes no part in an election."""
 
     def leads_until(self) -> float:
         return 0.0
 
 
-def certifier(settings: Settings, cluster: Cluster | None = None, role: LeaderTerm = _Nobody()) -> CertificateManager:
-    """Who keeps the self-signed certificate of *settings*; by default with a connection of its own, and no leader."""
+def make_certificate_manager(settings: Settings, cluster: Cluster | None = None,
+                             term: LeaderTerm = _NeverLeads()) -> CertificateManager:
+    """Returns the manager of the self-signed certificate, by default with a connection of its own and no leadership."""
     certificates = CertificateSettings(
         namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
         file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
         lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
                             authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
-    calls = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or 10.0))
-    return CertificateManager(calls, role, certificates, clock=time.monotonic, now=_now)
+    cluster = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S))
+    return CertificateManager(cluster, term, certificates, clock=time.monotonic, now=_now)
 
 
 class SchedulerProgram:
-    """All parts of `hami scheduler` in one process. Made in the worker, after the fork."""
+    """All parts of ``hami scheduler`` in one process. Constructed in the worker, after the fork."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         clock = time.monotonic
-        api = Api.connect(timeout=settings.kube_timeout or 10.0)
-        cluster = Cluster(api)
-        known = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
-        self._cache = Cache(known, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
-                            clock=clock, now=_now, matches=settings.node_selector.matches)
-        rate = min(settings.kube_qps or EVENTS_A_SECOND, EVENTS_A_SECOND)
-        self._events = EventRecorder(cluster, settings.scheduler_name or "hami-scheduler", rate=rate,
-                                     normal_rate=min(rate, NORMAL_EVENTS_A_SECOND))
-        self._locks = NodeLocks(
-            cluster, self._cache.nodes, self._cache.pods, known, LockTimes(expire=settings.node_lock_timeout),
-            clock=clock, now=_now, revoked=self._tell_revoked)
-        self._cache.nodes.on_lock = self._locks.wake
-        self._cache.on_dropped = self._locks.wake_pod
-        self._nodes: Reflector[Node] = Reflector(
-            api, "/api/v1/nodes", parse_node, lambda node: node.name, self._cache.nodes, name="nodes")
-        self._pods: Reflector[Pod] = Reflector(
-            api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, self._cache.pods, name="pods")
-        self._quotas: Reflector[QuotaLimits] = Reflector(
-            api, "/api/v1/resourcequotas", parse_quota, lambda quota: quota.uid, self._cache.quotas, name="quotas")
-        self._acting = Leadership(self._catch_up, clock, _now)
-        self._locks.acting_since = self._acting.since
-        self._election = self._elect(cluster)
-        self._acting.follow(self._election)
-        self._controller = Controller(
-            cluster, self._cache, self._locks, self._events, self._acting,
-            Rules(vendors=known, scheduler=settings.scheduler_name,
-                  overwrites=settings.force_overwrite_default_scheduler, expire=settings.node_lock_timeout),
-            pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, clock=clock, now=_now)
-        self._certifier = certifier(settings, cluster, self._acting) if settings.self_signed_cert_dir else None
+
+        # What the scheduler knows
+        api = Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S)
+        self._cluster = Cluster(api)
+        vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+        self._queue = LockQueue()
+        self._cache = Cache(
+            vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
+            matches=settings.node_selector.matches, on_lock_change=self._queue.wake_node,
+            on_reservation_end=self._queue.wake_pod)
+        self._watches = Watches(api, self._cache)
+        self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
+
+        # What it tells
+        rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
+        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", rate=rate,
+                                     normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
+
+        # What it does
+        locks = NodeLocks(
+            self._cluster, self._cache, self._queue, LockTimeouts(allocation=settings.node_lock_timeout),
+            leading_since=self._leadership.since, clock=clock, now=_now, on_revoked=self._record_revoked)
+        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, self._metrics,
+                              clock=clock)
+        self._verbs = Verbs(
+            Admitter(self._cache, scheduler_name=settings.scheduler_name,
+                     force_overwrite=settings.force_overwrite_default_scheduler),
+            NodeFilter(self._cache, self._events, self._leadership, self._metrics),
+            self._binder, self._cache.reservations.get)
+        rules = PodRules(
+            vendors=vendors, scheduler_name=settings.scheduler_name,
+            force_overwrite=settings.force_overwrite_default_scheduler, allocation_timeout=settings.node_lock_timeout)
+        self._controller = Controller(
+            self._cluster, self._cache, locks, self._events, self._leadership, rules,
+            own_pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, now=_now)
+
+        # What it serves
+        self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership)
+                              if settings.self_signed_cert_dir else None)
         self._metrics.register(self._metric_sources())
         address = settings.metrics_bind_address
         self._exporter = Exporter(registry, address, self._families) if address is not None else None
-        self._verbs = Verbs(
-            self._cache, self._locks, cluster, self._events, self._acting, self._metrics,
-            scheduler_name=settings.scheduler_name, force_overwrite=settings.force_overwrite_default_scheduler,
-            clock=clock)
         self._threads: list[threading.Thread] = []
 
     def app(self) -> flask.Flask:
-        """The WSGI application over these parts."""
-        health = Health(started=self._is_synced, unready=self._unready, await_start=self._await_sync)
-        return create_app(self._verbs, self._reservation, health, self._metrics.observe, threads=self._settings.threads)
+        """Returns the WSGI application."""
+        health = Health(started=self._watches.is_synced, unready=self._unready_reason,
+                        wait_until_started=self._watches.wait_until_synced)
+        return create_app(self._verbs, health, self._metrics.observe, threads=self._settings.threads)
 
     def start(self) -> None:
-        """Start what runs beside the requests. Nodes are read before pods, whose shares are of their devices."""
+        """Starts everything that runs beside the requests."""
         if self._exporter is not None:
             self._exporter.start()
-        if self._certifier is not None:
-            self._start_thread("certificates", self._certifier.run)
-        for name, run in (("nodes", self._nodes.run), ("quotas", self._quotas.run), ("pods", self._read_pods),
-                          ("events", self._events.run), ("election", self._election.run), ("acting", self._acting.run),
-                          ("controller", self._controller_run)):
+        if self._certificates is not None:
+            self._start_thread("certificates", self._certificates.run)
+        for name, run in (*self._watches.loops().items(), ("events", self._events.run),
+                          ("election", self._leadership.election.run), ("leadership", self._leadership.run),
+                          ("controller", self._run_controller)):
             self._start_thread(name, run)
+
+    def stop(self) -> None:
+        """Stops. Waiting binds fail and Bindings that are being written finish before the leadership is released."""
+        self._queue.close()
+        if not self._binder.drain(DRAIN_TIMEOUT_S):
+            log.warning("stopping while a Binding is being written")
+        self._controller.stop()
+        if self._certificates is not None:
+            self._certificates.stop()
+        self._leadership.stop()
+        self._watches.stop()
+        self._leadership.election.stop()
+        self._events.drain(JOIN_TIMEOUT_S)
+        self._events.stop()
+        if self._exporter is not None:
+            self._exporter.stop()
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
 
     def _start_thread(self, name: str, run: Callable[[], object]) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def stop(self) -> None:
-        """Stop: binds that wait give up, those that are being written finish; only then is the leadership released."""
-        self._locks.close()
-        if not self._verbs.drain(DRAIN):
-            log.warning("a binding is still being written")
-        self._controller.stop()
-        if self._certifier is not None:
-            self._certifier.stop()
-        self._acting.stop()
-        for reflector in (self._nodes, self._pods, self._quotas):
-            reflector.stop()
-        self._election.stop()
-        self._events.drain(JOIN)
-        self._events.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
-        for thread in self._threads:
-            thread.join(JOIN)
+    def _elect(self, leadership: Leadership) -> Elector:
+        settings = self._settings
+        if not settings.leader_elect:
+            return AlwaysLeader(on_started=leadership.started)
+        return Election(
+            self._cluster, namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
+            name=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
+            identity=make_identity(settings.pod_name),
+            has_ended=lambda identity: has_ended(identity, settings.pod_name),
+            on_started=leadership.started, on_stopped=leadership.stopped, may_hand_over=leadership.is_idle)
+
+    def _catch_up(self) -> None:
+        """Reads the cluster at the beginning of a term. Raises: ClusterError."""
+        self._watches.require_sync()
+        if self._settings.leader_elect:
+            self._watches.relist()
+
+    def _run_controller(self) -> None:
+        self._watches.wait_until_synced()
+        freeze_gc()
+        self._controller.run()
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache
         return MetricSources(
-            reserved=cache.reserved, waiting=self._locks.waiting,
-            ages={"nodes": self._nodes.age, "pods": self._pods.age, "resourcequotas": self._quotas.age},
-            leads=self._election.is_leader, unreadable_inventories=cache.nodes.problems,
+            reserved=cache.reservations.unbound, waiting=self._queue.waiting, ages=self._watches.ages(),
+            leads=self._leadership.election.is_leader, unreadable_inventories=cache.nodes.problems,
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
-            handshakes=lambda: self._controller.requests_written,
-            certificate_expiry=self._certifier.expiry if self._certifier is not None else lambda: None)
+            handshakes=lambda: self._controller.handshakes_requested,
+            certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
 
     def _families(self) -> list[Family]:
-        """The metrics of the cluster; none before it is known, lest it look empty."""
+        """Returns the metrics of the cluster; none before the cache is filled, as the cluster would look empty."""
         made = [build_info()]
-        if self._is_synced():
+        if self._watches.is_synced():
             made += families(self._cache.snapshot(), self._cache.vendors, legacy=self._settings.legacy_metrics)
         return made
 
-    def _elect(self, cluster: Cluster) -> Elector:
-        settings = self._settings
-        if not settings.leader_elect:
-            return AlwaysLeader(on_started=self._acting.started)
-        return Election(
-            cluster, namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
-            name=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
-            identity=make_identity(settings.pod_name),
-            has_ended=lambda identity: has_ended(identity, settings.pod_name),
-            on_started=self._acting.started, on_stopped=self._acting.stopped, may_hand_over=self._acting.is_idle)
-
-    def _read_pods(self) -> None:
-        self._nodes.synced.wait()
-        self._pods.run()
-
-    def _controller_run(self) -> None:
-        self._await_sync(None)
-        freeze_gc()
-        self._controller.run()
-
-    def _catch_up(self) -> None:
-        """Read nodes and pods once more, with consistent lists."""
-        if not self._await_sync(CATCH_UP):
-            raise ClusterError("the caches have not been filled yet")
-        if self._settings.leader_elect:
-            self._nodes.relist(CATCH_UP)
-            self._pods.relist(CATCH_UP)
-
-    def _is_synced(self) -> bool:
-        return all(reflector.synced.is_set() for reflector in (self._nodes, self._pods, self._quotas))
-
-    def _await_sync(self, timeout: float | None) -> bool:
-        return all(reflector.synced.wait(timeout) for reflector in (self._nodes, self._pods, self._quotas))
-
-    def _unready(self) -> str | None:
-        for reflector, name in ((self._nodes, "nodes"), (self._pods, "pods"), (self._quotas, "resourcequotas")):
-            if not reflector.synced.is_set():
-                return f"{name} have not been read yet"
-            if reflector.age() > FRESH:
-                return f"the API server has said nothing about {name} for {reflector.age():.0f} s"
-        if self._certifier is not None and not self._certifier.is_trusted():
+    def _unready_reason(self) -> str | None:
+        if (reason := self._watches.unready_reason()) is not None:
+            return reason
+        if self._certificates is not None and not self._certificates.is_trusted():
             return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None
 
-    def _reservation(self, uid: str) -> bytes | None:
-        reservation = self._cache.reservation(uid)
-        if reservation is None:
-            return None
-        return msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
-                                    "labels": reservation.labels})
-
-    def _tell_revoked(self, ref: PodRef, node: str) -> None:
+    def _record_revoked(self, ref: PodRef, node: str) -> None:
         self._events.record(ref, "Warning", "AllocationRevoked",
-                            f"the device plugin of node {node} did not hand out the devices in time")
+                            f"the device plugin of node {node} did not allocate the devices in time")

@@ -15,7 +15,7 @@ def bound_to(name, text, *containers, version="50", **fields):
                annotations=BOUND | {NVIDIA.allocated: text}, **fields)
 
 
-class Books(Cache):
+class SmallCache(Cache):
     """A cache with one node of two cards, and short ways to ask it."""
 
     def __init__(self, *nodes, **options):
@@ -25,11 +25,11 @@ class Books(Cache):
             self.nodes.upsert(one)
 
     def place(self, asked, *names):
-        answer = self.choose(asked, names or ("n1",))
+        answer = self.assume(asked, names or ("n1",))
         return answer.node if isinstance(answer, Choice) else None
 
     def used(self, uuid="GPU-0", node="n1"):
-        found = next(view for view in self.views()[node] if view.device.uuid == uuid)
+        found = next(view for view in self.usage()[node] if view.device.uuid == uuid)
         return found.slots_used, found.memory_used_mib, found.cores_used
 
     def free(self, uuid="GPU-0"):
@@ -38,8 +38,8 @@ class Books(Cache):
     def outcome_unknown(self, asked):
         """A bind of *asked* that ended without an answer."""
         self.place(asked)
-        reservation = self.begin_bind(asked.ref, "n1")
-        self.confirm(reservation)
-        self.mark_unknown(reservation)
-        self.give_up(reservation, drop=False)
+        reservation = self.reservations.start_binding(asked.ref, "n1")
+        self.reservations.prepare_binding(reservation)
+        self.reservations.mark_unknown(reservation)
+        self.reservations.cancel_binding(reservation)
         return reservation

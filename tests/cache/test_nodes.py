@@ -5,7 +5,7 @@ import pytest
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from tests.builders import NVIDIA, gpu, node
-from tests.cache.caches import Books, bound_to
+from tests.cache.caches import SmallCache, bound_to
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
 
@@ -14,154 +14,155 @@ def locked(text, version="5", **annotations):
     return node("n1", gpu("GPU-0"), annotations={NODE_LOCK: text} | annotations, resource_version=version)
 
 
-def names(books):
-    return sorted(books.views())
+def names(cache):
+    return sorted(cache.usage())
 
 
 # inventory
 
 def test_a_node_that_goes_and_comes_back_keeps_what_its_pods_take():
-    books = Books()
-    books.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
-    books.nodes.remove(node("n1"))
-    assert names(books) == []
-    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
-    assert books.used() == (1, 500, 5)
+    cache = SmallCache()
+    cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
+    cache.nodes.remove(node("n1"))
+    assert names(cache) == []
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
+    assert cache.used() == (1, 500, 5)
 
 
 def test_an_older_state_of_a_node_does_not_count():
-    books = Books()
-    books.nodes.upsert(node("n1", gpu("GPU-7"), resource_version="9"))
-    books.nodes.upsert(node("n1", gpu("GPU-8"), resource_version="8"))
-    assert books.used("GPU-7") == (0, 0, 0)
+    cache = SmallCache()
+    cache.nodes.upsert(node("n1", gpu("GPU-7"), resource_version="9"))
+    cache.nodes.upsert(node("n1", gpu("GPU-8"), resource_version="8"))
+    assert cache.used("GPU-7") == (0, 0, 0)
 
 
 def test_an_answer_about_a_node_that_has_been_deleted_meanwhile_does_not_bring_it_back():
-    books = Books(node("n1", gpu("GPU-0"), resource_version="5"))
-    books.nodes.remove(node("n1", resource_version="8"))
-    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
-    assert names(books) == [] and books.nodes.lock_of("n1") is None
-    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
-    assert names(books) == ["n1"]
+    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="5"))
+    cache.nodes.remove(node("n1", resource_version="8"))
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
+    assert names(cache) == [] and cache.nodes.lock_of("n1") is None
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
+    assert names(cache) == ["n1"]
 
 
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
 def test_an_inventory_that_cannot_be_read_offers_nothing(text):
-    books = Books()
-    books.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
-    assert names(books) == [] and list(books.nodes.problems()) == [("n1", "NVIDIA")]
-    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="10"))
-    assert names(books) == ["n1"] and books.nodes.problems() == {}
+    cache = SmallCache()
+    cache.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
+    assert names(cache) == [] and list(cache.nodes.problems()) == [("n1", "NVIDIA")]
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="10"))
+    assert names(cache) == ["n1"] and cache.nodes.problems() == {}
 
 
 def test_an_inventory_that_is_withdrawn_is_gone():
-    books = Books()
-    books.nodes.upsert(node("n1", resource_version="9"))
-    assert names(books) == []
+    cache = SmallCache()
+    cache.nodes.upsert(node("n1", resource_version="9"))
+    assert names(cache) == []
 
 
 def test_a_device_that_is_registered_twice_counts_once():
-    books = Books(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
-    assert len(books.views()["n1"]) == 1
+    cache = SmallCache(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
+    assert len(cache.usage()["n1"]) == 1
 
 
 def test_a_node_that_ceases_to_match_is_gone():
-    books = Books(matches=lambda one: one.labels.get("gpu") != "off")
-    books.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="9"))
-    assert names(books) == [] and books.nodes.lock_of("n1") is None
+    cache = SmallCache(matches=lambda one: one.labels.get("gpu") != "off")
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="9"))
+    assert names(cache) == [] and cache.nodes.lock_of("n1") is None
 
 
 def test_an_older_state_in_which_a_node_did_not_match_does_not_count():
-    books = Books(matches=lambda one: one.labels.get("gpu") != "off")
-    books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
-    books.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="8"))
-    assert names(books) == ["n1"]
+    cache = SmallCache(matches=lambda one: one.labels.get("gpu") != "off")
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="8"))
+    assert names(cache) == ["n1"]
 
 
 def test_nodes_that_a_list_does_not_show_are_gone():
-    books = Books(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
-    books.nodes.prune({"n2"}, 0.0)
-    assert names(books) == ["n2"]
+    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
+    cache.nodes.prune({"n2"}, 0.0)
+    assert names(cache) == ["n2"]
 
 
 @pytest.mark.parametrize(("allocatable", "waited", "offered"), [
     ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
 def test_a_plugin_that_does_not_answer_is_given_up(allocatable, waited, offered):
-    books = Books(node("x"))
-    books.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(books.time.now())},
+    cache = SmallCache(node("x"))
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(cache.time.now())},
                             allocatable={NVIDIA.count: allocatable}))
-    books.time.seconds += waited
-    books.sweep()
-    assert names(books) == (["n1"] if offered else [])
+    cache.time.seconds += waited
+    cache.expire()
+    assert names(cache) == (["n1"] if offered else [])
 
 
 def test_a_plugin_that_was_given_up_is_believed_when_it_reports():
-    books = Books(node("x"))
-    for handshake, version in ((render_request(books.time.now()), "1"), ("Reported_now", "2")):
-        books.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,
+    cache = SmallCache(node("x"))
+    for handshake, version in ((render_request(cache.time.now()), "1"), ("Reported_now", "2")):
+        cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,
                                 allocatable={NVIDIA.count: "0"}))
-        books.time.seconds += 61
-        books.sweep()
-    assert names(books) == ["n1"]
-    assert [name for name, _ in books.nodes.unasked()] == ["n1"]
+        cache.time.seconds += 61
+        cache.expire()
+    assert names(cache) == ["n1"]
+    assert [name for name, _ in cache.nodes.reports_due()] == ["n1"]
 
 
 # locks
 
 def test_the_lock_of_a_node_and_its_version():
-    books = Books()
-    books.nodes.upsert(locked(LOCK))
-    assert books.nodes.lock_of("n1") == (LOCK, 5)
-    assert books.nodes.locks() == [("n1", "hami.io/mutex.lock", LOCK)]
-    books.nodes.upsert(locked(LOCK, version="4"))
-    assert books.nodes.lock_of("n1") == (LOCK, 5) and books.nodes.lock_of("nowhere") is None
+    cache = SmallCache()
+    cache.nodes.upsert(locked(LOCK))
+    assert cache.nodes.lock_of("n1") == (LOCK, 5)
+    assert cache.nodes.locks() == [("n1", "hami.io/mutex.lock", LOCK)]
+    cache.nodes.upsert(locked(LOCK, version="4"))
+    assert cache.nodes.lock_of("n1") == (LOCK, 5) and cache.nodes.lock_of("nowhere") is None
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    (lambda books: books.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
-    (lambda books: books.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
-    (lambda books: books.nodes.upsert(locked(LOCK, "6")), False),
-    (lambda books: books.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
+    (lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
+    (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
+    (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
+    (lambda cache: cache.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
 def test_news_of_a_lock_is_told(change, told):
-    books, news = Books(), []
-    books.nodes.upsert(locked(LOCK))
-    books.nodes.on_lock = news.append
-    change(books)
+    news = []
+    cache = SmallCache(on_lock_change=news.append)
+    cache.nodes.upsert(locked(LOCK))
+    news.clear()
+    change(cache)
     assert news == (["n1"] if told else [])
 
 
 def test_a_lock_of_another_process_makes_a_node_foreign():
-    books = Books()
-    assert books.nodes.mark_foreign("n1", False), "nobody knows who was there before us"
-    assert not books.nodes.mark_foreign("n1", False)
-    books.nodes.upsert(locked(LOCK))
-    assert books.nodes.mark_foreign("n1", False)
+    cache = SmallCache()
+    assert cache.nodes.clear_foreign("n1"), "nobody knows who was there before us"
+    assert not cache.nodes.clear_foreign("n1")
+    cache.nodes.upsert(locked(LOCK))
+    assert cache.nodes.clear_foreign("n1")
 
 
 def test_our_own_lock_makes_no_node_foreign():
-    books = Books()
-    books.nodes.mark_foreign("n1", False)
-    books.nodes.expect_lock("n1", LOCK)
-    books.nodes.upsert(locked(LOCK))
-    books.nodes.upsert(locked(LOCK, "6"))
-    assert not books.nodes.mark_foreign("n1", False)
+    cache = SmallCache()
+    cache.nodes.clear_foreign("n1")
+    cache.nodes.expect_lock("n1", LOCK)
+    cache.nodes.upsert(locked(LOCK))
+    cache.nodes.upsert(locked(LOCK, "6"))
+    assert not cache.nodes.clear_foreign("n1")
 
 
 def test_after_a_list_any_node_may_be_foreign():
-    books = Books()
-    books.nodes.mark_foreign("n1", False)
-    books.nodes.prune({"n1"}, 0.0)
-    assert books.nodes.mark_foreign("n1", False)
+    cache = SmallCache()
+    cache.nodes.clear_foreign("n1")
+    cache.nodes.prune({"n1"}, 0.0)
+    assert cache.nodes.clear_foreign("n1")
 
 
 def test_after_a_later_list_of_pods_no_free_node_is_foreign():
-    books = Books(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
-    books.nodes.trust(books.time() + 1)
-    assert not books.nodes.mark_foreign("n1", False)
-    assert books.nodes.mark_foreign("n2", False), "the pod that holds its lock may be bound any moment"
+    cache = SmallCache(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
+    cache.nodes.clear_foreign_before(cache.time() + 1)
+    assert not cache.nodes.clear_foreign("n1")
+    assert cache.nodes.clear_foreign("n2"), "the pod that holds its lock may be bound any moment"
 
 
 def test_an_earlier_list_of_pods_says_nothing_about_later_doubts():
-    books = Books()
-    books.nodes.trust(books.time())
-    assert books.nodes.mark_foreign("n1", False)
+    cache = SmallCache()
+    cache.nodes.clear_foreign_before(cache.time())
+    assert cache.nodes.clear_foreign("n1")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import quota
-from tests.cache.caches import Books
+from tests.cache.caches import SmallCache
 
 
 @pytest.fixture
 def book():
-    return Books().quotas
+    return SmallCache().quotas
 
 
 def test_all_quotas_of_a_namespace_hold(book):

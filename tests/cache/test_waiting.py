@@ -44,7 +44,7 @@ def test_nobody_is_nudged_while_nothing_changes(world, clock):
     replica = Replica(world, clock)
     running(world, replica)
     refused(world, replica)
-    assert replica.cache.missed_room() is None
+    assert replica.cache.node_for_pending_pod() is None
 
 
 def test_room_that_the_watch_shows_after_the_refusal_is_told_by_the_controller(world, clock):
@@ -65,7 +65,7 @@ def test_room_that_an_init_container_leaves_is_noticed(world, clock):
     refused(world, replica)
     world.put_pod(replace(first, init_done=True))
     replica.watch()
-    assert replica.cache.missed_room() == "n1"
+    assert replica.cache.node_for_pending_pod() == "n1"
 
 
 def test_a_quota_that_is_raised_is_noticed(world, clock):
@@ -73,7 +73,7 @@ def test_a_quota_that_is_raised_is_noticed(world, clock):
     replica.cache.quotas.upsert(quota(gpumem=1000))
     refused(world, replica)
     replica.cache.quotas.upsert(quota(gpumem=SMALL))
-    assert replica.cache.missed_room() == "n1"
+    assert replica.cache.node_for_pending_pod() == "n1"
 
 
 def test_the_same_pod_is_told_of_ever_more_rarely(world, clock):
@@ -84,7 +84,7 @@ def test_the_same_pod_is_told_of_ever_more_rarely(world, clock):
     replica.watch()
     told = []
     for _ in range(70):
-        told.append(replica.cache.missed_room() is not None)
+        told.append(replica.cache.node_for_pending_pod() is not None)
         clock.seconds += 1
     assert [second for second, was_told in enumerate(told) if was_told] == [0, 2, 6, 14, 30, 62]
 
@@ -103,7 +103,7 @@ def test_a_pod_that_waits_no_more_is_forgotten(world, clock, end):
     replica.watch()
     if end == "placed":
         replica.schedule(late)
-    assert replica.cache.missed_room() is None
+    assert replica.cache.node_for_pending_pod() is None
 
 
 def test_only_nodes_that_kube_scheduler_offered_count(world, clock):
@@ -116,4 +116,4 @@ def test_only_nodes_that_kube_scheduler_offered_count(world, clock):
     clock.seconds += 1
     world.put_node(node("n2", gpu("GPU-0"), gpu("GPU-1")))
     replica.watch()
-    assert replica.cache.missed_room() is None
+    assert replica.cache.node_for_pending_pod() is None

@@ -32,14 +32,11 @@ class Web:
         self.replica = Replica(self.fake, Clock())
         self.observed = []
         self.started = started
-        health = Health(started=lambda: self.started, unready=lambda: unready, await_start=lambda _: self.started)
-        self.client = create_app(self.replica.verbs, self.reservation, health,
+        health = Health(started=lambda: self.started, unready=lambda: unready,
+                        wait_until_started=lambda _: self.started)
+        self.client = create_app(self.replica.verbs, health,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
                                  threads=threads).test_client()
-
-    def reservation(self, uid):
-        found = self.replica.cache.reservation(uid)
-        return json.dumps({"node": found.node}).encode() if found else None
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -75,7 +72,8 @@ def wire_node(name, memory):
 
 def test_filter_and_bind(web):
     assert web.post("/filter", BODIES["/filter"]) == EMPTY | {"NodeNames": ["n1"]}
-    assert json.loads(web.client.get("/reservations/uid-pod1").data) == {"node": "n1"}
+    reserved = json.loads(web.client.get("/reservations/uid-pod1").data)
+    assert reserved["node"] == reserved["labels"][ASSIGNED_NODE] == reserved["annotations"][ASSIGNED_NODE] == "n1"
     assert web.post("/bind", BIND) == {"Error": ""}
     assert web.fake.pods["default", "pod1"].node_name == "n1"
     assert web.client.get("/reservations/uid-pod1").status_code == 404
@@ -90,7 +88,7 @@ def test_binds_that_wait_leave_threads_to_others(threads, binds):
         entered.release()
         goes_on.wait(10)
 
-    web.replica.verbs.bind = wait
+    web.replica.binder.bind = wait
     with ThreadPoolExecutor(binds) as pool:
         waiting = [pool.submit(web.post, "/bind", BIND) for _ in range(binds)]
         assert all(entered.acquire(timeout=10) for _ in range(binds))
@@ -118,7 +116,7 @@ def test_a_simulation_gives_the_whole_node_back(web):
     answer = web.post("/filter", {"Pod": POD, "Nodes": {"items": [small, large]}, "NodeNames": None})
     assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": [large]},
                               "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
-    assert web.replica.cache.reserved() == 0
+    assert web.replica.cache.reservations.unbound() == 0
 
 
 @pytest.mark.parametrize(("path", "body", "text"), [
@@ -138,7 +136,8 @@ def test_what_cannot_be_done_is_said_in_the_body(web, path, body, text):
 
 
 def test_an_error_that_nobody_expected_is_said_in_the_body_too(web, caplog):
-    web.replica.verbs.filter = web.replica.verbs.bind = web.replica.verbs.admit = lambda *_: 1 / 0
+    verbs = web.replica.verbs
+    verbs.node_filter.filter = verbs.binder.bind = verbs.admitter.admit = lambda *_: 1 / 0
     for path in ("/filter", "/bind"):
         assert web.post(path, BODIES[path])["Error"] == "internal error, see the scheduler's log"
     assert web.post("/webhook", REVIEW)["response"]["status"]["code"] == 500
@@ -149,7 +148,7 @@ def test_a_refusal_of_a_verb_is_said_in_its_words(web):
     def refuse(*_):
         raise NodeLocked("node n1 has been locked")
 
-    web.replica.verbs.bind = refuse
+    web.replica.binder.bind = refuse
     assert web.post("/bind", BIND) == {"Error": "node n1 has been locked"}
 
 
@@ -256,7 +255,7 @@ def test_strangers_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
     assert answer.status_code == 403 and "loopback" in json.loads(answer.data)["Error"]
-    assert web.replica.cache.reserved() == 0
+    assert web.replica.cache.reservations.unbound() == 0
 
 
 def test_a_header_makes_nobody_trusted(web):

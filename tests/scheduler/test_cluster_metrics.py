@@ -47,7 +47,7 @@ def small_cache():
                             gpu("GPU-b", memory_mib=16384, index=1)))
     cache.pods.upsert(pod(gpus(memory=8192, cores=30), name="running", namespace="team-a", node_name="gpu-0",
                           annotations={"hami.io/vgpu-node": "gpu-0", NVIDIA.allocated: "GPU-a,NVIDIA,8192,30:;"}))
-    cache.choose(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
+    cache.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
 
 
@@ -219,10 +219,10 @@ def test_reserved_devices_are_shown_with_their_pod():
     cache = small_cache()
     promised = pod(gpus(memory=4096), name="promised", namespace="team-b")
     before = page(cache.snapshot())
-    reservation = cache.reservation(promised.ref.uid)
-    cache.begin_bind(promised.ref, "gpu-0")
-    cache.confirm(reservation)
-    cache.bound(reservation)
+    reservation = cache.reservations.get(promised.ref.uid)
+    cache.reservations.start_binding(promised.ref, "gpu-0")
+    cache.reservations.prepare_binding(reservation)
+    cache.reservations.finish_binding(reservation)
     assert page(cache.snapshot()) == before
     cache.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
                           annotations=reservation.annotations))

@@ -42,14 +42,14 @@ def test_plugins_are_asked_to_report_once():
     for _ in range(3):
         made.controller.tick()
     assert made.fake.nodes["n1"].annotations[NVIDIA.handshake] == "Requesting_2026-08-21 12:00:00"
-    assert writes(made) == ["annotate_node"] and made.controller.requests_written == 1
+    assert writes(made) == ["annotate_node"] and made.controller.handshakes_requested == 1
 
 
 def test_a_fresh_cluster_is_asked_bit_by_bit():
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(250)])
     for asked in (100, 200, 250, 250):
         made.controller.tick()
-        assert made.controller.requests_written == asked
+        assert made.controller.handshakes_requested == asked
 
 
 @pytest.mark.parametrize(("error", "written"), [
@@ -58,9 +58,9 @@ def test_a_node_that_cannot_be_written_holds_up_no_other_unless_nobody_answers(e
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(3)])
     made.fake.fail("annotate_node", error)
     made.controller.tick()
-    assert made.controller.requests_written == written
+    assert made.controller.handshakes_requested == written
     made.controller.tick()
-    assert made.controller.requests_written == 3
+    assert made.controller.handshakes_requested == 3
 
 
 def test_an_inventory_that_cannot_be_read_is_told_once():
@@ -162,7 +162,7 @@ def test_a_reservation_lapses():
     made.filter(pod(gpus()))
     made.clock.seconds += 60
     made.controller.tick()
-    assert made.cache.reserved() == 0
+    assert made.cache.reservations.unbound() == 0
 
 
 @pytest.mark.parametrize("became", ["bound", "unbound", "deleted", "another"])
@@ -177,13 +177,13 @@ def test_a_binding_in_doubt_is_looked_at(became):
         made.fake.delete_pod("default", "pod1")
     if became == "another":
         made.fake.put_pod(replace(asked, ref=replace(asked.ref, uid="new")))
-    made.turn.leads = False  # every replica looks after its own
+    made.leadership.leading = False  # every replica looks after its own
     made.controller.tick()
-    assert made.cache.reserved() == 1
+    assert made.cache.reservations.unbound() == 1
     made.clock.seconds += 60
     made.controller.tick()
-    assert made.cache.reserved() == 0
-    assert made.cache.views()["n1"][0].slots_used == (1 if became == "bound" else 0)
+    assert made.cache.reservations.unbound() == 0
+    assert made.cache.usage()["n1"][0].slots_used == (1 if became == "bound" else 0)
 
 
 # locks
@@ -210,7 +210,7 @@ def test_a_lock_that_could_not_be_released_is_tidied_also_by_who_leads_no_more()
     with pytest.raises(ClusterError):
         made.schedule(asked)
     assert made.fake.lock_of("n1")
-    made.turn.leads = False
+    made.leadership.leading = False
     made.controller.tick()
     assert made.fake.lock_of("n1") is None
 
@@ -225,14 +225,14 @@ def test_who_does_not_lead_writes_nothing():
 
 def test_duties_end_with_the_leadership():
     made = world(bound(labels=False), answered=False)
-    made.fake.on_call = lambda call: setattr(made.turn, "leads", False)
+    made.fake.on_call = lambda call: setattr(made.leadership, "leading", False)
     made.controller.tick()
     assert writes(made) == ["annotate_node"]
 
 
 def test_a_duty_that_breaks_holds_up_no_other(caplog):
     made = world(bound(labels=False))
-    made.cache.nodes.unasked = lambda: 1 / 0
+    made.cache.nodes.reports_due = lambda: 1 / 0
     made.controller.tick()
     assert made.fake.pods["default", "a"].labels and "duty failed" in caplog.text
 
@@ -249,7 +249,7 @@ def test_an_api_server_that_does_not_answer_ends_no_round():
 def test_the_leader_is_labelled_for_services():
     labels = {"app.kubernetes.io/component": "hami-scheduler"}
     replicas = [pod(name=name, namespace="hami", labels=labels) for name in "xy"]
-    made = world(*replicas, pod=("hami", "x"))
+    made = world(*replicas, own_pod=("hami", "x"))
     made.controller.tick()
     roles = [made.fake.pods["hami", name].labels["hami.io/scheduler-role"] for name in "xy"]
     assert roles == ["leader", "follower"]
@@ -268,7 +268,7 @@ def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, thei
     component = {"app.kubernetes.io/component": "hami-scheduler"}
     pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
     made = world(*(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
-                 pod=("hami", "x"))
+                 own_pod=("hami", "x"))
     made.controller.tick()
     assert [made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"] == [
         "leader", "follower", None]
@@ -276,7 +276,7 @@ def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, thei
 
 def test_who_does_not_find_its_own_pod_labels_none():
     component = {"app.kubernetes.io/component": "hami-scheduler"}
-    made = world(pod(name="y", namespace="hami", labels=component), pod=("hami", "x"))
+    made = world(pod(name="y", namespace="hami", labels=component), own_pod=("hami", "x"))
     made.controller.tick()
     assert writes(made) == []
 

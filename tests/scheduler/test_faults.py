@@ -89,23 +89,23 @@ class Storm:
     def start(self, number):
         replica = Replica(self.fake, self.clock, cluster=Client(self), leads=False,
                           policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
-        replica.number, replica.client = number, replica.verbs._cluster
+        replica.number, replica.client = number, replica.cluster
         return replica
 
     def lead(self, number):
         """Elector goes to a replica; it acts once it has read the cluster afresh."""
         for replica in self.replicas:
-            replica.turn.leads = False
+            replica.leadership.leading = False
         self.advance(1.0)  # no two write the same lock: it tells the second
         self.replicas[number].since = self.clock.now()
         self.replicas[number].relist()
-        self.replicas[number].turn.leads = True
+        self.replicas[number].leadership.leading = True
         self.moves, self.moved_at = self.moves + 1, self.clock()
         self.late = [(min(due, self.clock() + ON_THE_WAY), *call) for due, *call in self.late]
 
     @property
     def leader(self):
-        return next(replica for replica in self.replicas if replica.turn.leads)
+        return next(replica for replica in self.replicas if replica.leadership.leading)
 
     def meanwhile(self, moves=0.0):
         """What else happens while a call is on its way; *moves*: how likely it is that the leadership is lost then."""
@@ -131,8 +131,8 @@ class Storm:
         self.check()
 
     def restart(self, number):
-        led = self.replicas[number].turn.leads
-        self.replicas[number].turn.leads = False
+        led = self.replicas[number].leadership.leading
+        self.replicas[number].leadership.leading = False
         self.replicas[number] = self.start(number)
         self.kills += 1
         if led:
@@ -175,7 +175,7 @@ class Storm:
             return
         ref = self.rng.choice(list(self.assigned)) if self.rng.random() < 0.3 else list(self.assigned)[-1]
         chosen, number = self.assigned[ref] if self.rng.random() < 0.05 else self.assigned.pop(ref)
-        self.replicas[number].verbs.bind(ref, chosen)
+        self.replicas[number].binder.bind(ref, chosen)
 
     def burst(self):
         for _ in range(4):
@@ -300,7 +300,7 @@ class Storm:
             for waiting in [p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated]:
                 try:
                     if (chosen := self.leader.filter(waiting)) is not None:
-                        self.leader.verbs.bind(waiting.ref, chosen)
+                        self.leader.binder.bind(waiting.ref, chosen)
                 except HamiError:
                     pass
             for name in self.fake.nodes:
@@ -324,10 +324,10 @@ def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
     for replica in storm.replicas:
         replica.relist()
-        assert replica.cache.reserved() == 0
+        assert replica.cache.reservations.unbound() == 0
         for name in storm.fake.nodes:
             seen = {view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
-                    for view in replica.cache.views()[name] if view.slots_used}
+                    for view in replica.cache.usage()[name] if view.slots_used}
             assert seen == storm.fake.charges(name)
 
 
@@ -403,7 +403,7 @@ def test_a_death_between_any_two_calls_is_made_good(scene, last, after):
         heir.controller.tick()
         for waiting in [p for p in fake.pods.values() if not p.node_name]:
             try:
-                heir.verbs.bind(waiting.ref, heir.filter(waiting))
+                heir.binder.bind(waiting.ref, heir.filter(waiting))
             except HamiError:
                 pass
         fake.allocate("n1")

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hami.scheduler.leadership import IDLE, Leadership
+from hami.scheduler.leadership import IDLE_S, Leadership
 from hami.errors import ClusterError
 from tests.world import Clock
 
@@ -29,8 +29,7 @@ class Role:
     def __init__(self, catch_up=lambda: None):
         self.clock, self.election, self.lists = Clock(), Election(), 0
         self.listed, self.catch_up = threading.Semaphore(0), catch_up
-        self.acting = Leadership(self._list, self.clock, self.clock.now)
-        self.acting.follow(self.election)
+        self.acting = Leadership(lambda leadership: self.election, self._list, clock=self.clock, now=self.clock.now)
         self.thread = threading.Thread(target=self.acting.run, daemon=True)
 
     def _list(self):
@@ -148,20 +147,20 @@ def test_a_verb_waits_for_its_turn_and_asks_for_it():
     role = Role()
     seconds = iter(range(100))
     role.acting._clock = lambda: 1000.0 + next(seconds)
-    assert role.acting.await_turn(3.0) is False and role.election.asked > 0
+    assert role.acting.wait_until_leading(3.0) is False and role.election.asked > 0
 
 
 def test_a_verb_of_a_process_that_stops_waits_no_longer():
     role = Role()
     role.acting.stop()
-    assert role.acting.await_turn(1e9) is False
+    assert role.acting.wait_until_leading(1e9) is False
 
 
 def test_the_leadership_may_go_when_no_verb_has_come_lately(role):
     assert role.acting.is_idle()
     role.lead()
     role.become_acting()
-    assert role.acting.await_turn(1.0)
+    assert role.acting.wait_until_leading(1.0)
     assert not role.acting.is_idle()
-    role.clock.seconds += IDLE + 1
+    role.clock.seconds += IDLE_S + 1
     assert role.acting.is_idle()

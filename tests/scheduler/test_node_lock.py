@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from pytest import param
 
-from hami.scheduler.node_lock import LockTimes
+from hami.scheduler.node_lock import LockTimeouts
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.vendors.spec import Catalog, Vendor
@@ -49,7 +49,7 @@ class Scene:
         return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
 
     def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,)):
-        self.locks.take("n1", pod(name=name).ref, self.clock() + patience, wanted, keys)
+        self.locks.acquire("n1", keys, pod(name=name).ref, self.clock() + patience, wanted)
 
     def is_taken(self):
         try:
@@ -90,7 +90,7 @@ def test_a_node_that_others_write_to_is_tried_again():
 def test_an_unknown_node_is_an_error():
     scene = Scene()
     with pytest.raises(NotFound, match='node "n2" not found'):
-        scene.locks.take("n2", pod().ref, 1e9, lambda: True)
+        scene.locks.acquire("n2", (NODE_LOCK,), pod().ref, 1e9, lambda: True)
 
 
 def test_a_node_that_no_watch_has_shown_is_asked_for():
@@ -145,7 +145,7 @@ def test_the_lock_of_a_terminated_pod_is_free(phase):
 def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     scene = Scene(f"{NOW},default,held", holder(phase))
     assert not scene.is_taken()
-    scene.clock.seconds += LockTimes().finished
+    scene.clock.seconds += LockTimeouts().finished
     assert not scene.is_taken()
     scene.clock.seconds += 1
     assert scene.is_taken() and scene.replica.revoked == []
@@ -154,14 +154,14 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
 @pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
 def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
     scene = Scene(None, holder(name="a", uid="earlier"))
-    scene.locks.take("n1", pod(name="a", uid="earlier").ref, scene.clock(), lambda: True)
-    scene.locks.settled("n1")
+    scene.locks.acquire("n1", (NODE_LOCK,), pod(name="a", uid="earlier").ref, scene.clock(), lambda: True)
+    scene.locks.hand_over("n1", (NODE_LOCK,))
     scene.fake.delete_pod("default", "a")
     scene.fake.put_pod(pod(gpus(), name="a"))
     scene.replica.watch()
     scene.take(taker)
     assert scene.lock == f"{NOW},default,{taker}"
-    scene.locks.release("n1", pod(name=taker).ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name=taker).ref)
     assert scene.lock is None
 
 
@@ -238,7 +238,7 @@ def test_nothing_is_believed_while_the_api_server_does_not_answer():
     scene.fake.fail("pod", no_answer())
     with pytest.raises(ClusterError):
         scene.take()
-    assert scene.lock == f"{NOW},default,gone" and scene.locks.waiting() == {}
+    assert scene.lock == f"{NOW},default,gone" and scene.replica.queue.waiting() == {}
 
 
 # giving it back
@@ -246,7 +246,7 @@ def test_nothing_is_believed_while_the_api_server_does_not_answer():
 def test_a_lock_is_released_by_who_has_it():
     scene = Scene()
     scene.take()
-    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
     assert scene.lock is None
 
 
@@ -254,14 +254,14 @@ def test_the_lock_of_another_is_not_released():
     scene = Scene()
     scene.take()
     scene.fake.put_node(node("n1", gpu(), annotations={NODE_LOCK: f"{NOW},default,b"}))
-    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
     assert scene.lock == f"{NOW},default,b"
 
 
 def test_a_lock_that_may_belong_to_a_binding_on_its_way_is_not_released():
     scene = Scene(f"{NOW},default,a", pod(gpus(), name="a"))
     scene.take()
-    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
     assert scene.lock == f"{NOW},default,a"
 
 
@@ -270,8 +270,8 @@ def test_a_release_that_failed_is_made_up_for(after):
     scene = Scene()
     scene.take()
     scene.fake.fail("annotate_node", no_answer(), after=after)
-    scene.locks.release("n1", pod(name="a").ref)
-    scene.locks.tidy()
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.locks.retry_releases()
     assert scene.lock is None
 
 
@@ -282,7 +282,7 @@ def test_a_lock_that_may_have_been_taken_is_tidied(after):
     with pytest.raises(ClusterError):
         scene.take()
     assert scene.lock == (f"{NOW},default,a" if after else None)
-    scene.locks.tidy()
+    scene.locks.retry_releases()
     assert scene.lock is None
 
 
@@ -290,12 +290,12 @@ def test_a_lock_that_was_taken_again_is_not_tidied():
     scene = Scene(None, pod(gpus(), name="a"))
     scene.take()
     scene.fake.fail("annotate_node", no_answer())
-    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
     scene.clock.seconds += 1
     scene.take()
-    scene.locks.tidy()
-    scene.locks.settled("n1")
-    scene.locks.tidy()
+    scene.locks.retry_releases()
+    scene.locks.hand_over("n1", (NODE_LOCK,))
+    scene.locks.retry_releases()
     assert scene.lock == "2026-08-21T12:00:01Z,default,a"
 
 
@@ -304,12 +304,12 @@ def test_one_lock_that_cannot_be_tidied_holds_up_no_other():
     scene.fake.put_node(node("n2", gpu("GPU-2")))
     scene.replica.watch()
     for name in ("n1", "n2"):
-        scene.locks.take(name, pod(name="a").ref, 1e9, lambda: True)
+        scene.locks.acquire(name, (NODE_LOCK,), pod(name="a").ref, 1e9, lambda: True)
     scene.fake.fail("annotate_node", no_answer(), times=2)
     for name in ("n1", "n2"):
-        scene.locks.release(name, pod(name="a").ref)
+        scene.locks.release(name, (NODE_LOCK,), pod(name="a").ref)
     scene.fake.fail("annotate_node", ClusterError("forbidden", 403))
-    scene.locks.tidy()
+    scene.locks.retry_releases()
     assert (scene.lock, scene.fake.lock_of("n2")) == (f"{NOW},default,a", None)
 
 
@@ -317,16 +317,16 @@ def test_one_lock_that_cannot_be_tidied_holds_up_no_other():
 
 def test_a_lock_that_nobody_needs_is_reaped():
     scene = Scene(f"{NOW},default,gone")
-    assert scene.locks.reap("n1") and scene.lock is None
-    assert not scene.locks.reap("n1")
+    assert scene.locks.release_unneeded("n1") and scene.lock is None
+    assert not scene.locks.release_unneeded("n1")
 
 
 def test_a_lock_that_is_needed_or_worked_on_is_not_reaped():
-    assert not Scene(f"{NOW},default,held", holder()).locks.reap("n1")
+    assert not Scene(f"{NOW},default,held", holder()).locks.release_unneeded("n1")
     scene = Scene()
     scene.take()
     scene.clock.seconds += 1000
-    assert not scene.locks.reap("n1") and scene.lock == f"{NOW},default,a"
+    assert not scene.locks.release_unneeded("n1") and scene.lock == f"{NOW},default,a"
 
 
 # the line, with threads
@@ -338,11 +338,11 @@ class Line:
         self.scene, self.got, self.given_up, self.threads = scene, [], [], []
 
     def join(self, name, wanted=lambda: True, patience=30.0):
-        before = self.scene.locks.waiting().get("n1", 0)
+        before = self.scene.replica.queue.waiting().get("n1", 0)
         thread = threading.Thread(target=self._stand, args=(name, wanted, patience), daemon=True)
         thread.start()
         self.threads.append(thread)
-        until(lambda: self.scene.locks.waiting().get("n1", 0) > before or not thread.is_alive())
+        until(lambda: self.scene.replica.queue.waiting().get("n1", 0) > before or not thread.is_alive())
 
     def _stand(self, name, wanted, patience):
         try:
@@ -370,14 +370,14 @@ def test_first_come_first_served_woken_by_the_watch():
     line = Line(scene)
     for name in "abc":
         line.join(name)
-    assert line.got == [] and scene.locks.waiting() == {"n1": 3}
+    assert line.got == [] and scene.replica.queue.waiting() == {"n1": 3}
     for count in (1, 2, 3):
-        scene.locks.settled("n1")
+        scene.locks.hand_over("n1", (NODE_LOCK,))
         scene.fake.release("n1")
         scene.replica.watch()
         until(lambda: len(line.got) == count)
     line.end()
-    assert line.got == ["a", "b", "c"] and scene.locks.waiting() == {}
+    assert line.got == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
 
 
 def test_who_is_not_wanted_any_more_leaves_the_line():
@@ -386,10 +386,10 @@ def test_who_is_not_wanted_any_more_leaves_the_line():
     line.join("a")
     line.join("b", wanted=lambda: wanted[0])
     wanted[0] = False
-    scene.locks.wake_pod("uid-b")
+    scene.replica.queue.wake_pod("uid-b")
     until(lambda: line.given_up)
     assert "filtered again or deleted" in line.given_up[0][1]
-    scene.locks.close()
+    scene.replica.queue.close()
     line.end()
     assert scene.lock == f"{NOW},default,held"
 
@@ -399,7 +399,7 @@ def test_at_the_end_everybody_gives_up_and_leaves_no_lock():
     line = Line(scene)
     for name in "ab":
         line.join(name)
-    scene.locks.close()
+    scene.replica.queue.close()
     line.end()
     assert sorted(name for name, _ in line.given_up) == ["a", "b"]
     assert all("shutting down" in text for _, text in line.given_up)
@@ -411,7 +411,7 @@ def test_at_the_deadline_the_place_is_given_up():
     scene = Scene(f"{NOW},default,held", holder())
     with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
         scene.take()
-    assert scene.locks.waiting() == {} and scene.lock == f"{NOW},default,held"
+    assert scene.replica.queue.waiting() == {} and scene.lock == f"{NOW},default,held"
 
 
 # locks that vendors have of their own
@@ -448,7 +448,7 @@ def test_how_long_a_bare_time_counts(text, free):
 def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone():
     scene = own_scene(own=NOW)
     scene.take()
-    scene.locks.release("n1", pod(name="a").ref)
+    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
     assert scene.annotations == {OWN: NOW}
 
 
@@ -460,7 +460,7 @@ def test_both_locks_or_none():
     scene = own_scene()
     scene.take(keys=(OWN, NODE_LOCK))
     assert scene.annotations == {OWN: NOW, NODE_LOCK: f"{NOW},default,a"}
-    scene.locks.release("n1", pod(name="a").ref, (OWN, NODE_LOCK))
+    scene.locks.release("n1", (OWN, NODE_LOCK), pod(name="a").ref)
     assert scene.annotations == {}
 
 
@@ -476,9 +476,9 @@ def test_the_next_in_line_gets_a_lock_that_its_vendors_agent_has_released():
 
 def test_a_bare_time_that_has_run_out_is_removed():
     scene = own_scene(own="2026-08-21T11:57:59Z")
-    assert scene.locks.reap("n1", OWN) and scene.annotations == {}
+    assert scene.locks.release_unneeded("n1", OWN) and scene.annotations == {}
     scene = own_scene(own=NOW)
-    assert not scene.locks.reap("n1", OWN) and scene.annotations == {OWN: NOW}
+    assert not scene.locks.release_unneeded("n1", OWN) and scene.annotations == {OWN: NOW}
 
 
 LEFT = "2026-08-21T11:59:55Z"  # five seconds before

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from hami.cache.cache import Policies, Rejected
+from hami.cache.cache import Policies
+from hami.cache.reservations import Rejected
 from hami.codec.admission import Review
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
-from hami.scheduler.reconcile import Rules, pod_moves
+from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.scheduler.reconcile import PodRules, pod_moves
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.vendors.catalog import vendors
-from hami.scheduler.verbs import Admitted, Denied, Verbs
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod, quota
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -39,19 +40,17 @@ ONE = {"nvidia.com/gpu": 1}
 PRIVILEGED = {"securityContext": {"privileged": True}}
 
 
-def verbs(*, force=True, name=SCHEDULER, quotas=(), **config):
-    """Verbs over an empty cluster."""
+def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
+    """The admission of an empty cluster."""
     clock, fake = Clock(), WatchedCluster()
     replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
     for one in quotas:
         replica.cache.quotas.upsert(one)
-    made = replica.verbs
-    return Verbs(made._cache, made._locks, fake, replica.events, replica.turn, replica.meter, scheduler_name=name,
-                 force_overwrite=force, clock=clock)
+    return Admitter(replica.cache, scheduler_name=name, force_overwrite=force)
 
 
 def admit(thing, namespace="default", **options):
-    return verbs(**options).admit(Review("u", namespace, thing, "v1", "AdmissionReview"))
+    return admitter(**options).admit(Review("u", namespace, thing, "v1", "AdmissionReview"))
 
 
 @pytest.mark.parametrize(("thing", "options", "code", "message"), [
@@ -174,9 +173,9 @@ def g3(**policies):
 def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     scheduler = g3(**policies)
     asked = pod(gpus(1, memory=3000, cores=30))
-    found = scheduler.verbs.filter(asked, ["n1", "n2"])
+    found = scheduler.node_filter.filter(asked, ["n1", "n2"])
     assert (found.names, dict(found.failed), found.chosen) == ([chosen], {}, chosen)
-    assert scheduler.cache.reservation("uid-pod1").annotations[NVIDIA.allocated] == f"{device},NVIDIA,3000,30:;"
+    assert scheduler.cache.reservations.get("uid-pod1").annotations[NVIDIA.allocated] == f"{device},NVIDIA,3000,30:;"
     assert scheduler.events == [(
         "FilteringSucceed", f"find fit node({chosen}), 0 nodes not fit, 2 nodes fit({scores})")]
     assert scheduler.fake.calls == [], "a filter writes nothing"
@@ -191,7 +190,7 @@ def g7():
 
 def test_filter_says_why_no_node_fits():
     scheduler = g7()
-    found = scheduler.verbs.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
+    found = scheduler.node_filter.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
     assert found.names is None and found.chosen is None
     assert found.failed == {"n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
                                   "1/4 CardTimeSlicingExhausted"}
@@ -200,7 +199,7 @@ def test_filter_says_why_no_node_fits():
         "1 nodes CardTimeSlicingExhausted(n1)", "no available node, 1 nodes do not meet"]
     assert set(scheduler.events.reasons()) == {"FilteringFailed"}
     assert "asks 1 × NVIDIA with 3000 MiB, 30 cores" in scheduler.events[5][1]
-    assert len(scheduler.meter.reasons) == 4
+    assert len(scheduler.metrics.reasons) == 4
 
 
 @pytest.mark.parametrize(("count", "taken", "text"), [
@@ -208,25 +207,25 @@ def test_filter_says_why_no_node_fits():
     (3, "", "NodeInsufficientDevice")])
 def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     scheduler = replica(cards("n1", {}, {}), pods=[holding("a", "n1", taken)])
-    assert scheduler.verbs.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).failed == {"n1": text}
+    assert scheduler.node_filter.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).failed == {"n1": text}
 
 
 def test_unknown_nodes_are_named():
     scheduler = replica()
-    assert scheduler.verbs.filter(pod(gpus()), ["n9"]).failed == {"n9": "node unregistered"}
+    assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).failed == {"n9": "node unregistered"}
     assert scheduler.events[0] == ("FilteringFailed", "no available node, 1 nodes do not meet")
 
 
 @pytest.mark.parametrize("names", [None, [], ["n1", "x"]])
 def test_a_pod_that_asks_for_nothing_goes_anywhere(names):
     scheduler = replica(cards("n1", {}))
-    found = scheduler.verbs.filter(pod(gpus(0)), names)
+    found = scheduler.node_filter.filter(pod(gpus(0)), names)
     assert (found.names, found.failed) == (names, {}) and scheduler.events == []
 
 
 @pytest.mark.parametrize("names", [None, []])
 def test_no_nodes_is_no_crash(names):
-    found = replica(cards("n1", {})).verbs.filter(pod(gpus()), names)
+    found = replica(cards("n1", {})).node_filter.filter(pod(gpus()), names)
     assert (found.names, found.failed) == (None, {})
 
 
@@ -234,7 +233,7 @@ def test_weights_that_cannot_be_read_are_an_error_and_an_event():
     scheduler = replica(cards("n1", {}))
     asked = pod(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1"})
     with pytest.raises(MalformedInput, match="^calcScore failed invalid hami.io/device-scoring-weights annotation"):
-        scheduler.verbs.filter(asked, ["n1"])
+        scheduler.node_filter.filter(asked, ["n1"])
     assert scheduler.events.reasons() == ["FilteringFailed"]
 
 
@@ -242,7 +241,7 @@ def test_who_does_not_lead_filters_nothing():
     scheduler = replica(cards("n1", {}), leads=False)
     with pytest.raises(NodeLocked, match="does not lead yet"):
         scheduler.filter(pod(gpus()))
-    assert scheduler.cache.reserved() == 0
+    assert scheduler.cache.reservations.unbound() == 0
 
 
 def test_a_pod_without_uid_is_refused():
@@ -259,9 +258,9 @@ G17 = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
     (1024, [node("broken", annotations={NVIDIA.register: "[null]"})], None, {"broken": "node unregistered"})])
 def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)
-    found = scheduler.verbs.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)
+    found = scheduler.node_filter.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)
     assert (found.chosen, found.failed) == (chosen, failed)
-    assert scheduler.events == [] and scheduler.fake.calls == [] and scheduler.cache.reserved() == 0
+    assert scheduler.events == [] and scheduler.fake.calls == [] and scheduler.cache.reservations.unbound() == 0
 
 
 # bind
@@ -279,13 +278,13 @@ def ready(**options):
 
 
 def bind(scheduler, asked=ASKED, on="n1"):
-    scheduler.verbs.bind(asked.ref, on)
+    scheduler.binder.bind(asked.ref, on)
 
 
 @pytest.mark.parametrize("copies_labels", [True, False])
 def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     scheduler = ready(copies_labels=copies_labels)
-    scheduler.cache.nodes.mark_foreign("n1", False)
+    scheduler.cache.nodes.clear_foreign("n1")
     bind(scheduler)
     assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "bind"]
     bound = scheduler.fake.pods["default", "pod1"]
@@ -296,7 +295,7 @@ def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     assert bound.labels == ({"hami.io/vgpu-node": "n1"} if copies_labels else {})
     assert scheduler.fake.lock_of("n1") == "2026-08-21T12:00:00Z,default,pod1"
     assert scheduler.events == [("BindingSucceed", "Successfully binding node [n1] to default/pod1")]
-    assert len(scheduler.meter.waits) == 1
+    assert len(scheduler.metrics.waits) == 1
 
 
 def test_a_pod_that_waited_for_its_node_has_all_its_time_for_the_device_plugin():
@@ -304,7 +303,8 @@ def test_a_pod_that_waited_for_its_node_has_all_its_time_for_the_device_plugin()
     scheduler.clock.seconds += 24
     bind(scheduler)
     scheduler.watch()
-    rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=20.0)
+    rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True,
+                     allocation_timeout=20.0)
     record = scheduler.cache.pods.get(ASKED.ref.uid)
     assert record.allocating and pod_moves(record, rules, scheduler.clock.unix()) == []
     assert pod_moves(record, rules, scheduler.clock.unix() + 21)
@@ -322,8 +322,8 @@ def nothing_left(scheduler):
     (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
     (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
     (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
-    (lambda s: setattr(s.turn, "leads", False), "leads no more", True),
-    (lambda s: s.locks.close(), "shutting down", True)],
+    (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
+    (lambda s: s.queue.close(), "shutting down", True)],
     ids=["deleted", "another uid", "forbidden", "too many", "lock forbidden", "list fails", "device gone", "no leader",
          "shutdown"])
 def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
@@ -331,11 +331,11 @@ def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     prepare(scheduler)
     with pytest.raises(HamiError, match=message):
         bind(scheduler)
-    scheduler.locks.tidy()
+    scheduler.locks.retry_releases()
     assert scheduler.fake.lock_of("n1") is None
     assert not any(p.annotations for p in scheduler.fake.pods.values())
     assert scheduler.events.reasons() == ["BindingFailed"] and message in scheduler.events[0][1]
-    assert (scheduler.cache.reservation("uid-pod1") is not None) is kept
+    assert (scheduler.cache.reservations.get("uid-pod1") is not None) is kept
 
 
 def test_an_unknown_node_is_an_error_and_drops_the_reservation():
@@ -344,7 +344,7 @@ def test_an_unknown_node_is_an_error_and_drops_the_reservation():
     scheduler.watch()
     with pytest.raises(NotFound, match='node "n1" not found'):
         bind(scheduler)
-    assert scheduler.cache.reservation("uid-pod1") is None
+    assert scheduler.cache.reservations.get("uid-pod1") is None
 
 
 @pytest.mark.parametrize(("asked", "on", "error", "message"), [
@@ -366,7 +366,7 @@ def test_a_bind_without_a_reservation_is_refused():
 
 def test_a_second_bind_while_the_first_waits_is_refused():
     scheduler = ready()
-    scheduler.cache.begin_bind(ASKED.ref, "n1")
+    scheduler.cache.reservations.start_binding(ASKED.ref, "n1")
     with pytest.raises(Rejected, match="already being bound"):
         bind(scheduler)
 
@@ -393,7 +393,7 @@ def test_a_pod_that_asks_for_nothing_is_bound_as_it_is(seen):
 
 def test_a_binding_takes_no_longer_than_the_leadership_lasts():
     scheduler = ready(patient=True)
-    scheduler.turn.leads_until = lambda: scheduler.clock() + 5
+    scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
     bind(scheduler)
     assert scheduler.fake.calls_of("bind")[0].timeout == 7.0
 
@@ -408,7 +408,7 @@ def test_a_binding_that_was_written_without_an_answer_counts(error):
     scheduler = ready()
     scheduler.fake.fail("bind", error, after=True)
     bind(scheduler)
-    assert scheduler.events.reasons() == ["BindingSucceed"] and scheduler.cache.reserved() == 0
+    assert scheduler.events.reasons() == ["BindingSucceed"] and scheduler.cache.reservations.unbound() == 0
     assert scheduler.fake.lock_of("n1")
 
 
@@ -418,7 +418,7 @@ def test_a_binding_without_an_answer_stays_promised_and_locked(error):
     scheduler.fake.fail("bind", error)
     with pytest.raises(ClusterError, match="no answer whether it was bound"):
         bind(scheduler)
-    assert scheduler.fake.lock_of("n1") and scheduler.cache.reservation("uid-pod1")
+    assert scheduler.fake.lock_of("n1") and scheduler.cache.reservations.get("uid-pod1")
     assert scheduler.schedule(ASKED) == "n1" and scheduler.fake.bindings == 1
 
 
@@ -429,7 +429,7 @@ def test_a_binding_of_which_nothing_can_be_learnt_stays_promised():
     with pytest.raises(ClusterError, match="no answer"):
         bind(scheduler)
     assert scheduler.schedule(ASKED) == "n1", "a conflict with our own earlier Binding is success"
-    assert scheduler.cache.reserved() == 0 and scheduler.fake.pods["default", "pod1"].node_name == "n1"
+    assert scheduler.cache.reservations.unbound() == 0 and scheduler.fake.pods["default", "pod1"].node_name == "n1"
 
 
 def test_a_conflict_of_which_nothing_can_be_learnt_stays_promised_too():
@@ -439,7 +439,7 @@ def test_a_conflict_of_which_nothing_can_be_learnt_stays_promised_too():
     for _ in range(2):
         with pytest.raises(ClusterError, match="no answer"):
             scheduler.schedule(ASKED)
-    assert scheduler.cache.reservation("uid-pod1") and scheduler.fake.lock_of("n1")
+    assert scheduler.cache.reservations.get("uid-pod1") and scheduler.fake.lock_of("n1")
 
 
 def test_a_binding_that_was_written_and_served_meanwhile_is_recognised():
@@ -467,15 +467,15 @@ def test_a_pod_that_another_replica_has_bound_is_lost_and_keeps_its_lock(where, 
     with pytest.raises(Conflict, match=f"already bound to node {where}"):
         bind(scheduler)
     assert bool(scheduler.fake.lock_of("n1")) is lock_stays
-    assert scheduler.cache.reservation("uid-pod1") is None
-    assert scheduler.cache.node_views("n1")["NVIDIA"][0].memory_used_mib == 0
+    assert scheduler.cache.reservations.get("uid-pod1") is None
+    assert scheduler.cache.node_usage("n1")["NVIDIA"][0].memory_used_mib == 0
 
 
 # another replica on the same node
 
 def test_after_another_process_locked_the_node_its_pods_are_read_before_the_binding():
     scheduler = ready()
-    scheduler.cache.nodes.mark_foreign("n1", False)
+    scheduler.cache.nodes.clear_foreign("n1")
     free = scheduler.fake.nodes["n1"]
     theirs = {NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}
     scheduler.fake.put_node(replace(free, annotations=free.annotations | theirs))
@@ -489,7 +489,7 @@ def test_after_another_process_locked_the_node_its_pods_are_read_before_the_bind
 
 def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
     scheduler = ready()
-    scheduler.cache.nodes.mark_foreign("n1", False)
+    scheduler.cache.nodes.clear_foreign("n1")
     served_elsewhere(scheduler)
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
@@ -498,7 +498,7 @@ def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
 
 def test_a_handshake_hides_no_lock_that_came_and_went():
     scheduler = ready()
-    scheduler.cache.nodes.mark_foreign("n1", False)
+    scheduler.cache.nodes.clear_foreign("n1")
     served_elsewhere(scheduler)
     scheduler.controller.tick()
     assert NVIDIA.handshake not in scheduler.fake.nodes["n1"].annotations, "the node was not as it was known"
@@ -512,7 +512,7 @@ def test_a_handshake_hides_no_lock_that_came_and_went():
 
 def test_a_handshake_is_no_reason_to_read_the_pods_of_a_node():
     scheduler = ready()
-    scheduler.cache.nodes.mark_foreign("n1", False)
+    scheduler.cache.nodes.clear_foreign("n1")
     scheduler.controller.tick()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
     bind(scheduler)
@@ -548,12 +548,12 @@ def test_filtering_again_calls_off_the_bind_that_waits():
     scheduler.fake.on_call = filter_again
     with pytest.raises(Rejected, match="replaced or dropped"):
         bind(scheduler)
-    assert nothing_left(scheduler) and scheduler.cache.reserved() == 1
+    assert nothing_left(scheduler) and scheduler.cache.reservations.unbound() == 1
 
 
 def test_binds_in_progress_are_waited_for():
     scheduler = ready()
     seen = []
-    scheduler.fake.on_call = lambda call: seen.append(scheduler.verbs.drain(0))
+    scheduler.fake.on_call = lambda call: seen.append(scheduler.binder.drain(0))
     bind(scheduler)
-    assert seen and not any(seen) and scheduler.verbs.drain(0)
+    assert seen and not any(seen) and scheduler.binder.drain(0)

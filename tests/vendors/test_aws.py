@@ -12,7 +12,7 @@ from hami.model import Device, Node, Reason, Partition
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from tests.builders import container, pod
-from tests.vendors.ledgers import books, run
+from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 
 ALL = Partition(0, 31)
@@ -62,8 +62,8 @@ def test_nodes_that_cannot_be_read(node, problem):
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
-    cache = books(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
-    assert list(cache.views()) == ["good"]
+    cache = cache_of(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
+    assert list(cache.usage()) == ["good"]
     assert LABEL in cache.nodes.problems()["bad", "AWSNeuron"]
 
 
@@ -96,43 +96,43 @@ ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {
 @given(asked=ASKED, each=st.sampled_from([1, 2, 4, 8]), gone=st.sets(st.integers(0, 11)))
 def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
     node = instance(neuron=4, neuroncore=4 * each)
-    cache = books(node)
+    cache = cache_of(node)
     bound = {}
     for number, limits in enumerate(asked):
-        if (found := run(cache, f"p{number}", *map(container, limits))) is not None:
+        if (found := place_pod(cache, f"p{number}", *map(container, limits))) is not None:
             bound[number] = found
         if number in gone and number in bound:
             cache.pods.remove(bound.pop(number))
-        for view in cache.views().get("n", ()):
+        for view in cache.usage().get("n", ()):
             held = [core for partition in view.partitions
                     for core in range(partition.start, min(partition.start + partition.size, each))]
             assert len(held) == len(set(held)), "a core was given twice"
             assert view.slots_used <= view.device.slots
-    again = books(node)
+    again = cache_of(node)
     for found in bound.values():
         again.pods.upsert(found)
-    assert [sorted(view.partitions) for view in again.views()["n"]] == [
-        sorted(view.partitions) for view in cache.views()["n"]]
-    assert [view.slots_used for view in again.views()["n"]] == [view.slots_used for view in cache.views()["n"]]
+    assert [sorted(view.partitions) for view in again.usage()["n"]] == [
+        sorted(view.partitions) for view in cache.usage()["n"]]
+    assert [view.slots_used for view in again.usage()["n"]] == [view.slots_used for view in cache.usage()["n"]]
 
 
 def test_a_count_among_requests_alone_is_of_devices():
-    cache = books(instance(neuron=2, neuroncore=4))
+    cache = cache_of(instance(neuron=2, neuroncore=4))
     asked = pod(container(requests={COUNT: "1"}))
-    cache.choose(asked, ["n"])
-    annotations = cache.reservation(asked.ref.uid).annotations
+    cache.assume(asked, ["n"])
+    annotations = cache.reservations.get(asked.ref.uid).annotations
     assert annotations["AWS_NEURON_IDS"] == "1"
     assert "NEURON_RESOURCE_TYPE" not in annotations
 
 
 def test_the_cores_of_a_device_are_those_of_its_own_node():
     """Upstream keeps the number of the first node that it ever saw."""
-    cache = books(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
+    cache = cache_of(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
     found = {}
     for name in ("two", "four"):
         asked = pod(container({COUNT: "1"}), name=name)
-        cache.choose(asked, [name])
-        found[name] = cache.reservation(asked.ref.uid).annotations[NEURON.allocated]
+        cache.assume(asked, [name])
+        found[name] = cache.reservations.get(asked.ref.uid).annotations[NEURON.allocated]
     assert found == {"two": "two-AWSNeuron-0,AWSNeuron,0,3:;", "four": "four-AWSNeuron-0,AWSNeuron,0,15:;"}
 
 

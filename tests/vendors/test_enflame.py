@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hami.errors import MalformedInput
 from hami.model import Node
 from tests.builders import container
-from tests.vendors.ledgers import books, run
+from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
@@ -44,24 +44,24 @@ def test_a_node_without_the_annotation():
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
     with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
         DRS.inventory(DRS, sliced(0))
-    cache = books(sliced(0, name="bad"), sliced(6))
-    assert list(cache.views()) == ["n"]
+    cache = cache_of(sliced(0, name="bad"), sliced(6))
+    assert list(cache.usage()) == ["n"]
     assert "expected a capacity" in cache.nodes.problems()["bad", "Enflame"]
 
 
 def test_six_sixths_go_on_a_device_and_a_seventh_waits():
-    cache = books(sliced(6))
-    assert [run(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
+    cache = cache_of(sliced(6))
+    assert [place_pod(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
 
 
 def test_slices_are_known_after_a_restart():
-    before = books(sliced(6))
-    bound = [run(before, name, *asking({COUNT: "3"})) for name in "ab"]
-    after = books(sliced(6))
+    before = cache_of(sliced(6))
+    bound = [place_pod(before, name, *asking({COUNT: "3"})) for name in "ab"]
+    after = cache_of(sliced(6))
     for one in bound:
         after.pods.upsert(one)
-    assert after.views() == before.views()
-    assert run(after, "c", *asking({COUNT: "1"})) is None
+    assert after.usage() == before.usage()
+    assert place_pod(after, "c", *asking({COUNT: "1"})) is None
 
 
 ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {MEMORY: 7}, {CORES: 20}]), min_size=1,
@@ -70,11 +70,11 @@ ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {
 
 @given(asked=ASKED, gone=st.sets(st.integers(0, 15)), capacity=st.integers(1, 6))
 def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, gone, capacity):
-    cache = books(sliced(capacity, capacity))
+    cache = cache_of(sliced(capacity, capacity))
     slices, bound = {}, {}
     for number, limits in enumerate(asked):
         name = f"p{number}"
-        if (found := run(cache, name, *asking(*limits))) is not None:
+        if (found := place_pod(cache, name, *asking(*limits))) is not None:
             given = json.loads(found.annotations["assigned-containers"])
             uuids = [text.split(",")[0] for text in found.annotations[DRS.allocated].split(";")[:-1]]
             slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))
@@ -82,10 +82,10 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
         if number in gone and name in bound:
             cache.pods.remove(bound.pop(name))
             del slices[name]
-    for view in cache.views()["n"]:
+    for view in cache.usage()["n"]:
         taken = sum(count for held in slices.values() for uuid, count in held if uuid == view.device.uuid)
         assert taken <= capacity and not view.is_over
-    again = books(sliced(capacity, capacity))
+    again = cache_of(sliced(capacity, capacity))
     for one in bound.values():
         again.pods.upsert(one)
-    assert again.views() == cache.views()
+    assert again.usage() == cache.usage()

@@ -71,11 +71,11 @@ def test_a_pod_is_scheduled_on_the_example_s_cards(example):
     acme = cache.vendors.named("Acme")
     cards = tuple(gpu(f"ACME-{i}", model="Acme One", index=i, memory_mib=8000) for i in range(2))
     cache.nodes.upsert(Node(name="n1", annotations={acme.register: render_devices_json(cards)},
-                             allocatable={acme.count: "20"}))
+                            allocatable={acme.count: "20"}))
     asked = pod(container({"acme.example/card": 1, "acme.example/card-memory": 6000}))
-    assert cache.choose(asked, ["n1"]).node == "n1"
-    assert cache.reservation(asked.ref.uid).annotations[acme.allocated] == "ACME-1,Acme,6000,0:;"
-    assert cache.reservation(asked.ref.uid).locks == ("hami.io/mutex.lock",)
+    assert cache.assume(asked, ["n1"]).node == "n1"
+    assert cache.reservations.get(asked.ref.uid).annotations[acme.allocated] == "ACME-1,Acme,6000,0:;"
+    assert cache.reservations.get(asked.ref.uid).lock_keys == ("hami.io/mutex.lock",)
 
 
 def test_its_section_is_read(example, tmp_path):
@@ -162,7 +162,7 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     assert cache.nodes.problems() == {
         ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"}
     assert len(cache.pods.unreadable()) == 1
-    assert [view.memory_used_mib for view in cache.views()["n1"]] == [100]
+    assert [view.memory_used_mib for view in cache.usage()["n1"]] == [100]
 
 
 def test_a_package_may_have_several_vendors_or_none(install):

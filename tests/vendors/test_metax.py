@@ -16,7 +16,7 @@ from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import ask, container
 from tests.vendors.chart import CHART, given, on_node
-from tests.vendors.ledgers import books
+from tests.vendors.placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
 
 GPU, SGPU = CHART.named("Metax-GPU"), CHART.named("Metax-SGPU")
@@ -73,11 +73,11 @@ def test_the_best_linked_node_wins_under_either_policy(policy, key, best):
 
 
 def test_scores_that_change_are_seen():
-    cache = books()
+    cache = cache_of()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
                                 capacity={GPU.count: "1"}))
-        (view,) = cache.node_views("n")["Metax-GPU"]
+        (view,) = cache.node_usage("n")["Metax-GPU"]
         assert view.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
@@ -169,11 +169,11 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
 
 @pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
-    cache = books()
+    cache = cache_of()
     cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
     asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
                 annotations=annotations)
-    assert cache.covers("default", asked) is fits
+    assert cache.quota_allows("default", asked) is fits
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import parse_shares
-from hami.scheduler.reconcile import Rules, pod_moves
+from hami.scheduler.reconcile import PodRules, pod_moves
 from hami.errors import MalformedInput
 from hami.model import MigProfile, Partition, DeviceUsage
 from hami.vendors import mig
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
-from tests.vendors.ledgers import books, run
+from tests.vendors.placing import cache_of, place_pod
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB
@@ -37,7 +37,7 @@ CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
 
 
 def view_of(cache, uuid="GPU-m"):
-    return next(view for view in cache.views()["n1"] if view.device.uuid == uuid)
+    return next(view for view in cache.usage()["n1"] if view.device.uuid == uuid)
 
 
 def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
@@ -88,7 +88,7 @@ BROKEN = [  # allocated, places, cards that count as taken whole
 
 @pytest.mark.parametrize("allocated, places, taken", BROKEN)
 def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, taken):
-    cache = books(CARDS)
+    cache = cache_of(CARDS)
     broken = bound(allocated, places=places if isinstance(places, str) else json.dumps(places))
     cache.pods.upsert(broken)
     assert cache.pods.unreadable() == [broken.ref]
@@ -96,43 +96,43 @@ def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, take
         view = view_of(cache, f"GPU-{name}")
         assert (view.slots_used, view.memory_free_mib) == ((view.device.slots, 0) if name in taken
                                                            else (0, view.device.memory_mib))
-    rules = Rules(vendors=ONLY_NVIDIA, scheduler="hami-scheduler", overwrites=True, expire=300)
+    rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300)
     (warning,) = [move for move in pod_moves(cache.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
     assert warning.reason == "AllocationUnreadable"
 
 
 def test_beside_an_instance_of_v25_to_v29_nothing_is_placed_until_it_has_gone():
-    cache = books(node("n1", card()))
+    cache = cache_of(node("n1", card()))
     earlier = bound("GPU-m[1-0],NVIDIA,9728,15:;", places="")
     cache.pods.upsert(earlier)
-    assert run(cache, "next", gpus(memory=4864)) is None
+    assert place_pod(cache, "next", gpus(memory=4864)) is None
     cache.pods.remove(earlier)
-    assert run(cache, "next", gpus(memory=4864)) is not None
+    assert place_pod(cache, "next", gpus(memory=4864)) is not None
 
 
 def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
-    cache = books(node("n1", card()))
+    cache = cache_of(node("n1", card()))
     cache.pods.upsert(bound(ONE, places=""))
-    assert run(cache, "next", gpus(memory=4864)) is None
+    assert place_pod(cache, "next", gpus(memory=4864)) is None
     assert mig.unaccounted(view_of(cache), None, None, ()) is not None
 
 
 def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
-    cache = books(node("n1", gpu("GPU-m")))
+    cache = cache_of(node("n1", gpu("GPU-m")))
     cache.pods.upsert(bound(ONE, entry()))
-    assert run(cache, "next", gpus(memory=100)) is None
+    assert place_pod(cache, "next", gpus(memory=100)) is None
 
 
 def test_the_largest_profile_is_the_whole_card():
-    cache = books(node("n1", card()))
-    found = run(cache, "whole", gpus())
+    cache = cache_of(node("n1", card()))
+    found = place_pod(cache, "whole", gpus())
     assert found.annotations[NVIDIA.allocated] == "GPU-m,NVIDIA,40192,100:;"
-    assert run(cache, "next", gpus(memory=1)) is None
+    assert place_pod(cache, "next", gpus(memory=1)) is None
 
 
 def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
-    cache = books(node("n1", card()))
-    before = run(cache, "a", gpus(memory=8000))
+    cache = cache_of(node("n1", card()))
+    before = place_pod(cache, "a", gpus(memory=8000))
     (place,) = json.loads(before.annotations[PLACES])
     made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
     cache.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
@@ -144,8 +144,8 @@ def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
 @pytest.mark.parametrize("kinds", [(INIT, APP), (INIT, INIT), (SIDECAR, APP), (INIT, SIDECAR, APP), (INIT, APP, APP)],
                          ids=lambda kinds: "-".join(kind.value for kind in kinds))
 def test_containers_of_a_pod_never_share_a_place(kinds):
-    cache = books(node("n1", card()))
-    found = run(cache, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
+    cache = cache_of(node("n1", card()))
+    found = place_pod(cache, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
     starts = [one["placement"]["start"] for one in json.loads(found.annotations[PLACES])]
     assert sorted(starts) == [0, 2, 4][:len(kinds)]
     view = view_of(cache)
@@ -153,9 +153,9 @@ def test_containers_of_a_pod_never_share_a_place(kinds):
 
 
 def test_places_of_init_containers_are_free_when_those_are_done():
-    cache = books(node("n1", card()))
+    cache = cache_of(node("n1", card()))
     containers = gpus(memory=8000, kind=INIT), gpus(memory=8000)
-    found = run(cache, "a", *containers)
+    found = place_pod(cache, "a", *containers)
     cache.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
     assert len(view_of(cache).partitions) == 1
 
@@ -168,27 +168,27 @@ PODS = st.lists(st.lists(st.tuples(SIZES, st.sampled_from([INIT, SIDECAR, APP]),
 @given(asked=PODS, gone=st.sets(st.integers(0, 13)))
 def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, gone):
     listed = node("n1", card("GPU-m"), card("GPU-n", 1))
-    cache, alive = books(listed), {}
+    cache, alive = cache_of(listed), {}
     for number, containers in enumerate(asked):
         name = f"p{number}"
-        found = run(cache, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
+        found = place_pod(cache, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
         if found is not None:
             alive[name] = found
         if number in gone and name in alive:
             cache.pods.remove(alive.pop(name))
-        for view in cache.views()["n1"]:
+        for view in cache.usage()["n1"]:
             assert not view.is_over
             assert len(view.partitions) == view.slots_used
             assert {(partition.name, partition.start, partition.size) for partition in view.partitions} <= ALLOWED
-    assert readable(cache.views()["n1"]) == readable(read_anew(listed, alive)["n1"])
+    assert readable(cache.usage()["n1"]) == readable(read_anew(listed, alive)["n1"])
 
 
 def read_anew(listed, alive):
     """The views of a scheduler that has just started and sees what stands on the pods."""
-    again = books(listed)
+    again = cache_of(listed)
     for one in reversed(alive.values()):
         again.pods.upsert(one)
-    return again.views()
+    return again.usage()
 
 
 def readable(views):

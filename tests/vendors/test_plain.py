@@ -13,7 +13,7 @@ from hami.vendors.admission import admit
 from hami.vendors.request import request_of
 from tests.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
-from tests.vendors.ledgers import books
+from tests.vendors.placing import cache_of
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
 
@@ -93,9 +93,9 @@ def test_quotas(vendor, limits, left):
 @pytest.mark.parametrize("limit, covered", [(200, True), (199, False)])
 def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     """Iluvatar's admission writes those of all cards together: 200 for two, which are 100 on each."""
-    cache = books(Node(name="n"))
+    cache = cache_of(Node(name="n"))
     cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.cores: limit}))
-    assert cache.covers("default", pod(container(given(V150, 2, None, 200)))) is covered
+    assert cache.quota_allows("default", pod(container(given(V150, 2, None, 200)))) is covered
 
 
 @pytest.mark.parametrize("wire, env", [
@@ -119,15 +119,15 @@ REGISTERED = {
                          ids=["Hygon", "AMD", "MLU"])
 @pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
 def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
-    cache = books(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
+    cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
     asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
-    assert isinstance(cache.choose(asking, ["n"]), Choice)
-    assert cache.reservation(asking.ref.uid).locks == (lock,)
+    assert isinstance(cache.assume(asking, ["n"]), Choice)
+    assert cache.reservations.get(asking.ref.uid).lock_keys == (lock,)
 
 
 @pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.count: "0"}, False), ({}, False)],
                          ids=["some", "none", "not said"])
 def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
-    cache = books(Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
+    cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
     asking = pod(container(given(AMD, 1)))
-    assert isinstance(cache.choose(asking, ["n"]), Choice) is offered
+    assert isinstance(cache.assume(asking, ["n"]), Choice) is offered

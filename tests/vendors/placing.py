@@ -7,7 +7,7 @@ from tests.vendors.chart import CHART
 from tests.world import Clock
 
 
-def books(*nodes):
+def cache_of(*nodes):
     """A cache that knows *nodes*."""
     clock = Clock()
     cache = Cache(CHART, Policies(), clock=clock, now=clock.now)
@@ -16,14 +16,14 @@ def books(*nodes):
     return cache
 
 
-def run(cache, name, *containers):
-    """Place a pod, confirm it and have it bound; ``None`` when it does not fit."""
-    asked = pod(*containers, name=name)
-    answer = cache.choose(asked, [*cache.views()])
+def place_pod(cache, name, *containers):
+    """Places and binds a pod; ``None`` when it does not fit."""
+    requested = pod(*containers, name=name)
+    answer = cache.assume(requested, [*cache.usage()])
     if not isinstance(answer, Choice):
         return None
-    reservation = cache.begin_bind(asked.ref, answer.node)
-    cache.confirm(reservation)
+    reservation = cache.reservations.start_binding(requested.ref, answer.node)
+    cache.reservations.prepare_binding(reservation)
     bound = pod(*containers, name=name, node_name=answer.node, annotations=reservation.annotations)
     cache.pods.upsert(bound)
     return bound

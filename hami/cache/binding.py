@@ -1,0 +1,94 @@
+"""The annotations and the label that a Binding carries: made here, and read back from pods here.
+
+The API server merges them into the pod in the write that sets its node, so a pod is bound if and only if it carries
+its allocation. The time of the bind is added when the Binding is written: the device plugin's deadline counts from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from hami.codec.keys import (
+    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, NODE_LOCK, is_allocation, is_label_value,
+)
+from hami.codec.objects import parse_resource_version
+from hami.model import BindPhase, DeviceUsage, Pod, Share
+from hami.scheduling.annotations import written
+from hami.vendors.spec import AnnotationContext, Catalog, Vendor
+
+__all__ = [
+    "add_bind_time", "assigned_at", "assigned_node", "bound_at", "carries_allocation", "expected_label",
+    "is_allocating", "render_annotations", "render_labels",
+]
+
+EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; the empty text elsewhere
+
+VendorShares = tuple[Vendor, tuple[tuple[Share, ...], ...]]
+
+
+def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares],
+                       usage: Mapping[str, Sequence[DeviceUsage]], now: datetime) -> dict[str, str]:
+    """Returns the annotations that assign *pod* to *node* with the shares *allocated*, by vendor and container.
+
+    *usage*: the node's devices by vendor. Allocations that *pod* carries from an earlier assignment are emptied.
+    """
+    annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: BindPhase.ALLOCATING.value}
+    for vendor, shares in allocated:
+        devices = {one.device.uuid: one.device for one in usage.get(vendor.key, ())}
+        annotations |= written(
+            vendor, AnnotationContext(pod=pod, node=node, shares=shares, devices=devices, now=now))
+    earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
+    return annotations | {key: EMPTY.get(key, "") for key in earlier}
+
+
+def render_labels(node: str) -> dict[str, str]:
+    """Returns the labels of a pod that is assigned to *node*; none if the node's name cannot stand in a label."""
+    return {ASSIGNED_NODE: node} if is_label_value(node) else {}
+
+
+def add_bind_time(annotations: Mapping[str, str], now: datetime) -> dict[str, str]:
+    """Returns *annotations* with the time of the bind."""
+    return {**annotations, BIND_TIME: _unix(now)}
+
+
+def carries_allocation(pod: Pod, annotations: Mapping[str, str], vendors: Catalog) -> bool:
+    """Reports whether *pod* carries the assignment and allocation in *annotations*.
+
+    Annotations that a device plugin changes after the Binding are not compared.
+    """
+    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.allocated for vendor in vendors)}
+    return all(pod.annotations.get(key) == text for key, text in annotations.items() if key in keys)
+
+
+def assigned_node(pod: Pod) -> str:
+    """Returns the node that *pod* is bound to or, before that, the node that its annotations name."""
+    return pod.node_name or pod.annotations.get(ASSIGNED_NODE, "")
+
+
+def expected_label(node: str) -> str | None:
+    """Returns the value of the label of a pod on *node*; ``None`` if it must have no such label."""
+    return render_labels(node).get(ASSIGNED_NODE)
+
+
+def assigned_at(pod: Pod) -> int:
+    """Returns when *pod* was assigned in Unix seconds; 0 if its annotations do not say."""
+    return parse_resource_version(pod.annotations.get(ASSIGNED_TIME, ""))
+
+
+def bound_at(pod: Pod) -> int:
+    """Returns when *pod*'s Binding was written in Unix seconds; 0 if its annotations do not say."""
+    return parse_resource_version(pod.annotations.get(BIND_TIME, ""))
+
+
+def is_allocating(pod: Pod, vendors: Catalog) -> bool:
+    """Reports whether a device plugin still has to allocate *pod*'s devices.
+
+    Only device plugins that know HAMi's node lock report when they are done.
+    """
+    return pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
+        vendor.lock == NODE_LOCK and vendor.allocated in pod.annotations for vendor in vendors)
+
+
+def _unix(now: datetime) -> str:
+    return str(int(now.timestamp()))

@@ -1,0 +1,248 @@
+"""Reservations: devices held for pods until the pod watch shows them bound.
+
+A reservation is assumed by a filter, kept while its Binding is waited for and written, and confirmed when the pod watch
+shows the pod bound: from then on the pod's annotations count. One that is not needed any more is forgotten.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from hami.cache.binding import add_bind_time
+from hami.errors import HamiError
+from hami.model import PodRef
+from hami.scheduling.index import Booking, Index
+from hami.scheduling.place import Placement
+
+__all__ = ["RESERVATION_TTL_S", "BindingStage", "Rejected", "Reservation", "Reservations"]
+
+RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
+
+
+class Rejected(HamiError):
+    """The verb cannot be carried out for this pod now; the text says why."""
+
+
+class BindingStage(enum.Enum):
+    """How far a reservation is on its way to a bound pod."""
+
+    ASSUMED = "assumed"
+    WAITING = "waiting"  # /bind waits for the node locks
+    WRITING = "writing"  # the Binding is being written
+    FINISHED = "finished"  # written, but not seen by the pod watch yet
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Devices reserved for a pod on *node*.
+
+    *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_keys*: the annotations
+    of the node locks that the bind has to take.
+    """
+
+    ref: PodRef
+    node: str
+    placement: Placement
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    lock_keys: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Assumed:
+    """*since*: when the reservation was assumed, or its Binding written or last tried."""
+
+    reservation: Reservation
+    since: float
+    stage: BindingStage = BindingStage.ASSUMED
+    outcome_unknown: bool = False  # a Binding was sent without an answer: it may have been written
+
+
+class Reservations:
+    """Reservations by pod uid; their devices are booked in *index*.
+
+    *lock* is the cache's: it guards the reservations and the index. *on_end* is called under that lock with the uid of
+    each pod whose reservation ends.
+    """
+
+    def __init__(self, index: Index, lock: threading.RLock, *, clock: Callable[[], float],
+                 now: Callable[[], datetime], on_end: Callable[[str], None]) -> None:
+        self._index = index
+        self._lock = lock
+        self._clock = clock
+        self._now = now
+        self._on_end = on_end
+        self._assumed: dict[str, _Assumed] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._assumed
+
+    def assume(self, reservation: Reservation, booking: Booking) -> None:
+        """Adds *reservation* and books its devices."""
+        with self._lock:
+            self._assumed[reservation.ref.uid] = _Assumed(reservation, self._clock())
+            self._index.book(booking)
+
+    def get(self, uid: str) -> Reservation | None:
+        """Returns the reservation of a pod whose Binding has not been written."""
+        with self._lock:
+            assumed = self._assumed.get(uid)
+            return assumed.reservation if assumed and assumed.stage is not BindingStage.FINISHED else None
+
+    def find(self, uid: str) -> tuple[Reservation, BindingStage] | None:
+        """Returns the reservation of the pod and its stage."""
+        with self._lock:
+            assumed = self._assumed.get(uid)
+            return (assumed.reservation, assumed.stage) if assumed else None
+
+    def unresolved(self, uid: str) -> Reservation | None:
+        """Returns the pod's reservation if the outcome of its Binding is unknown."""
+        with self._lock:
+            assumed = self._assumed.get(uid)
+            return assumed.reservation if assumed and assumed.outcome_unknown else None
+
+    def is_current(self, reservation: Reservation) -> bool:
+        """Reports whether *reservation* still holds: no later filter has replaced it and the pod is not gone."""
+        with self._lock:
+            assumed = self._assumed.get(reservation.ref.uid)
+            return assumed is not None and assumed.reservation is reservation
+
+    def unbound(self) -> int:
+        """Returns how many reservations have no Binding yet."""
+        with self._lock:
+            return sum(assumed.stage is not BindingStage.FINISHED for assumed in self._assumed.values())
+
+    def refs(self) -> list[PodRef]:
+        """Returns the pods that have a reservation."""
+        with self._lock:
+            return [assumed.reservation.ref for assumed in self._assumed.values()]
+
+    # Binding
+
+    def start_binding(self, ref: PodRef, node: str) -> Reservation:
+        """Returns the reservation to bind. It does not expire until the bind finishes or is canceled.
+
+        Raises: Rejected if there is none for this node, or it is being bound already.
+        """
+        with self._lock:
+            assumed = self._assumed.get(ref.uid)
+            if assumed is None:
+                raise Rejected(f"pod {ref} has no reservation (it may have expired): it must be filtered again")
+            if assumed.reservation.node != node:
+                raise Rejected(f"pod {ref} is reserved on node {assumed.reservation.node}, not on {node}")
+            if assumed.stage is not BindingStage.ASSUMED:
+                raise Rejected(f"pod {ref} is already being bound")
+            assumed.stage = BindingStage.WAITING
+            return assumed.reservation
+
+    def prepare_binding(self, reservation: Reservation) -> Mapping[str, str]:
+        """Checks the reserved devices once more. Returns the annotations of the Binding, which must be written now.
+
+        Raises: Rejected; the reservation is forgotten, unless an earlier Binding of it may still be written.
+        """
+        with self._lock:
+            if not self.is_current(reservation):
+                raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
+            assumed = self._assumed[reservation.ref.uid]
+            if problem := self._problem(reservation):
+                if not assumed.outcome_unknown:
+                    self.forget(reservation.ref.uid)
+                raise Rejected(f"pod {reservation.ref}: {problem}")
+            assumed.stage = BindingStage.WRITING
+        return add_bind_time(reservation.annotations, self._now())
+
+    def finish_binding(self, reservation: Reservation) -> None:
+        """Records that the Binding is written. The reservation stays until the pod watch confirms it."""
+        with self._lock:
+            if self.is_current(reservation):
+                assumed = self._assumed[reservation.ref.uid]
+                assumed.stage, assumed.since = BindingStage.FINISHED, self._clock()
+
+    def cancel_binding(self, reservation: Reservation) -> None:
+        """Records that the bind failed. The reservation stays until it expires, so the bind can be tried again."""
+        with self._lock:
+            if self.is_current(reservation):
+                assumed = self._assumed[reservation.ref.uid]
+                assumed.stage = BindingStage.ASSUMED
+                if assumed.outcome_unknown:
+                    assumed.since = self._clock()
+
+    def drop(self, reservation: Reservation) -> None:
+        """Forgets *reservation* if it still holds."""
+        with self._lock:
+            if self.is_current(reservation):
+                self.forget(reservation.ref.uid)
+
+    # Bindings whose outcome is unknown
+
+    def mark_unknown(self, reservation: Reservation) -> bool:
+        """Keeps *reservation* until the outcome of its Binding is known. Reports whether it was marked before."""
+        with self._lock:
+            if not self.is_current(reservation):
+                return False
+            assumed = self._assumed[reservation.ref.uid]
+            was_marked, assumed.outcome_unknown = assumed.outcome_unknown, True
+            return was_marked
+
+    def unknown_bindings(self) -> list[Reservation]:
+        """Returns reservations whose Binding was sent so long ago that the API server has written it or never will."""
+        with self._lock:
+            return [assumed.reservation for assumed in self._assumed.values() if self._is_resolvable(assumed)]
+
+    def clear_unknown(self, reservation: Reservation) -> None:
+        """Forgets a reservation from :meth:`unknown_bindings` whose pod is not bound, unless it was tried again."""
+        with self._lock:
+            if self.is_current(reservation) and self._is_resolvable(self._assumed[reservation.ref.uid]):
+                self.forget(reservation.ref.uid)
+
+    # How reservations end
+
+    def forget(self, uid: str) -> None:
+        """Removes the pod's reservation and its booking."""
+        with self._lock:
+            if self._assumed.pop(uid, None) is not None:
+                self._index.unbook(uid)
+                self._on_end(uid)
+
+    def confirm(self, uid: str) -> None:
+        """Removes the reservation of a pod that the watch shows bound: what its annotations say is booked instead."""
+        with self._lock:
+            if self._assumed.pop(uid, None) is not None:
+                self._on_end(uid)
+
+    def expire(self) -> list[Reservation]:
+        """Forgets and returns the reservations that were not bound in time."""
+        with self._lock:
+            expired = [assumed.reservation for assumed in self._assumed.values()
+                       if not assumed.outcome_unknown and self._is_overdue(assumed)]
+            for reservation in expired:
+                self.forget(reservation.ref.uid)
+            return expired
+
+    def prune(self, seen: set[str], started: float) -> None:
+        """Forgets pods that were bound before a list was requested (*started*) and are not in it (*seen*)."""
+        with self._lock:
+            for uid, assumed in list(self._assumed.items()):
+                if uid not in seen and assumed.stage is BindingStage.FINISHED and assumed.since < started:
+                    self.forget(uid)
+
+    def _is_resolvable(self, assumed: _Assumed) -> bool:
+        return assumed.outcome_unknown and self._is_overdue(assumed)
+
+    def _is_overdue(self, assumed: _Assumed) -> bool:
+        return assumed.stage is BindingStage.ASSUMED and self._clock() - assumed.since >= RESERVATION_TTL_S
+
+    def _problem(self, reservation: Reservation) -> str | None:
+        usage = {(vendor, one.device.uuid): one
+                 for vendor, devices in self._index.views(reservation.node).items() for one in devices}
+        for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
+            device = usage.get((share.type, share.uuid))
+            if device is None or not device.device.healthy:
+                return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
+            if device.is_over:
+                return f"device {share.uuid} on node {reservation.node} was taken by another pod meanwhile"
+        return None

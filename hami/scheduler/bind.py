@@ -1,0 +1,199 @@
+"""The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
+
+The order is: take the node's locks if the devices need them, read the pods that another process may have bound there,
+check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known, its
+reservation and its locks stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from hami.cache.cache import Cache
+from hami.cache.reservations import Reservation
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.events import EventRecorder
+from hami.model import PodRef
+from hami.scheduler.leadership import Leadership
+from hami.scheduler.metrics import Metrics
+from hami.scheduler.node_lock import NodeLocks
+from hami.vendors.request import asks
+
+__all__ = ["Binder"]
+
+log = logging.getLogger(__name__)
+
+BIND_DEADLINE_S = 25.0  # below the 30 s that kube-scheduler waits
+BINDING_TIMEOUT_S = 10.0  # for one Binding, or less if the leadership ends before
+LEASE_SLACK_S = 2.0  # for this long after our leadership ends, no other replica can lead
+
+
+class _OutcomeUnknown(ClusterError):
+    """A Binding was sent, and it is not known whether it was written."""
+
+
+class _BoundByAnother(Conflict):
+    """Another process has bound the pod to the same node with other devices."""
+
+
+class Binder:
+    """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits.
+
+    *_idle* guards the number of binds in progress.
+    """
+
+    def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
+                 metrics: Metrics, *, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._locks = locks
+        self._events = events
+        self._leadership = leadership
+        self._metrics = metrics
+        self._clock = clock
+        self._idle = threading.Condition()
+        self._in_progress = 0
+
+    def bind(self, ref: PodRef, node: str) -> None:
+        """Binds the pod to *node* with the devices reserved for it.
+
+        Raises: HamiError; nothing is left behind then, and kube-scheduler retries the pod.
+        """
+        try:
+            with self._counted():
+                self._bind(ref, node)
+        except HamiError as error:
+            log.warning("bind failed", extra={"pod": ref, "node": node, "error": error})
+            self._events.record(ref, "Warning", "BindingFailed", str(error))
+            raise
+        log.info("pod bound", extra={"pod": ref, "node": node})
+        self._events.record(ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}")
+
+    def drain(self, timeout: float) -> bool:
+        """Waits at most *timeout* seconds until no bind is in progress. Reports whether none is."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._in_progress == 0, timeout)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._idle:
+            self._in_progress += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._in_progress -= 1
+                self._idle.notify_all()
+
+    def _bind(self, ref: PodRef, node: str) -> None:
+        deadline = self._clock() + BIND_DEADLINE_S
+        reservations = self._cache.reservations
+        if reservations.get(ref.uid) is None:
+            if self._cache.is_bound(ref.uid, node):
+                return  # a retry of a bind whose answer was lost
+            if not self._requests_devices(ref):
+                self._cluster.bind(ref, node, {}, {})
+                return
+        reservation = reservations.start_binding(ref, node)
+        try:
+            with self._locked(reservation, deadline):
+                self._write(reservation)
+        except (NotFound, Conflict):
+            reservations.drop(reservation)
+            raise
+        except BaseException:
+            reservations.cancel_binding(reservation)
+            raise
+        reservations.finish_binding(reservation)
+
+    @contextlib.contextmanager
+    def _locked(self, reservation: Reservation, deadline: float) -> Iterator[None]:
+        """Holds the node's locks. They are handed over to the device plugin if the pod may be bound, else released."""
+        node, keys, ref = reservation.node, reservation.lock_keys, reservation.ref
+        if not keys:
+            yield
+            return
+        begun = self._clock()
+        try:
+            self._locks.acquire(node, keys, ref, deadline, lambda: self._cache.reservations.is_current(reservation))
+        finally:
+            self._metrics.lock_wait(self._clock() - begun)
+        try:
+            yield
+        except (_OutcomeUnknown, _BoundByAnother):
+            self._locks.hand_over(node, keys)
+            raise
+        except BaseException:
+            self._locks.release(node, keys, ref)
+            raise
+        self._locks.hand_over(node, keys)
+
+    def _write(self, reservation: Reservation) -> None:
+        """Writes the Binding after a last check of what is known."""
+        if reservation.lock_keys:
+            self._read_foreign_pods(reservation.node)
+            if self._cache.is_bound(reservation.ref.uid, reservation.node):
+                return  # by an earlier attempt that had no answer
+        leads_for = self._leadership.leads_until() - self._clock()
+        if leads_for <= 0:
+            raise NodeLocked("this replica of the scheduler no longer leads")
+        annotations = self._cache.reservations.prepare_binding(reservation)
+        timeout = leads_for + LEASE_SLACK_S  # the Binding must not arrive when another replica leads
+        try:
+            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
+                               timeout=timeout if timeout < BINDING_TIMEOUT_S else None)
+        except ClusterError as error:
+            refused = error.status is not None and error.status < 500
+            if refused and not isinstance(error, Conflict):
+                raise
+            self._resolve(reservation, error, refused)
+
+    def _read_foreign_pods(self, node: str) -> None:
+        """Reads the pods that another process may have bound to *node*."""
+        nodes = self._cache.nodes
+        if not nodes.clear_foreign(node):
+            return
+        try:
+            for pod in self._cluster.pods_on(node):
+                self._cache.pods.upsert(pod)
+        except HamiError:
+            nodes.mark_foreign(node)
+            raise
+
+    def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
+        """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.
+
+        Raises: _OutcomeUnknown while it may still be written; Conflict or NotFound when it never will be.
+        """
+        ref = reservation.ref
+        was_unknown = self._cache.reservations.mark_unknown(reservation)
+        outcome_unknown = _OutcomeUnknown(f"pod {ref}: no answer whether it was bound: {error}")
+        try:
+            pod = self._cluster.pod(ref.namespace, ref.name)
+        except HamiError as unread:
+            log.warning("binding outcome unknown", extra={"pod": ref, "node": reservation.node, "error": unread})
+            raise outcome_unknown from error
+        if pod is None or pod.ref.uid != ref.uid:
+            raise NotFound(f'pod "{ref.name}" not found', 404) from error
+        self._cache.pods.upsert(pod)
+        if not pod.node_name:
+            if refused and not was_unknown:
+                raise error
+            raise outcome_unknown from error
+        if pod.node_name != reservation.node:
+            raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
+        if not self._cache.is_bound_as_reserved(pod, reservation):
+            raise _BoundByAnother(
+                f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
+
+    def _requests_devices(self, ref: PodRef) -> bool:
+        if (record := self._cache.pods.get(ref.uid)) is not None:
+            return record.requests_devices
+        pod = self._cluster.pod(ref.namespace, ref.name)
+        if pod is None or (ref.uid and pod.ref.uid != ref.uid):
+            raise NotFound(f'pod "{ref.name}" not found', 404)
+        return asks(self._cache.vendors, pod.containers)

@@ -1,0 +1,97 @@
+"""The extender verb *filter*: names the one node that should run a pod, and reserves its devices there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.cache.cache import Cache
+from hami.errors import MalformedInput, NodeLocked
+from hami.kube.events import EventRecorder
+from hami.model import Node, Pod
+from hami.scheduler.leadership import Leadership
+from hami.scheduler.metrics import Metrics
+from hami.scheduling.decide import Choice, Refusal
+from hami.scheduling.explain import describe, nodes_by_reason, summarize
+
+__all__ = ["Filtered", "NodeFilter"]
+
+log = logging.getLogger(__name__)
+
+LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
+UNREGISTERED = "node unregistered"
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """The nodes that remain (``None``: none), why the others do not, and the node that was chosen."""
+
+    names: list[str] | None
+    failed: Mapping[str, str]
+    chosen: str | None = None
+
+
+class NodeFilter:
+    """Chooses nodes for pods. It makes no calls to the API server; events are written in the background."""
+
+    def __init__(self, cache: Cache, events: EventRecorder, leadership: Leadership, metrics: Metrics) -> None:
+        self._cache = cache
+        self._events = events
+        self._leadership = leadership
+        self._metrics = metrics
+
+    def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
+        """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.
+
+        Raises: HamiError; kube-scheduler retries the pod then.
+        """
+        if not pod.ref.uid:
+            raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
+        if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
+            raise NodeLocked("this replica of the scheduler does not lead yet")
+        try:
+            answer = self._cache.assume(pod, names or ())
+        except MalformedInput as error:
+            text = f"calcScore failed {error} for pod {pod.ref.name}"
+            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+            raise MalformedInput(error.field, error.text, error.problem, says=text) from error
+        if answer is None:
+            return Filtered(list(names) if names is not None else None, {})
+        if isinstance(answer, Refusal):
+            return self._refused(pod, answer)
+        self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
+        log.info("pod filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
+        return Filtered([answer.node], {}, answer.node)
+
+    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
+        """Returns the answer of :meth:`filter` for a cluster of *nodes* that are idle. Nothing is reserved or written.
+
+        Raises: HamiError.
+        """
+        answer = self._cache.simulate(pod, nodes)
+        if answer is None:
+            return Filtered(None, {})
+        choice, refusal = answer
+        return Filtered([choice.node] if choice else None, _failed(refusal), choice.node if choice else None)
+
+    def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
+        failed, by_reason = _failed(refusal), nodes_by_reason(refusal)
+        for reason in by_reason:
+            self._metrics.refused(reason)
+        for text in (*summarize(by_reason), f"no available node, {len(failed)} nodes do not meet",
+                     describe(refusal, self._cache.node_usage)):
+            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+        log.info("no node fits", extra={"pod": pod.ref, "nodes": len(failed)})
+        return Filtered(None, failed)
+
+
+def _failed(refusal: Refusal) -> dict[str, str]:
+    return {**{name: str(unfit) for name, unfit in refusal.unfit.items()},
+            **{name: UNREGISTERED for name in refusal.unknown}}
+
+
+def _success(choice: Choice) -> str:
+    """Returns upstream's message. It counts only the nodes that were judged, which are not all when there are many."""
+    scores = ",".join(f"{name}:{score:.2f}" for name, score in choice.fitting)
+    return f"find fit node({choice.node}), {choice.unfit} nodes not fit, {len(choice.fitting)} nodes fit({scores})"

@@ -1,0 +1,75 @@
+"""The watches of the scheduler: nodes, pods and quotas are read into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hami.cache.cache import Cache
+from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.errors import ClusterError
+from hami.kube.api import Api
+from hami.kube.reflector import Reflector
+from hami.model import Node, Pod, QuotaLimits
+
+__all__ = ["Watches"]
+
+STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
+RELIST_TIMEOUT_S = 30.0
+
+
+class Watches:
+    """Three reflectors, each in a thread of its own, that fill *cache*."""
+
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._nodes: Reflector[Node] = Reflector(
+            api, "/api/v1/nodes", parse_node, lambda node: node.name, cache.nodes, name="nodes")
+        self._pods: Reflector[Pod] = Reflector(
+            api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, cache.pods, name="pods")
+        self._quotas: Reflector[QuotaLimits] = Reflector(
+            api, "/api/v1/resourcequotas", parse_quota, lambda quota: quota.uid, cache.quotas, name="quotas")
+        self._reflectors: Mapping[str, Reflector[Node] | Reflector[Pod] | Reflector[QuotaLimits]] = {
+            "nodes": self._nodes, "pods": self._pods, "resourcequotas": self._quotas}
+
+    def loops(self) -> Mapping[str, Callable[[], None]]:
+        """Returns what to run in threads, by name. Nodes are listed before pods, which hold devices of nodes."""
+        return {"nodes": self._nodes.run, "quotas": self._quotas.run, "pods": self._watch_pods}
+
+    def stop(self) -> None:
+        """Ends the loops."""
+        for reflector in self._reflectors.values():
+            reflector.stop()
+
+    def relist(self) -> None:
+        """Reads nodes and pods again with consistent lists. Raises: ClusterError."""
+        self._nodes.relist(RELIST_TIMEOUT_S)
+        self._pods.relist(RELIST_TIMEOUT_S)
+
+    def is_synced(self) -> bool:
+        """Reports whether the cache has been filled."""
+        return all(reflector.synced.is_set() for reflector in self._reflectors.values())
+
+    def wait_until_synced(self, timeout: float | None = None) -> bool:
+        """Waits until the cache has been filled, at most *timeout* seconds each. Reports whether it has."""
+        return all(reflector.synced.wait(timeout) for reflector in self._reflectors.values())
+
+    def require_sync(self) -> None:
+        """Waits until the cache has been filled. Raises: ClusterError after a timeout."""
+        if not self.wait_until_synced(RELIST_TIMEOUT_S):
+            raise ClusterError("the caches have not been filled yet")
+
+    def ages(self) -> Mapping[str, Callable[[], float]]:
+        """Returns functions that return the seconds since the API server's last answer, by resource."""
+        return {name: reflector.age for name, reflector in self._reflectors.items()}
+
+    def unready_reason(self) -> str | None:
+        """Returns why the cache cannot be relied on; ``None`` if it can."""
+        for name, reflector in self._reflectors.items():
+            if not reflector.synced.is_set():
+                return f"{name} have not been read yet"
+            if reflector.age() > STALE_S:
+                return f"no answer of the API server about {name} for {reflector.age():.0f} s"
+        return None
+
+    def _watch_pods(self) -> None:
+        self._nodes.synced.wait()
+        self._pods.run()
