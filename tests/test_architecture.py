@@ -31,7 +31,7 @@ LONG_CONSTRUCTORS = {  # to be grouped; nothing may be added
     "Reflector", "EventRecorder", "Election",
 }
 REASSIGNED = {  # libraries that are configured this way
-    "flask.request.max_content_length", "self.error_log.propagate", "self._conn.reading_since",
+    "flask.request.max_content_length", "self.error_log.propagate",
     # to be passed to the constructor; nothing may be added
     "server.on_silence",
 }

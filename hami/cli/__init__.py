@@ -574,7 +574,7 @@ def run_scheduler(settings: Settings) -> int:
         return parts[-1].app()
 
     return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
-                 threads=settings.threads, waiting=("/bind",),
+                 threads=settings.threads,
                  on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
 
 
