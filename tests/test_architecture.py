@@ -32,8 +32,6 @@ LONG_CONSTRUCTORS = {  # to be grouped; nothing may be added
 }
 REASSIGNED = {  # libraries that are configured this way
     "flask.request.max_content_length", "self.error_log.propagate",
-    # to be passed to the constructor; nothing may be added
-    "server.on_silence",
 }
 
 

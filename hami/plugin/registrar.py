@@ -1,117 +1,107 @@
-"""WatchAndRegister: one loop that reads the cards and keeps the node's annotations saying what they are."""
+"""Registers the node: reads the cards and keeps the node's annotations up to date."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
 
 from hami.errors import ClusterError, HamiError, NotFound
-from hami.model import Node
+from hami.kube.cluster import Cluster
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
 from hami.devices.registration import SCORES, RegistrationKeys, annotation_changes, node_annotations
 from hami.devices.inventory import InventorySnapshot, DeviceInventory
+from hami.runtime.once import OncePerKey
 
-__all__ = ["NodeRegistrar", "NodeCalls"]
+__all__ = ["NodeRegistrar"]
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 30.0
-"""Seconds between two looks at the cards and at what the node says, when nothing happens."""
+INTERVAL_S = 30.0
+"""Seconds between reads of the cards and of the node while nothing changes."""
 RETRY_S = 5.0
-"""Seconds until the next attempt after one that failed."""
-
-
-class NodeCalls(Protocol):
-    """The calls of `hami.kube.cluster.Cluster` that registration makes."""
-
-    def node(self, name: str, *, timeout: float | None = None) -> Node | None: ...
-
-    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "", *,
-                      timeout: float | None = None) -> Node: ...
+"""Seconds until the next attempt after a failure."""
 
 
 class NodeRegistrar:
-    """Writes what has changed, and nothing else: the node itself is asked what it says, so that nothing is taken for
-    written that was not, and what somebody has removed comes back."""
+    """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
-    def __init__(self, cluster: NodeCalls, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
+    def __init__(self, cluster: Cluster, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
                  keys: RegistrationKeys, *, now: Callable[[], datetime],
-                 before: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
-        """*before* is told what cards there are before anybody is offered them. It may raise HamiError."""
+                 on_cards: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
+        """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError."""
         self._cluster = cluster
         self._source = source
         self._inventory = inventory
         self._config = config
         self._keys = keys
         self._now = now
-        self._before = before
+        self._on_cards = on_cards
         self._stopped = threading.Event()
-        self._reading = threading.Lock()
-        self._told: Mapping[str, str] = {}
+        self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
+        self._reported = OncePerKey()
 
     def run(self) -> None:
-        """Read and write, again at once when a card turns bad or well, until `stop`."""
-        said = ""
+        """Reads and registers, immediately when the health of a card changes, until `stop`."""
+        node = self._config.node
         while not self._stopped.is_set():
             version = self._inventory.snapshot().version
-            pause = ROUND_S
             try:
                 self.read()
-                version = self.announce().version
-                said = ""
+                version = self.register().version
+                self._reported.clear(node)
+                self._inventory.wait(version, INTERVAL_S)
+                continue
             except HamiError as error:
-                if said != (said := str(error)):  # an API server that is away is away for a while
-                    log.warning("registration of the node failed", extra={"node": self._config.node, "error": error})
-                pause = RETRY_S
+                if self._reported.is_new(node, str(error)):
+                    log.warning("node registration failed", extra={"node": node, "error": error})
             except Exception:
-                log.exception("registration of the node failed")
-                pause = RETRY_S
-            self._inventory.wait(version, pause) if pause == ROUND_S else self._stopped.wait(pause)
+                log.exception("node registration failed")
+            self._stopped.wait(RETRY_S)
 
     def read(self) -> None:
-        """Read the cards once, in any thread; `run` announces what is new. Raises: HamiError when the source cannot be
-        read at all, or they cannot be offered."""
-        with self._reading:
-            cards = self._source.cards()
-            self._before(cards)
-            self._inventory.update(cards)
-            self._tell(self._inventory.snapshot())
+        """Reads the cards once, in any thread; `run` registers the changes.
 
-    def announce(self) -> InventorySnapshot:
-        """Make the node say what the cards are; they are returned. Raises: ClusterError."""
-        roll = self._inventory.snapshot()
+        Raises: HamiError if the source cannot be read or the cards cannot be offered.
+        """
+        with self._read_lock:
+            cards = self._source.cards()
+            self._on_cards(cards)
+            self._inventory.update(cards)
+            self._log_health(self._inventory.snapshot())
+
+    def register(self) -> InventorySnapshot:
+        """Writes the node's annotations; returns the cards that they describe. Raises: ClusterError."""
+        snapshot = self._inventory.snapshot()
         name = self._config.node
         node = self._cluster.node(name)
         if node is None:
-            raise NotFound(f"there is no node {name}: is --node-name right?", 404)
-        wanted = node_annotations(roll, self._config, self._keys)
+            raise NotFound(f"there is no node {name}: check --node-name", 404)
+        wanted = node_annotations(snapshot, self._config, self._keys)
         if changes := annotation_changes(node, wanted, self._config, self._keys, self._now()):
             self._cluster.annotate_node(name, changes)
-            log.info("registered", extra={"node": name, "cards": len(roll.cards), "unwell": len(roll.unhealthy),
-                                          "annotations": sorted(changes)})
-        return roll
+            log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
+                                               "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
+        return snapshot
 
     def stop(self) -> None:
-        """End `run` soon; the inventory's end ends its waiting."""
+        """Ends `run` soon, once the inventory is closed."""
         self._stopped.set()
 
-    def withdraw(self) -> None:
-        """Remove what was written: the node offers no cards any more. Tried once."""
+    def unregister(self) -> None:
+        """Removes the annotations, in one attempt: the node no longer offers cards."""
         try:
             self._cluster.annotate_node(self._config.node, {self._keys.register: None, SCORES: None})
-            log.info("registration removed", extra={"node": self._config.node})
+            log.info("node unregistered", extra={"node": self._config.node})
         except ClusterError as error:
-            log.warning("the registration stays", extra={"node": self._config.node, "error": error})
+            log.warning("node cannot be unregistered", extra={"node": self._config.node, "error": error})
 
-    def _tell(self, roll: InventorySnapshot) -> None:
-        """A line for each card that has turned bad, or well again, since the last time."""
-        for uuid in roll.unhealthy.keys() | self._told.keys():
-            reason = roll.unhealthy.get(uuid, "")
-            if reason != self._told.get(uuid, ""):
-                level, says = (logging.WARNING, "card unhealthy") if reason else (logging.INFO, "card healthy again")
-                log.log(level, says, extra={"card": uuid, "reason": reason})
-        self._told = roll.unhealthy
+    def _log_health(self, snapshot: InventorySnapshot) -> None:
+        for card in snapshot.cards:
+            if reason := snapshot.unhealthy.get(card.uuid):
+                if self._reported.is_new(card.uuid, reason):
+                    log.warning("device unhealthy", extra={"device": card.uuid, "reason": reason})
+            elif self._reported.clear(card.uuid):
+                log.info("device healthy", extra={"device": card.uuid})

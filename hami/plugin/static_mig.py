@@ -1,7 +1,7 @@
-"""Static MIG: instances that somebody else has cut are handed out as the kubelet chooses them, whoever placed the pod.
+"""Static MIG: offers the MIG instances that an administrator has created, each as one device under its own UUID.
 
-Each is one device of the kubelet, under its own UUID. Nothing of HAMi's has a say: no scheduler is asked, no pod, no
-lock; the hardware holds the limits. The cards themselves are not offered.
+The kubelet chooses the instances; HAMi's scheduler, annotations and node lock play no part, and the hardware enforces
+the limits. The cards themselves are not offered.
 Source: k8s-device-plugin 0.17, internal/rm/device_map.go; HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm.
 """
 
@@ -13,130 +13,118 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hami.errors import AllocationRefused, HamiError
-from hami.devices.cards import Card, MigDevice
+from hami.devices.cards import Card, Instances, MigDevice
 from hami.devices.config import PluginConfig
-from hami.node.grant import Grant, HostFacts, Recipient, instances_grant
+from hami.node.grant import Grant, Recipient, instances_grant
+from hami.node.host import Host
 from hami.devices.registration import is_filtered
 from hami.devices.inventory import DeviceInventory
 
-__all__ = ["MIXED", "SINGLE", "InstanceResource", "StaticMig", "offers"]
+__all__ = ["MIXED", "SINGLE", "InstanceResource", "StaticMig", "instances_by_resource"]
 
 log = logging.getLogger(__name__)
 
 SINGLE, MIXED = "single", "mixed"
 DOMAIN = "nvidia.com"
-_PART = re.compile(r"\d+c\.")  # a compute instance that is not all of its GPU instance
-
-
-class Devices(Protocol):
-    """Who knows what is on a card."""
-
-    def devices(self, gpu: str) -> Sequence[MigDevice]: ...
-
-
-class Facts(Protocol):
-    """What is asked of :class:`hami.node.host.Host`."""
-
-    def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts: ...
+_PARTIAL = re.compile(r"\d+c\.")  # a compute instance that is only a part of its GPU instance
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceResource:
-    """A resource of the kubelet's, and what there is of it: the instances in *inventory*, handed out by *allocator*."""
+    """A resource that the kubelet knows: its instances are in *inventory*; *allocator* hands them out."""
 
     resource: str
     inventory: DeviceInventory
     allocator: InstanceAllocator
 
 
-def offers(strategy: str, resource: str, cards: Sequence[Card],
-           devices: Sequence[MigDevice]) -> Mapping[str, tuple[MigDevice, ...]]:
-    """The instances by the resource under which they are offered.
+def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
+                          devices: Sequence[MigDevice]) -> Mapping[str, tuple[MigDevice, ...]]:
+    """Returns the instances by the resource that offers them.
 
-    ``mixed``: ``nvidia.com/mig-<profile>``, ``+`` in it being a dot; parts of an instance have no such name and are not
-    offered. ``single``: all under *resource*, which only means one thing if they are alike, and no card is whole.
-    Raises: HamiError when they are not.
+    ``mixed``: ``nvidia.com/mig-<profile>``, with ``+`` replaced by a dot; parts of a GPU instance have no such name and
+    are not offered. ``single``: all under *resource*, provided that they are alike and all cards are in MIG mode.
+    Raises: HamiError if they are not.
     """
     if strategy == MIXED:
         names = {one.profile: f"{DOMAIN}/mig-{one.profile.replace('+', '.')}" for one in devices
-                 if not _PART.match(one.profile)}
+                 if not _PARTIAL.match(one.profile)}
         return {name: tuple(one for one in devices if one.profile == profile) for profile, name in names.items()}
-    cut = {one.gpu for one in devices}
+    partitioned = {one.gpu for one in devices}
     if not any(card.mig for card in cards):
         return {}
-    for says, wrong in (
+    for problem, wrong in (
         ("is not in MIG mode, while others are", [card.uuid for card in cards if not (card.mig or card.problem)]),
-        ("has no MIG instances", [card.uuid for card in cards if card.mig and card.uuid not in cut]),
+        ("has no MIG instances", [card.uuid for card in cards if card.mig and card.uuid not in partitioned]),
     ):
         if wrong:
-            raise HamiError(f"--mig-strategy {SINGLE}: card {wrong[0]} {says}")
+            raise HamiError(f"--mig-strategy {SINGLE}: card {wrong[0]} {problem}")
     if len(profiles := {one.profile for one in devices}) > 1:
-        raise HamiError(f"--mig-strategy {SINGLE}: there are MIG instances of several sizes, "
-                        f"{', '.join(sorted(profiles))}: --mig-strategy {MIXED} tells them apart")
+        raise HamiError(f"--mig-strategy {SINGLE}: MIG instances have different profiles, "
+                        f"{', '.join(sorted(profiles))}: use --mig-strategy {MIXED}")
     return {resource: tuple(devices)}
 
 
 class StaticMig:
-    """The instances of one node. Threads may share it."""
+    """Offers the instances of one node. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, strategy: str, source: Devices, host: Facts, *,
-                 serve: Callable[[InstanceResource], None], tell: Callable[[Sequence[MigDevice]], None]) -> None:
-        """*serve* is called once for each resource, as soon as there is anything of it. *tell* is told all instances
-        before they are offered; it may raise HamiError."""
+    def __init__(self, config: PluginConfig, strategy: str, source: Instances, host: Host, *,
+                 on_instances: Callable[[Sequence[MigDevice]], None]) -> None:
+        """*on_instances*: called with all instances before they are offered; may raise HamiError."""
         self._config = config
         self._strategy = strategy
         self._source = source
         self._host = host
-        self._serve = serve
-        self._tell = tell
-        self._guard = threading.Lock()
+        self._on_instances = on_instances
+        self._lock = threading.Lock()  # guards what follows; held while the driver is read and specifications written
         self._devices: dict[str, MigDevice] = {}
-        self._offers: dict[str, InstanceResource] = {}
+        self._resources: dict[str, InstanceResource] = {}
         self._parents: dict[str, Card] = {}
-        self._unwell: dict[str, str] = {}  # by card
+        self._unhealthy: dict[str, str] = {}  # reasons, by card
 
-    def cards_are(self, cards: Sequence[Card]) -> None:
-        """There are these cards: look at what is on them. Raises: HamiError when that cannot be offered."""
-        with self._guard:
+    def update_cards(self, cards: Sequence[Card]) -> list[InstanceResource]:
+        """Reads the instances of *cards*; returns the resources that are offered for the first time.
+
+        Raises: HamiError if the instances cannot be offered.
+        """
+        with self._lock:
             cards = [card for card in cards if not is_filtered(card, self._config)]
-            found, problems = self._look(cards)
-            grouped = offers(self._strategy, self._config.resource, cards, found)
-            self._tell(found)
-            self._devices |= {one.uuid: one for one in found}
+            devices, problems = self._read(cards)
+            grouped = instances_by_resource(self._strategy, self._config.resource, cards, devices)
+            self._on_instances(devices)
+            self._devices |= {one.uuid: one for one in devices}
             self._parents |= {card.uuid: card for card in cards}
-            fresh = [self._offer(resource) for resource in grouped if resource not in self._offers]
-            for resource, offer in self._offers.items():
-                members = grouped.get(resource, ())
+            added = [self._add(resource) for resource in grouped if resource not in self._resources]
+            for name, resource in self._resources.items():
+                members = grouped.get(name, ())
                 for one in members:
-                    offer.inventory.report(one.uuid, self._unwell.get(one.gpu, ""))
-                offer.inventory.update([_as_card(place, one, self._parents[one.gpu], problems.get(one.gpu, ""))
-                                        for place, one in enumerate(members)])
-        for offer in fresh:
-            self._serve(offer)
+                    resource.inventory.report(one.uuid, self._unhealthy.get(one.gpu, ""))
+                resource.inventory.update([_as_card(index, one, self._parents[one.gpu], problems.get(one.gpu, ""))
+                                           for index, one in enumerate(members)])
+            return added
 
     def report(self, gpu: str, reason: str) -> None:
-        """A card (all of them if *gpu* is empty) has turned bad, or is well again if *reason* is empty; and so is all
-        that is on it."""
-        with self._guard:
-            ill = [gpu] if gpu else list(self._parents)
-            self._unwell |= dict.fromkeys(ill, reason)
-            concerned = [one.uuid for one in self._devices.values() if one.gpu in ill]
-            for offer in self._offers.values():
-                for one in concerned:
-                    offer.inventory.report(one, reason)
+        """Marks the instances of a card (of all cards if *gpu* is empty) as unhealthy, or as healthy if *reason* is
+        empty."""
+        with self._lock:
+            cards = [gpu] if gpu else list(self._parents)
+            self._unhealthy |= dict.fromkeys(cards, reason)
+            for one in self._devices.values():
+                if one.gpu in cards:
+                    for resource in self._resources.values():
+                        resource.inventory.report(one.uuid, reason)
 
     def close(self) -> None:
-        """No more changes: whoever waits goes on."""
-        with self._guard:
-            for offer in self._offers.values():
-                offer.inventory.close()
+        """Closes the inventories of all resources: their waiters return."""
+        with self._lock:
+            for resource in self._resources.values():
+                resource.inventory.close()
 
-    def _look(self, cards: Sequence[Card]) -> tuple[list[MigDevice], dict[str, str]]:
-        """The instances by card and number, those of a card that does not answer as they were; and what is wrong with
-        which card."""
+    def _read(self, cards: Sequence[Card]) -> tuple[list[MigDevice], dict[str, str]]:
+        """Returns the instances by card and number, and the problems by card. A card that cannot be read keeps the
+        instances known before."""
         found: list[MigDevice] = []
         problems: dict[str, str] = {}
         for card in cards:
@@ -149,57 +137,57 @@ class StaticMig:
                     problems[card.uuid] = str(error)
         return found, problems
 
-    def _offer(self, resource: str) -> InstanceResource:
+    def _add(self, name: str) -> InstanceResource:
         inventory = DeviceInventory()
-        made = self._offers[resource] = InstanceResource(
-            resource, inventory, InstanceAllocator(self._config, self._host, inventory, self._devices))
-        return made
+        self._resources[name] = resource = InstanceResource(
+            name, inventory, InstanceAllocator(self._config, self._host, inventory, self._devices))
+        return resource
 
 
 class InstanceAllocator:
     """Hands out the instances of one resource. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, host: Facts, inventory: DeviceInventory,
+    def __init__(self, config: PluginConfig, host: Host, inventory: DeviceInventory,
                  devices: Mapping[str, MigDevice]) -> None:
-        """*devices*: those of *inventory*, and others; it grows."""
+        """*devices*: those of *inventory* and of other resources; it grows."""
         self._config = config
         self._host = host
         self._inventory = inventory
         self._devices = devices
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
-        """Just these. Raises: AllocationRefused with the reason; HostError."""
+        """Returns the grant of exactly these instances. Raises: AllocationRefused with the reason; HostError."""
         try:
             return self._allocate(device_ids)
         except HamiError as error:
-            log.warning("MIG instances not handed out", extra={"node": self._config.node, "error": error})
+            log.warning("MIG allocation failed", extra={"node": self._config.node, "error": error})
             raise
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-        """None: they are all alike."""
+        """Returns no preference: the instances of a resource are all alike."""
         return ()
 
     def _allocate(self, device_ids: Sequence[str]) -> Grant:
-        roll = self._inventory.snapshot()
-        chosen = [card for card in roll.cards if card.uuid in device_ids]
+        snapshot = self._inventory.snapshot()
+        chosen = [card for card in snapshot.cards if card.uuid in device_ids]
         if unknown := sorted(set(device_ids) - {card.uuid for card in chosen}):
-            raise AllocationRefused(f"the kubelet asks for MIG instances that are not on this node: "
+            raise AllocationRefused(f"the kubelet requested MIG instances that are not on this node: "
                                     f"{', '.join(unknown)}")
-        if ill := next((card.uuid for card in chosen if card.uuid in roll.unhealthy), None):
-            raise AllocationRefused(f"MIG instance {ill} cannot be used: {roll.unhealthy[ill]}")
+        if unhealthy := next((card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None):
+            raise AllocationRefused(f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}")
         if not chosen or len(chosen) < len(device_ids):
-            raise AllocationRefused(f"the kubelet asks for {len(device_ids)} MIG instances: "
-                                    f"{', '.join(sorted(device_ids)) or 'none at all'}")
+            raise AllocationRefused(f"the kubelet requested {len(device_ids)} MIG instances: "
+                                    f"{', '.join(sorted(device_ids)) or 'none'}")
         devices = [self._devices[card.uuid] for card in chosen]
         facts = self._host.facts(limited=False, instances=[
             (card.minor, one.gpu_instance, one.compute_instance) for card, one in zip(chosen, devices, strict=True)])
         recipient = Recipient(pod_uid="", container="", token=str(uuid.uuid4()))
-        log.info("MIG instances handed out",
+        log.info("MIG instances allocated",
                  extra={"node": self._config.node, "devices": [one.uuid for one in devices]})
         return instances_grant(self._config, [one.uuid for one in devices], chosen, facts, recipient)
 
 
-def _as_card(place: int, one: MigDevice, parent: Card, problem: str) -> Card:
-    """An instance as what the kubelet is offered: a device with its card's node and place."""
-    return Card(uuid=one.uuid, index=place, minor=parent.minor, model=f"{parent.model} MIG {one.profile}",
+def _as_card(index: int, one: MigDevice, parent: Card, problem: str) -> Card:
+    """Returns an instance in the form in which devices are offered, with its card's device node and NUMA node."""
+    return Card(uuid=one.uuid, index=index, minor=parent.minor, model=f"{parent.model} MIG {one.profile}",
                 memory_mib=one.memory_mib, numa=parent.numa, mig=True, problem=problem)

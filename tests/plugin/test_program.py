@@ -207,15 +207,15 @@ def test_it_lacks_nothing_once_the_kubelet_knows_of_the_cards(settings, cluster,
     service.start()
     kubelet.registered.get(timeout=20)
     service.stop(last=False)
-    assert service.lacks() == ""
+    assert service.unready_reason() == ""
 
 
 @pytest.mark.parametrize("cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")])
 def test_a_kubelet_that_is_away_is_lacked_where_there_are_cards(run, directory, cards, says):
     service = run(cards=cards)
-    while service.lacks() == "not registered with the kubelet yet":
+    while service.unready_reason() == "not registered with the kubelet yet":
         pass  # until the first look
-    assert service.lacks() == says
+    assert service.unready_reason() == says
 
 
 def test_a_node_without_cards_is_not_offered_to_the_kubelet(run, kubelet):
@@ -273,7 +273,7 @@ class Program:
         if self._fails:
             raise ClusterError("away")
 
-    def lacks(self):
+    def unready_reason(self):
         return f"a kubelet for {self._settings}"
 
     def stop(self, *, last):
@@ -303,7 +303,7 @@ def lived(*numbers, fresh=(), failing=()):
             raise answer
         return answer
     status = serve("first", read, make=lambda settings: Program(story, settings, settings in failing), signals=signals,
-                   settled=lambda: story.append("settled"))
+                   on_started=lambda: story.append("settled"))
     assert status == 0
     return story, signals.patience
 
@@ -335,7 +335,7 @@ def test_how_ready_it_is_follows_what_is_served():
     def make(settings):
         return Program([], settings, fails and fails.pop() == settings)
     status = serve("first", lambda: "second", make=make, signals=signals, readiness=signals.readiness,
-                   settled=lambda: None)
+                   on_started=lambda: None)
     assert status == 0
     assert signals.found == [(503, "starting\n"), (503, "start failed: away\n"), (503, "a kubelet for first\n"),
                              (503, "a kubelet for second\n")]

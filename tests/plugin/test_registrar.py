@@ -39,7 +39,7 @@ class Scene:
 
     def round(self):
         self.registrar.read()
-        self.registrar.announce()
+        self.registrar.register()
 
     @property
     def annotations(self):
@@ -110,7 +110,7 @@ def test_a_handshake_of_older_schedulers_is_answered_once():
 
 def test_a_node_that_is_not_there_is_named(scene):
     scene.cluster.nodes.clear()
-    with pytest.raises(NotFound, match="no node n1: is --node-name right"):
+    with pytest.raises(NotFound, match="no node n1: check --node-name"):
         scene.round()
 
 
@@ -118,14 +118,14 @@ def test_what_was_written_can_be_withdrawn():
     scene = Scene(topology_score=True)
     scene.round()
     assert {KEYS.register, SCORES} <= scene.annotations.keys()
-    scene.registrar.withdraw()
+    scene.registrar.unregister()
     assert scene.annotations == {}
 
 
 def test_a_withdrawal_that_fails_is_only_said(scene, caplog):
     scene.cluster.fail("annotate_node", ClusterError("away"))
-    scene.registrar.withdraw()
-    assert "the registration stays" in caplog.text
+    scene.registrar.unregister()
+    assert "node cannot be unregistered" in caplog.text
 
 
 def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
@@ -133,7 +133,7 @@ def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
     for reason in ("", "XID 79", "XID 79", ""):
         scene.inventory.report("GPU-b", reason)
         scene.registrar.read()
-    assert [record.message for record in caplog.records] == ["card unhealthy", "card healthy again"]
+    assert [record.message for record in caplog.records] == ["device unhealthy", "device healthy"]
 
 
 def test_the_loop_writes_at_once_when_health_changes_and_ends_when_told(scene):
@@ -173,4 +173,4 @@ def test_the_loop_outlives_trouble(trouble, caplog):
     scene.inventory.close()
     running.join(20)
     assert not running.is_alive()
-    assert "registration of the node failed" in caplog.text
+    assert "node registration failed" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
 from hami.devices.inventory import DeviceInventory
-from hami.plugin.server import PluginServer, register, socket_path, stamp_of
+from hami.plugin.server import PluginServer, register, socket_identity, socket_path
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
@@ -151,7 +151,7 @@ def test_several_containers_are_served_in_their_order(start, directory):
 @pytest.mark.parametrize("error, status, says", [
     (HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
     (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
-    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "an error in the device plugin; its log says more"),
+    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"),
 ], ids=["refused", "API server away", "a bug"])
 def test_an_error_is_told_to_the_kubelet(start, directory, error, status, says):
     start(Hands(error))
@@ -184,7 +184,7 @@ def test_an_old_socket_is_replaced(start, directory):
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
     server = start()
-    assert stamp_of(path) == server.stamp
+    assert socket_identity(path) == server.identity
     with calling(path) as caller:
         caller.options()
 
@@ -200,7 +200,7 @@ def test_a_successor_s_socket_is_left_alone(start, directory):
     first = start()
     second = start()
     first.stop()
-    assert stamp_of(directory / "nvidia-gpu.sock") == second.stamp
+    assert socket_identity(directory / "nvidia-gpu.sock") == second.identity
     with calling(directory / "nvidia-gpu.sock") as caller:
         caller.options()
 

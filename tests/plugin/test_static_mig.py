@@ -6,7 +6,7 @@ from hami.errors import AllocationRefused, HamiError
 from hami.devices.cards import Card, MigDevice
 from hami.devices.config import PluginConfig
 from hami.node.grant import DeviceNode, Grant
-from hami.plugin.static_mig import StaticMig, offers
+from hami.plugin.static_mig import StaticMig, instances_by_resource
 from tests.plugin.stage import FakeHost
 
 GPU, SMALL, ENGINES, LARGE = "nvidia.com/gpu", "1g.10gb", "1g.10gb+me", "3g.40gb"
@@ -34,13 +34,11 @@ class Driver:
 
 @pytest.fixture
 def static():
-    """What is there of each resource (``offers``), what was told (``told``), for cards with these devices."""
+    """Makes the instances of cards; returns them, their resources by name, and the notified instances."""
     def make(driver, *cards, strategy="mixed", **config):
-        made, told = {}, []
-        found = StaticMig(PluginConfig(node="n1", **config), strategy, driver, FakeHost(),
-                          serve=lambda offer: made.__setitem__(offer.resource, offer), tell=told.append)
-        found.cards_are(cards)
-        return found, made, told
+        notified = []
+        made = StaticMig(PluginConfig(node="n1", **config), strategy, driver, FakeHost(), on_instances=notified.append)
+        return made, {one.resource: one for one in made.update_cards(cards)}, notified
     return make
 
 
@@ -58,17 +56,18 @@ def static():
     ("single", [card(), card("GPU-b", mig=False, problem="lost")], [device()], {GPU: ["MIG-1"]}),
 ])
 def test_instances_by_resource(strategy, cards, devices, found):
-    assert {name: [one.uuid for one in ones] for name, ones in offers(strategy, GPU, cards, devices).items()} == found
+    grouped = instances_by_resource(strategy, GPU, cards, devices)
+    assert {name: [one.uuid for one in ones] for name, ones in grouped.items()} == found
 
 
 @pytest.mark.parametrize("cards, devices, says", [
     ([card(), card("GPU-b", mig=False)], [device()], "card GPU-b is not in MIG mode, while others are"),
     ([card(), card("GPU-b")], [device()], "card GPU-b has no MIG instances"),
-    ([card()], [device(), device("MIG-2", profile=LARGE)], "of several sizes, 1g.10gb, 3g.40gb: --mig-strategy mixed"),
+    ([card()], [device(), device("MIG-2", profile=LARGE)], "profiles, 1g.10gb, 3g.40gb: use --mig-strategy mixed"),
 ])
 def test_what_is_not_all_alike_is_not_one_resource(cards, devices, says):
     with pytest.raises(HamiError, match=says):
-        offers("single", GPU, cards, devices)
+        instances_by_resource("single", GPU, cards, devices)
 
 
 def test_just_what_the_kubelet_asks_for_is_handed_out(static):
@@ -83,7 +82,7 @@ def test_just_what_the_kubelet_asks_for_is_handed_out(static):
 
 
 @pytest.mark.parametrize("ids, says", [
-    ([], "none at all"), (["MIG-1", "MIG-1"], "MIG-1, MIG-1"), (["GPU-a-0"], "not on this node: GPU-a-0"),
+    ([], "0 MIG instances: none"), (["MIG-1", "MIG-1"], "MIG-1, MIG-1"), (["GPU-a-0"], "not on this node: GPU-a-0"),
 ])
 def test_what_there_is_not_is_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())
@@ -94,18 +93,18 @@ def test_what_there_is_not_is_refused(static, ids, says):
 def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
     driver = Driver(GPU_a=[device()], GPU_b=[device("MIG-2", gpu="GPU-b")])
     made, found, _ = static(driver, card(), card("GPU-b", index=1))
-    offer = found["nvidia.com/mig-1g.10gb"]
+    resource = found["nvidia.com/mig-1g.10gb"]
     made.report("GPU-b", "XID 79")
-    assert offer.inventory.snapshot().unhealthy == {"MIG-2": "XID 79"}
-    with pytest.raises(AllocationRefused, match="MIG-2 cannot be used: XID 79"):
-        offer.allocator.allocate(["MIG-2"])
+    assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79"}
+    with pytest.raises(AllocationRefused, match="MIG-2 is unhealthy: XID 79"):
+        resource.allocator.allocate(["MIG-2"])
     driver.on["GPU_b"].append(device("MIG-3", gpu="GPU-b"))
-    made.cards_are([card(), card("GPU-b", index=1)])
-    assert offer.inventory.snapshot().unhealthy == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
+    made.update_cards([card(), card("GPU-b", index=1)])
+    assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
     made.report("GPU-b", "")
-    assert offer.inventory.snapshot().unhealthy == {}
+    assert resource.inventory.snapshot().unhealthy == {}
     made.report("", "health cannot be watched")
-    assert set(offer.inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2", "MIG-3"}
+    assert set(resource.inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
 def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
@@ -114,10 +113,10 @@ def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
     made, found, _ = static(driver, *cards)
     made.report("", "XID 79, of a card that cannot be named")
     driver.on["GPU_a"].append(device())
-    made.cards_are(cards)
+    made.update_cards(cards)
     assert set(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2"}
     made.report("GPU-a", "")
-    made.cards_are(cards)
+    made.update_cards(cards)
     assert set(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == {"MIG-2"}
 
 
@@ -125,7 +124,7 @@ def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = HamiError("GPU-a: lost")
-    made.cards_are([card()])
+    made.update_cards([card()])
     assert found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy == {"MIG-1": "GPU-a: lost"}
 
 
@@ -133,9 +132,8 @@ def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(st
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = [device("MIG-9", profile=LARGE)]
-    made.cards_are([card()])
-    made.cards_are([card()])
-    assert list(found) == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"]
+    assert [one.resource for one in made.update_cards([card()])] == ["nvidia.com/mig-3g.40gb"]
+    assert made.update_cards([card()]) == []
     assert list(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == ["MIG-1"]
 
 

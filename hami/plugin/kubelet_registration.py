@@ -1,0 +1,179 @@
+"""Keeps the plugin registered with the kubelet: serves its socket, registers, and repeats both when necessary.
+
+A kubelet that starts removes all sockets in its directory and creates its own. Both are detected by polling once a
+second, which is simpler than inotify: the directory itself may be replaced or may not exist yet.
+A kubelet that closes its connection to the plugin without a restart is registered with again at once. It does so when
+an earlier plugin process ends: it closes the connection to the plugin that is registered by then, and starts no pod
+with its devices until that plugin is back (Kubernetes v1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
+runClient).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hami.errors import HamiError
+from hami.devices.config import PluginConfig
+from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
+from hami.runtime.once import OncePerKey
+
+__all__ = ["CONNECT_TIMEOUT_S", "KubeletRegistration", "Step", "next_step"]
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds without a connection after which a kubelet that took the registration is assumed to have lost it."""
+
+
+class Step(enum.Enum):
+    """The next step of the registration."""
+
+    WAIT = "wait for the kubelet"
+    SERVE = "serve"
+    STAND_BY = "another plugin process serves"
+    REGISTER = "register"
+    DONE = "registered"
+
+
+def next_step(*, kubelet: SocketIdentity | None, registered: SocketIdentity | None, served: SocketIdentity | None,
+              found: SocketIdentity | None, disconnected: bool) -> Step:
+    """Returns the next step.
+
+    *kubelet*: the kubelet's socket. *registered*: the kubelet's socket at the last registration. *served*: the plugin's
+    socket as this process created it. *found*: the plugin's socket that exists now. *disconnected*: the kubelet closed
+    its connection, or has not connected for `CONNECT_TIMEOUT_S`. A plugin whose socket was replaced does nothing, so
+    that its successor can take over.
+    """
+    if kubelet is None:
+        return Step.WAIT
+    if served is None or found is None:
+        return Step.SERVE
+    if found != served:
+        return Step.STAND_BY
+    return Step.REGISTER if kubelet != registered or disconnected else Step.DONE
+
+
+class KubeletRegistration:
+    """Registers one resource with the kubelet; `run` in a thread of its own."""
+
+    def __init__(self, config: PluginConfig, make_server: Callable[[Path, Callable[[], None]], PluginServer], *,
+                 clock: Callable[[], float]) -> None:
+        """*make_server*: makes a server, not yet started, from its path and a listener for lost connections.
+
+        Raises: HamiError if the path is too long.
+        """
+        self._config = config
+        self._path = socket_path(config)
+        self._kubelet = Path(config.kubelet_socket)
+        self._make_server = make_server
+        self._clock = clock
+        self._server: PluginServer | None = None
+        self._registered: SocketIdentity | None = None
+        self._connected_at = 0.0
+        self._disconnected = False
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._reported = OncePerKey()
+        self.unready_reason = "not registered with the kubelet yet"
+        """Why the kubelet cannot call this plugin; empty if it can. A replaced plugin reports ready."""
+
+    def run(self) -> None:
+        """Keeps the plugin registered until `stop`, then removes its socket."""
+        try:
+            while not self._stopped.is_set():
+                self._wake.clear()
+                if self._stopped.is_set() or self.try_tick() is Step.SERVE:
+                    continue
+                self._wake.wait(INTERVAL_S)
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ends `run` soon."""
+        self._stopped.set()
+        self._wake.set()
+
+    def is_replaced(self) -> bool:
+        """Reports whether another process serves the plugin's socket."""
+        found = socket_identity(self._path)
+        return self._server is not None and found is not None and found != self._server.identity
+
+    def tick(self) -> Step:
+        """Takes the next step and returns it. Raises: HamiError, OSError."""
+        kubelet = socket_identity(self._kubelet)
+        step = next_step(kubelet=kubelet, registered=self._registered, found=socket_identity(self._path),
+                         served=self._server.identity if self._server is not None else None,
+                         disconnected=self._is_disconnected())
+        match step:
+            case Step.WAIT:
+                self._registered = None
+                self.unready_reason = "the kubelet's socket is missing"
+                self._warn("waiting for the kubelet: its socket is missing", socket=self._kubelet)
+            case Step.SERVE:
+                self._serve()
+            case Step.STAND_BY:
+                self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
+            case Step.REGISTER:
+                self._register()
+                self._registered, self._connected_at = kubelet, self._clock()
+                self.unready_reason = ""
+                self._reported.clear(self._path)
+                log.info("registered with the kubelet",
+                         extra={"resource": self._config.resource, "endpoint": self._path.name})
+        return step
+
+    def try_tick(self) -> Step | None:
+        """Takes the next step and returns it; ``None`` if it failed, which is logged once."""
+        try:
+            return self.tick()
+        except (HamiError, OSError) as error:
+            self.unready_reason = f"the kubelet cannot be reached: {error}"
+            self._warn("the kubelet cannot be reached", error=error)
+        except Exception:
+            self.unready_reason = "registration with the kubelet failed: see the log"
+            log.exception("registration with the kubelet failed")
+        return None
+
+    def _serve(self) -> None:
+        self._close()
+        server = self._make_server(self._path, self._on_disconnect)
+        try:
+            server.start()
+        except BaseException:
+            server.stop(0)
+            raise
+        self._server, self._registered, self._disconnected = server, None, False
+        log.info("serving", extra={"socket": self._path})
+
+    def _register(self) -> None:
+        self._disconnected = False  # the new connection may be lost before the kubelet answers
+        try:
+            register(str(self._kubelet), self._path.name, self._config.resource)
+        except BaseException:
+            self._disconnected = True
+            raise
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _on_disconnect(self) -> None:
+        self._disconnected = True
+        self._wake.set()
+
+    def _is_disconnected(self) -> bool:
+        if self._server is not None and self._server.streams:
+            self._connected_at, self._disconnected = self._clock(), False
+        timed_out = self._clock() - self._connected_at > CONNECT_TIMEOUT_S
+        return self._registered is not None and (self._disconnected or timed_out)
+
+    def _warn(self, message: str, **fields: object) -> None:
+        """Logs a warning, once until there is another one or the plugin is registered."""
+        if self._reported.is_new(self._path, f"{message} {fields}"):
+            log.warning(message, extra=fields)

@@ -1,0 +1,210 @@
+"""Registration with the kubelet, and again when the kubelet has lost it."""
+
+import threading
+
+import pytest
+
+from hami.errors import HamiError
+from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, KubeletRegistration, Step, next_step
+from hami.devices.inventory import DeviceInventory
+from hami.plugin.server import PluginServer, socket_identity
+from tests.devices.cards import cards, config
+from tests.plugin.kubelet import PATIENCE, Kubelet
+
+ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
+
+
+@pytest.mark.parametrize("state, step", [
+    pytest.param({"kubelet": None}, Step.WAIT, id="no kubelet"),
+    pytest.param({"kubelet": None, "served": OURS, "found": OURS, "registered": ONE}, Step.WAIT, id="kubelet gone"),
+    pytest.param({}, Step.SERVE, id="not served yet"),
+    pytest.param({"found": OTHER}, Step.SERVE, id="a predecessor's socket"),
+    pytest.param({"served": OURS, "registered": ONE}, Step.SERVE, id="our socket was removed"),
+    pytest.param({"served": OURS, "found": OURS}, Step.REGISTER, id="not registered yet"),
+    pytest.param({"served": OURS, "found": OURS, "registered": OTHER}, Step.REGISTER, id="a new kubelet"),
+    pytest.param({"served": OURS, "found": OURS, "registered": ONE}, Step.DONE, id="all is well"),
+    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "disconnected": True}, Step.REGISTER,
+                 id="the kubelet has disconnected"),
+    pytest.param({"served": OURS, "found": OTHER, "registered": ONE}, Step.STAND_BY, id="a successor's socket"),
+])
+def test_next_step(state, step):
+    usual = {"kubelet": ONE, "registered": None, "served": None, "found": None, "disconnected": False}
+    assert next_step(**usual | state) is step
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    """A clock that stands."""
+    return Time()
+
+
+@pytest.fixture
+def registrations(directory, clock):
+    """Makes registrations, that are not run."""
+    inventory = DeviceInventory()
+    inventory.update(cards("GPU-a"))
+    made = []
+
+    def make(**fields):
+        settings = config(split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        registration = KubeletRegistration(
+            settings, lambda path, on_disconnect: PluginServer(
+                path, settings, inventory, None, on_disconnect=on_disconnect), clock=clock)
+        made.append(registration)
+        return registration
+    yield make
+    for registration in made:
+        registration.stop()
+        registration.run()  # which only closes
+
+
+def steps(registration, count):
+    return [registration.tick() for _ in range(count)]
+
+
+def test_a_kubelet_that_is_not_there_is_waited_for_and_said_once(registrations, directory, caplog):
+    registration = registrations()
+    assert steps(registration, 3) == [Step.WAIT] * 3
+    assert [record.message for record in caplog.records] == ["waiting for the kubelet: its socket is missing"]
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_yet_is_waited_for(registrations, directory):
+    missing = config(kubelet_socket=str(directory / "away" / "kubelet.sock"))
+    registration = KubeletRegistration(missing, None, clock=Time())
+    assert registration.tick() is Step.WAIT
+
+
+def test_the_unready_reason_is_told_until_the_plugin_is_registered(registrations, directory):
+    registration = registrations()
+    reasons = [registration.unready_reason]
+    registration.try_tick()
+    reasons.append(registration.unready_reason)
+    unfriendly = Kubelet(directory, refuses="no")
+    registration.try_tick()
+    assert registration.try_tick() is None
+    reasons.append(registration.unready_reason.split(": ")[0])
+    unfriendly.stop()
+    (directory / "kubelet.sock").unlink(missing_ok=True)
+    friendly = Kubelet(directory)
+    assert registration.try_tick() is Step.REGISTER
+    assert [*reasons, registration.unready_reason] == [
+        "not registered with the kubelet yet", "the kubelet's socket is missing", "the kubelet cannot be reached", ""]
+    friendly.stop()
+
+
+def test_the_plugin_serves_then_registers_once(registrations, kubelet):
+    assert steps(registrations(), 4) == [Step.SERVE, Step.REGISTER, Step.DONE, Step.DONE]
+    assert kubelet.registered.qsize() == 1
+
+
+def test_a_new_kubelet_that_has_wiped_the_directory_is_served_and_registered_with(registrations, kubelet, directory):
+    registration = registrations()
+    steps(registration, 3)
+    kubelet.stop()
+    for path in directory.iterdir():
+        path.unlink()
+    assert registration.tick() is Step.WAIT
+    again = Kubelet(directory)
+    assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
+    assert again.registered.qsize() == 1
+    again.stop()
+
+
+def test_a_kubelet_that_came_and_went_between_two_looks_is_noticed(registrations, kubelet, directory):
+    registration = registrations()
+    steps(registration, 3)
+    kubelet.stop()
+    (directory / "kubelet.sock").unlink(missing_ok=True)
+    again = Kubelet(directory)
+    assert steps(registration, 2) == [Step.REGISTER, Step.DONE]
+    again.stop()
+
+
+def test_a_socket_that_somebody_has_removed_is_made_again(registrations, kubelet, directory):
+    registration = registrations()
+    steps(registration, 3)
+    (directory / "nvidia-gpu.sock").unlink()
+    assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
+    assert kubelet.registered.qsize() == 2
+
+
+def test_a_successor_takes_over_and_the_predecessor_stands_by(registrations, kubelet, directory, caplog):
+    old, new = registrations(), registrations()
+    steps(old, 3)
+    steps(new, 3)
+    taken = socket_identity(directory / "nvidia-gpu.sock")
+    assert steps(old, 2) == [Step.STAND_BY] * 2
+    assert sum("another process" in record.message for record in caplog.records) == 1
+    assert (old.is_replaced(), new.is_replaced()) == (True, False)
+    assert (old.unready_reason, new.unready_reason) == ("", ""), "a rollout ends the old one once the new one is ready"
+    old.stop()
+    old.run()
+    assert socket_identity(directory / "nvidia-gpu.sock") == taken
+
+
+def test_a_kubelet_that_does_not_listen_any_more_is_registered_with_again(registrations, kubelet, clock):
+    registration = registrations()
+    steps(registration, 2)
+    kubelet.listen()
+    assert kubelet.heard()
+    clock.now += CONNECT_TIMEOUT_S + 1
+    assert registration.tick() is Step.DONE  # somebody listens
+    kubelet.deafen()
+    assert kubelet.heard() is None
+    for _ in range(1000):  # until the server has noticed, too
+        if (step := registration.tick()) is not Step.DONE:
+            break
+        clock.now += CONNECT_TIMEOUT_S + 1
+    assert step is Step.REGISTER
+
+
+def test_a_kubelet_that_lets_go_of_the_plugin_is_registered_with_again_at_once(registrations, kubelet):
+    registration = registrations()  # by its clock, no time passes
+    running = threading.Thread(target=registration.run)
+    running.start()
+    kubelet.registered.get(timeout=PATIENCE)
+    kubelet.listen()
+    assert kubelet.heard()
+    kubelet.deafen()
+    kubelet.registered.get(timeout=PATIENCE)
+    registration.stop()
+    running.join(PATIENCE)
+    assert not running.is_alive()
+
+
+def test_a_refusal_is_said_once_and_registration_is_tried_again(registrations, directory, caplog):
+    kubelet = Kubelet(directory, refuses="no")
+    registration = registrations()
+    registration.tick()
+    with pytest.raises(HamiError, match="INVALID_ARGUMENT: no"):
+        registration.tick()
+    assert [registration.try_tick(), registration.try_tick()] == [None, None]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the kubelet cannot be reached"]
+    kubelet.stop()
+    (directory / "kubelet.sock").unlink(missing_ok=True)
+    friendly = Kubelet(directory)
+    assert registration.tick() is Step.REGISTER
+    friendly.stop()
+
+
+def test_in_the_end_the_socket_is_removed(registrations, kubelet, directory):
+    registration = registrations()
+    running = threading.Thread(target=registration.run)
+    running.start()
+    kubelet.registered.get(timeout=20)
+    registration.stop()
+    running.join(20)
+    assert not running.is_alive()
+    assert not (directory / "nvidia-gpu.sock").exists()
