@@ -51,7 +51,7 @@ def test_nothing_else_changes(sandbox):
     pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
     pytest.param(pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"),
 ])
-def test_what_cannot_work_is_refused(sandbox, item, message):
+def test_invalid_pods_are_rejected(sandbox, item, message):
     sandbox.add_gpu_node("n0")
     assert message in refusal(sandbox, item)
 
@@ -72,7 +72,7 @@ def test_users_own_annotations_are_fine(sandbox):
     assert sandbox.started() == {"p": "n0"}
 
 
-def test_a_privileged_pod_without_gpu_is_none_of_our_business(sandbox):
+def test_a_privileged_pod_without_gpu_is_admitted_unchanged(sandbox):
     sandbox.create(pod("p", containers=[container("c", privileged=True)]))
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
 
@@ -108,14 +108,14 @@ def test_a_namespace_quota_holds(sandbox):
     assert sandbox.started() == {"a": "n0", "d": "n0"}
 
 
-def test_pods_that_do_not_concern_us_are_admitted_while_we_are_down(sandbox, scheduler):
+def test_unrelated_pods_are_admitted_while_the_webhook_is_down(sandbox, scheduler):
     scheduler.kill()
     sandbox.create(pod("p"))
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
     scheduler.run_with()
 
 
-def test_a_pod_that_slipped_past_is_told_so(sandbox, scheduler):
+def test_an_unmutated_pod_gets_an_event(sandbox, scheduler):
     scheduler.kill()
     sandbox.create(pod("p", gpu=1))
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
@@ -144,6 +144,6 @@ def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
 
 @pytest.mark.parametrize("words", [
     "update nodes", "create pods", "get secrets -A", "update leases/kube-controller-manager -n kube-system"])
-def test_the_shipped_account_may_not(local, replica, words):
+def test_the_shipped_account_has_no_other_rights(local, replica, words):
     with pytest.raises(subprocess.CalledProcessError):
         local.kubectl("auth", "can-i", *words.split(), "--as=system:serviceaccount:kube-system:hami-scheduler", "-q")

@@ -200,7 +200,7 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), SCHEDULER), made)
 
 
-def test_what_somebody_changes_is_healed(sandbox, self_signed):
+def test_changed_certificates_are_restored(sandbox, self_signed):
     self_signed(**FAST)
     wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)

@@ -29,7 +29,7 @@ def submit(sandbox, pods):
     return thread
 
 
-def test_the_scheduler_is_killed_in_the_middle_of_two_hundred_pods(sandbox, scheduler):
+def test_the_scheduler_is_killed_while_two_hundred_pods_are_placed(sandbox, scheduler):
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd())
     sandbox.bound(wait_for=40)
@@ -39,7 +39,7 @@ def test_the_scheduler_is_killed_in_the_middle_of_two_hundred_pods(sandbox, sche
     assert len(sandbox.started(wait_for=PODS, timeout=120)) == PODS
 
 
-def test_the_scheduler_is_killed_again_and_again(sandbox, scheduler):
+def test_the_scheduler_is_killed_repeatedly(sandbox, scheduler):
     """Without a lease to wait for, so that the next one acts at once."""
     scheduler.run_with(leader_elect="false")
     ten_nodes(sandbox)
@@ -52,7 +52,7 @@ def test_the_scheduler_is_killed_again_and_again(sandbox, scheduler):
     assert len(sandbox.started(wait_for=100, timeout=120)) == 100
 
 
-def test_the_scheduler_is_asked_to_stop_in_the_middle(sandbox, scheduler):
+def test_the_scheduler_is_stopped_while_pods_are_placed(sandbox, scheduler):
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
     sandbox.bound(wait_for=30)
@@ -63,7 +63,7 @@ def test_the_scheduler_is_asked_to_stop_in_the_middle(sandbox, scheduler):
     assert len(sandbox.started(wait_for=100, timeout=120)) == 100
 
 
-def test_kube_scheduler_is_killed_in_the_middle(sandbox, local):
+def test_kube_scheduler_is_killed_while_pods_are_placed(sandbox, local):
     """Binds whose caller is gone end cleanly or not at all."""
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
@@ -74,7 +74,7 @@ def test_kube_scheduler_is_killed_in_the_middle(sandbox, local):
     assert len(sandbox.started(wait_for=100, timeout=120)) == 100
 
 
-def test_the_api_server_is_restarted_in_the_middle(sandbox, local, scheduler):
+def test_the_api_server_is_restarted_while_pods_are_placed(sandbox, local, scheduler):
     ten_nodes(sandbox)
     sandbox.create_all(crowd(100))
     sandbox.bound(wait_for=20)
@@ -97,7 +97,7 @@ def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler):
     assert scheduler.program.running()
 
 
-def test_the_plugins_pause_and_go_on(sandbox, agent):
+def test_the_plugins_pause_and_continue(sandbox, agent):
     ten_nodes(sandbox)
     agent.pause()
     sandbox.create_all(crowd(20))

@@ -115,7 +115,7 @@ def arriving(sandbox: Sandbox) -> Iterator[None]:
     arrivals.all_placed()
 
 
-def test_it_works_at_once(on_kind: KindCluster) -> None:
+def test_a_pod_runs_right_after_the_installation(on_kind: KindCluster) -> None:
     scheduler = on_kind.kube.get("Deployment", SCHEDULER, NAMESPACE)
     assert scheduler["status"]["readyReplicas"] == 2
     names = {item["metadata"]["name"] for item in on_kind.pods_of(SCHEDULER)}
@@ -163,7 +163,7 @@ def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Work
 
 
 @pytest.mark.parametrize("workload", ["deployment/hami-scheduler", "daemonset/hami-device-plugin"])
-def test_a_part_is_rolled_over_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str,
+def test_rollout_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str,
                                           ) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
@@ -176,7 +176,7 @@ def test_a_part_is_rolled_over_under_load(on_kind: KindCluster, sandbox: Sandbox
     assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
 
 
-def test_all_is_upgraded_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     on_kind.tag_images("next")
@@ -204,7 +204,7 @@ def set_failure_policy(kube: Kube, policy: str) -> None:
               content_type="application/strategic-merge-patch+json")
 
 
-def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_the_webhook_is_unavailable_and_returns(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
     """Other pods go on; a pod that asked for devices meanwhile waits, is told why, and takes nothing from others, or is
     refused, where that is wanted."""
     sandbox.create(show("a", gpu=1, gpumem=1000))
@@ -227,7 +227,7 @@ def test_the_webhook_is_away_and_comes_back(on_kind: KindCluster, sandbox: Sandb
     assert limits(sandbox, worker, "b") == [("2000m", "0")]
 
 
-def test_it_is_taken_away_and_installed_anew(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_uninstall_and_install_again(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
     sandbox.create(show("a", gpu=2, gpumem=60_000))
     before, held = sandbox.running("a", timeout=120), allocated(sandbox, "a")
     on_kind.uninstall()
@@ -293,7 +293,7 @@ def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
     return on(FAKE, made)
 
 
-def test_ours_takes_over_from_hami_and_leaves_again(on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent) -> None:
+def test_takeover_from_hami_and_return(on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent) -> None:
     """It waits while HAMi leads, goes on with HAMi's books when HAMi is gone, and leaves books that HAMi can read."""
     on_kind.uninstall()
     try:

@@ -26,7 +26,7 @@ def test_a_job_of_forty_pods_on_one_node(sandbox):
     assert failed == []
 
 
-def test_binds_to_one_node_wait_their_turn(sandbox, agent):
+def test_binds_to_one_node_are_queued(sandbox, agent):
     """A slow plugin holds the node; nobody fails because of it."""
     agent.delay = 0.3
     sandbox.add_gpu_node("n0", *gpus(2))
@@ -68,7 +68,7 @@ def test_cards_that_appear_are_used(sandbox):
     assert sandbox.started(timeout=60) == {"a": "n0"}
 
 
-def test_a_card_that_falls_ill_gets_no_more_pods(sandbox):
+def test_an_unhealthy_card_gets_no_more_pods(sandbox):
     sandbox.add_gpu_node("n0", gpu())
     sandbox.create(pod("a", gpu=1, gpumem=1000))
     sandbox.started()
@@ -93,7 +93,7 @@ def test_an_old_plugin_that_reports_is_understood(sandbox, agent):
 
 
 @pytest.mark.parametrize("stale", ["Deleted_2024.11.19 03:10:32", "Requesting_2020.01.01 00:00:00", "who knows"])
-def test_a_node_heals_whatever_its_handshake_says(sandbox, stale):
+def test_a_node_recovers_from_any_handshake(sandbox, stale):
     sandbox.add_gpu_node("n0", annotations={HANDSHAKE: stale})
     sandbox.create(pod("a", gpu=1, gpumem=1000))
     assert sandbox.started() == {"a": "n0"}
@@ -116,7 +116,7 @@ def test_one_garbled_node_does_not_hide_the_others(sandbox):
     sandbox.annotate_node("bad", {REGISTER: None})
 
 
-def test_a_silent_plugin_holds_its_node_and_no_other(sandbox, agent):
+def test_a_silent_plugin_blocks_only_its_own_node(sandbox, agent):
     sandbox.add_gpu_nodes({"n0": [gpu()], "n1": [gpu()]})
     agent.mishap = lambda namespace, name: Mishap.DIES_BEFORE if name == "stuck" else None
     sandbox.create(pod("stuck", gpu=1, gpumem=1000))
@@ -128,7 +128,7 @@ def test_a_silent_plugin_holds_its_node_and_no_other(sandbox, agent):
     sandbox.wait_node(held, unlocked, what="the lock of a pod that is gone is released")
 
 
-def test_a_deleted_holder_gives_its_turn_to_the_next(sandbox, agent):
+def test_deleting_the_lock_holder_unblocks_the_next_pod(sandbox, agent):
     sandbox.add_gpu_node("n0")
     agent.mishap = lambda namespace, name: Mishap.DIES_BEFORE if name == "stuck" else None
     sandbox.create(pod("stuck", gpu=1, gpumem=1000))
@@ -150,7 +150,7 @@ def test_a_failed_allocation_frees_the_node(sandbox, agent):
 
 @pytest.mark.parametrize(
     "mishap", [Mishap.DIES_BEFORE, Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED], ids=lambda mishap: mishap.name)
-def test_a_plugin_that_dies_loses_its_turn(sandbox, agent, scheduler, mishap):
+def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, scheduler, mishap):
     """The lock is revoked when its time is over: the holder's allocation is taken back, then the next one goes."""
     scheduler.run_with(node_lock_timeout="3s")
     sandbox.add_gpu_node("n0")

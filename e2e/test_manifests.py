@@ -74,7 +74,7 @@ def test_the_api_server_takes_the_base_with_a_component(local: LocalCluster, typ
     assert try_out(local, tmp_path) > names(build(local, MANIFESTS)) - {"MutatingWebhookConfiguration/hami-webhook"}
 
 
-def test_the_api_server_would_refuse_what_is_wrong(local: LocalCluster, types: None, tmp_path: Path) -> None:
+def test_the_api_server_rejects_an_invalid_manifest(local: LocalCluster, types: None, tmp_path: Path) -> None:
     wrong = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate",
              "metadata": {"name": "a", "namespace": "default"},
              "spec": {"secretName": "a", "issuerRef": {"name": "b"}, "dnsName": "c"}}
@@ -103,7 +103,7 @@ def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path
     assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
 
 
-def test_the_kustomization_of_the_readme_builds(local: LocalCluster, tmp_path: Path) -> None:
+def test_the_documented_kustomization_builds(local: LocalCluster, tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "manifests")
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)]
     first, rest = next(pair for pair in pairwise(blocks) if "configMapGenerator" in pair[1])
@@ -131,14 +131,14 @@ def selectors(item: Any) -> Iterator[Object]:
             yield from selectors(value)
 
 
-def test_beside_the_chart_nothing_of_ours_takes_its_pods_for_our_own(local: LocalCluster) -> None:
+def test_selectors_do_not_match_pods_of_the_hami_chart(local: LocalCluster) -> None:
     built = build(local, ROOT / "overlays" / "upgrade-from-hami")
     found = [selector for item in built for selector in selectors(item) if "matchLabels" in selector]
     assert len(found) >= 6  # Service, Deployment, its spreading, DaemonSet, budget, two policies
     assert {selector["matchLabels"].get("app.kubernetes.io/instance") for selector in found} == {"hami-next"}
 
 
-def test_our_device_plugin_waits_until_the_charts_has_left_the_node(local: LocalCluster, sandbox: Sandbox) -> None:
+def test_our_device_plugin_waits_for_that_of_the_chart_to_leave(local: LocalCluster, sandbox: Sandbox) -> None:
     sandbox.add_gpu_node("n0")
     daemon = next(item for item in build(local, ROOT / "overlays" / "upgrade-from-hami") if item["kind"] == "DaemonSet")
     template = daemon["spec"]["template"]

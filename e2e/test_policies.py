@@ -49,7 +49,7 @@ def test_an_annotation_overrules_the_flag(sandbox, scheduler):
     assert len(nodes) == len(cards) == 1
 
 
-def test_mutex_wants_a_card_that_nobody_uses(sandbox):
+def test_mutex_requires_an_unused_card(sandbox):
     sandbox.add_gpu_node("n0", *gpus(2))
     assert len(place(sandbox, 2, **{GPU_POLICY: "mutex"})[1]) == 2
     sandbox.create(pod("third", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
@@ -67,7 +67,7 @@ def test_type_lists(sandbox, annotations, node):
     assert sandbox.started() == {"p": node}
 
 
-def test_a_type_that_nobody_has(sandbox):
+def test_an_unknown_type(sandbox):
     sandbox.add_gpu_node("a", gpu(model=A100))
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gputype": "T4"}))
     assert sandbox.refusal("p", "CardTypeMismatch")
@@ -81,7 +81,7 @@ def test_uuid_lists(sandbox, key, card):
     assert sandbox.cards("p") == {card}
 
 
-def test_a_uuid_that_nobody_has(sandbox):
+def test_an_unknown_uuid(sandbox):
     sandbox.add_gpu_node("n0")
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"}))
     assert sandbox.refusal("p", "CardUuidMismatch")
@@ -114,7 +114,7 @@ def test_weights_decide_between_cards(sandbox):
         assert sandbox.cards(name) == {card}
 
 
-def test_weights_that_make_no_sense_are_named(sandbox):
+def test_malformed_weights_are_quoted_in_the_event(sandbox):
     sandbox.add_gpu_node("n0")
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"hami.io/device-scoring-weights": "slot=1,core=1"}))
     assert "expected slot, core, and memory weights" in sandbox.refusal("p", "device-scoring-weights")

@@ -183,7 +183,7 @@ def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox,
     real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
 
 
-def test_a_lock_that_a_dead_scheduler_left(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler,
+def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler,
                                            ) -> None:
     scheduler.kill()
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
@@ -206,7 +206,7 @@ def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: Rea
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_a_card_turns_unhealthy_and_well_again(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=1000))
     running = sandbox.running("before")
     ill = seen(sandbox, real, "before").limit[0]
@@ -223,7 +223,7 @@ def test_a_card_turns_unhealthy_and_well_again(sandbox: Sandbox, real: RealNode,
     assert sandbox.running("before", "both", timeout=120)[:1] == running
 
 
-def test_instances_that_somebody_has_cut_go_to_pods_that_hami_has_not_placed(
+def test_static_mig_instances_serve_pods_of_other_schedulers(
         sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """Beside them, the other card is shared as ever."""
     instances = [{"uuid": f"MIG-{number}", "profile": SIZE, "memory": 9728} for number in range(2)]
@@ -243,7 +243,7 @@ def test_instances_that_somebody_has_cut_go_to_pods_that_hami_has_not_placed(
     assert LOCK not in annotations(real.node())
 
 
-def test_what_cdi_names_stand_for_is_written(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_cdi_specifications_define_the_allocated_names(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """That a runtime does as it says is not shown: Debian's containerd (1.6) does not know CDI."""
     driver, written = real.folder / "driver", real.folder / "cdi"
     (driver / "usr/lib64").mkdir(parents=True)

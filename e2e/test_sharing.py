@@ -53,7 +53,7 @@ def test_a_pod_holds_what_it_asked_for(sandbox, asks, holds):
     pytest.param({"gpumem": 9}, {"gpumem": 9, "gpucores": 100}, "ExclusiveDeviceAllocateConflict", id="wants-it-alone"),
     pytest.param({"gpumem": 9, "gpucores": 100}, {"gpumem": 9}, "CardComputeUnitsExhausted", id="taken-whole"),
 ])
-def test_what_does_not_fit_waits_and_says_why(sandbox, first, second, reason):
+def test_a_pod_that_does_not_fit_waits_and_its_events_say_why(sandbox, first, second, reason):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
     sandbox.create(pod("first", gpu=1, **first))
     sandbox.started()
@@ -70,7 +70,7 @@ def test_no_more_containers_than_slots(sandbox):
     assert "CardTimeSlicingExhausted" in sandbox.refusal("c", "CardTimeSlicingExhausted")
 
 
-def test_several_gpus_are_different_cards(sandbox):
+def test_the_gpus_of_a_container_are_different_cards(sandbox):
     sandbox.add_gpu_node("gpu-0", *gpus(4))
     sandbox.create(pod("a", gpu=3, gpumem=1000))
     sandbox.started()
@@ -84,7 +84,7 @@ def test_more_gpus_than_the_node_has(sandbox):
     assert "no available node, 1 nodes do not meet" in sandbox.refusal("a", "no available node")
 
 
-def test_a_sick_and_a_cordoned_card_are_left_alone(sandbox):
+def test_unhealthy_and_cordoned_cards_are_not_used(sandbox):
     sandbox.add_gpu_node("gpu-0", gpu(healthy=False), gpu(), gpu())
     sandbox.annotate_node("gpu-0", {"hami.io/device-cordon": sandbox.uuid("gpu-0", 1)})
     sandbox.create(pod("a", gpu=1, gpumem=1000))

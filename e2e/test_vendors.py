@@ -81,7 +81,7 @@ def test_one_card_gives_a_container_several_mig_instances(sandbox):
          "placement": {"start": start, "size": 2}} for number, start in enumerate((0, 2))]
 
 
-def test_mig_places_outlive_the_scheduler_and_a_full_card_is_waited_for(sandbox, scheduler):
+def test_mig_placements_survive_the_scheduler_and_pods_wait_for_a_full_card(sandbox, scheduler):
     sandbox.add_node("n", nodes.nvidia(mig_gpu(uuid="GPU-m")))
     start(sandbox, pod("a", gpu=2, gpumem=8000), pod("b", containers=[
         container("log"), container("train", gpu=1, gpumem=8000)]))
@@ -132,7 +132,7 @@ def test_soft_split_goes_to_nodes_that_have_it(sandbox):
     assert sandbox.annotations("a")["huawei.com/Ascend910B3"] == '[{"UUID":"d","memory":15360,"core":20}]'
 
 
-def test_one_910c_is_a_whole_module(sandbox):
+def test_one_910c_request_gets_a_whole_module(sandbox):
     npus = [card(f"npu-{index}", 65_536, slots=1, healthy=index not in (1, 4)) for index in range(6)]
     sandbox.add_node("n", nodes.ascend("Ascend910C", *npus))
     start(sandbox, pod("a", **{"huawei.com/Ascend910C": 1}))
@@ -151,7 +151,7 @@ def test_one_910c_is_a_whole_module(sandbox):
     pytest.param("Ascend910B3", 1, {"core": 20}, "Ascend910B3-core is only supported in hami-core (soft split) mode",
                  id="cores-in-hard-split"),
 ])
-def test_what_ascend_cannot_do_is_refused_at_admission(sandbox, chip, count, more, why):
+def test_unsupported_ascend_requests_are_rejected_at_admission(sandbox, chip, count, more, why):
     asks = {f"huawei.com/{chip}": count} | {f"huawei.com/{chip}-{name}": amount for name, amount in more.items()}
     assert why in refused(sandbox, pod("a", **asks))
 
@@ -337,7 +337,7 @@ def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, asks, key, share):
     assert given(sandbox, "a", key) == f";;{share};"
 
 
-def test_devices_of_another_vendor_are_no_devices(sandbox):
+def test_devices_of_another_vendor_do_not_count(sandbox):
     sandbox.add_node("n", nodes.nvidia(gpu()), nodes.hygon(card("DCU-a", 32_752)))
     sandbox.create(pod("a", **{"birentech.com/gpu": 1}))
     waits(sandbox, "a", "NodeInsufficientDevice")
@@ -390,7 +390,7 @@ def row(outfit, asks, vendor, allocation, id, **more):
     row(nodes.vastai(card("d0"), card("d1")), {"vastaitech.com/va": 1}, "Vastai", "d1,Vastai,0,0:;", id="vastai-one"),
     row(nodes.vastai(*DIES), {"vastaitech.com/va": 2}, "Vastai", "d1,Vastai,0,0:d0,Vastai,0,0:;", id="vastai-two-dies"),
 ])
-def test_a_pod_gets_what_the_golden_example_says(sandbox, outfit, asks, vendor, allocation, more):
+def test_golden_examples(sandbox, outfit, asks, vendor, allocation, more):
     sandbox.add_node("n", outfit)
     start(sandbox, pod("a", **asks))
     waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # that agent has emptied it
@@ -398,7 +398,7 @@ def test_a_pod_gets_what_the_golden_example_says(sandbox, outfit, asks, vendor, 
     assert told(sandbox, "a") == keys | more
 
 
-def test_iluvatars_containers_know_their_name(sandbox):
+def test_iluvatar_containers_get_their_name(sandbox):
     """I1; the variable is spelled so."""
     sandbox.create(pod("a", containers=[container("train", **{"iluvatar.ai/BI-V150-vgpu": 1})]))
     env = {"name": "SOL_CONTINER_NAME", "value": "train"}
@@ -416,7 +416,7 @@ def test_iluvatars_containers_know_their_name(sandbox):
     pytest.param(nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="metax"),
     pytest.param(nodes.vastai(card("d0", slots=1)), {"vastaitech.com/va": 1}, "CardTimeSlicingExhausted", id="vastai"),
 ])
-def test_who_comes_second_waits_until_the_first_is_gone(sandbox, outfit, asks, reason):
+def test_a_second_pod_waits_until_the_first_is_gone(sandbox, outfit, asks, reason):
     sandbox.add_node("n", outfit)
     start(sandbox, pod("first", **asks))
     sandbox.create(pod("second", **asks))
@@ -443,7 +443,7 @@ CROWD = {  # for each vendor: its node, what a pod asks, and how many such pods 
 }
 
 
-def test_nodes_of_nine_vendors_are_filled_to_the_brim_though_the_scheduler_is_killed(sandbox, scheduler):
+def test_nodes_of_nine_vendors_fill_up_although_the_scheduler_is_killed(sandbox, scheduler):
     for name, (outfit, _, _) in CROWD.items():
         sandbox.add_node(name, outfit)
     crowd = {f"{name}-{number}": (name, asks) for number in range(10)
