@@ -25,7 +25,7 @@ Object = dict[str, Any]
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path.parent for path in ROOT.glob("overlays/*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent for path in ROOT.glob("components/*/kustomization.yaml"))
-README = ROOT.parent / "README.md"
+PAGES = [ROOT.parent / "README.md", ROOT.parent / "docs" / "installation.md"]
 CRDS = Path(__file__).with_name("crds.yaml")
 
 
@@ -105,8 +105,10 @@ def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path
 
 def test_the_documented_kustomization_builds(local: LocalCluster, tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "manifests")
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)]
-    first, rest = next(pair for pair in pairwise(blocks) if "configMapGenerator" in pair[1])
+    blocks = [yaml.safe_load(block) for page in PAGES
+              for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)]
+    first, rest = next(pair for pair in pairwise(block for block in blocks if "images" in block)
+                       if "configMapGenerator" in pair[1])
     images = [*first["images"], *rest.pop("images")]
     for generator, source in zip(rest["configMapGenerator"], ("device-config.yaml", "node-config.json"), strict=True):
         shutil.copy(MANIFESTS / source, tmp_path / generator["files"][0])

@@ -274,20 +274,21 @@ def test_the_protocol_names_what_is_written_for_a_vendors_agent(vendor):
 
 def test_quotas_that_are_shown_are_counted():
     """By us what the catalogue calls memory and cores, by Kubernetes the rest."""
-    blocks = [body for _, body in FENCE.findall(read(ROOT / "README.md"))]
+    blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
     counted = {f"limits.{name}" for entry in entries(chart_config()) for name in (entry.memory, entry.cores)}
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 
 
 def test_the_configuration_that_the_readme_shows_can_be_used(tmp_path):
-    blocks = FENCE.findall(read(ROOT / "README.md"))
+    blocks = FENCE.findall(read(ROOT / "docs" / "usage.md"))
     (tmp_path / "config.json").write_text(next(body for kind, body in blocks if kind == "json"))
     settings = read_plugin_settings({
         "node": "gpu-3", "device_config_file": str(ROOT / "manifests" / "base" / "device-config.yaml"),
         "node_config_file": str(tmp_path / "config.json")}, {})
     assert settings.config.operating_mode == "mig" and settings.config.mig_allowlist
     made = yaml.safe_load((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())["configMapGenerator"]
-    (ours,) = [yaml.safe_load(body) for _, body in blocks if "configMapGenerator" in body]
+    (ours,) = [yaml.safe_load(body) for _, body in FENCE.findall(read(ROOT / "docs" / "installation.md"))
+               if "configMapGenerator" in body]
     assert {(one["name"], one["namespace"], *one["files"]) for one in ours["configMapGenerator"]} <= {
         (one["name"], one["namespace"], *(file.partition("=")[0] for file in one["files"])) for one in made}

@@ -97,7 +97,8 @@ def test_the_operators_rules_are_the_shipped_ones():
     assert rule["spec"]["groups"] == yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 
 
-def test_what_the_readme_applies_is_there():
-    commands = re.findall(r"kubectl apply -k (\S+)", (ROOT / "README.md").read_text())
-    assert set(commands) > {"."}  # which is the reader's own; e2e/test_manifests.py builds it
+def test_the_documented_kustomizations_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    commands = re.findall(r"kubectl apply -k (\S+)", "".join(page.read_text() for page in pages))
+    assert set(commands) > {"."}  # that of the reader, which e2e/test_manifests.py builds
     assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in commands if folder != ".")
