@@ -163,8 +163,7 @@ def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Work
 
 
 @pytest.mark.parametrize("workload", ["deployment/hami-scheduler", "daemonset/hami-device-plugin"])
-def test_rollout_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str,
-                                          ) -> None:
+def test_rollout_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     with arriving(sandbox):

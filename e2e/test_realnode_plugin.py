@@ -183,8 +183,8 @@ def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox,
     real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
 
 
-def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler,
-                                           ) -> None:
+def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
+                                                     scheduler: Scheduler) -> None:
     scheduler.kill()
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
     sandbox.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK: held}}})
