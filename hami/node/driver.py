@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from hami.errors import HostError
-from hami.devices.nvml import LIBRARY_FOLDERS
+from hami.devices.nvml_library import LIBRARY_FOLDERS
 from hami.node.cdi import DriverFiles, Extra, Found
 from hami.node.grant import CONTROL_NODES
 

@@ -33,7 +33,8 @@ from hami.node.grant import CDI, wanted_extras
 from hami.node.host import Host, install_library
 from hami.devices.mig import Mig
 from hami.devices.mock import MockCards
-from hami.devices.nvml import NvmlCards, open_nvml
+from hami.devices.nvml import NvmlCards
+from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import MIG, RegistrationKeys, offered_card
 from hami.node.pods import NodePods
 from hami.devices.inventory import DeviceInventory

@@ -1,11 +1,12 @@
-"""Cards as NVML knows them: any call may fail for one of them."""
+"""Cards through NVML. Any call may fail for a single card."""
 
 import pynvml
 import pytest
 
 from hami.errors import HamiError
 from hami.devices.health import XidRules
-from hami.devices.nvml import LIBRARY, NvmlCards, library_path
+from hami.devices.nvml import NvmlCards
+from hami.devices.nvml_library import LIBRARY, library_path
 from tests.devices.cards import ALLOWLIST
 from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
 
@@ -19,7 +20,7 @@ def three(**fields):
                       for index in range(3)))
 
 
-def test_what_a_card_is(tmp_path):
+def test_the_properties_of_a_card(tmp_path):
     (tmp_path / "bus/pci/devices/0000:01:00.0").mkdir(parents=True)
     (tmp_path / "bus/pci/devices/0000:01:00.0/numa_node").write_text("1\n")
     (tmp_path / "bus/pci/devices/0000:02:00.0").mkdir(parents=True)
@@ -31,7 +32,7 @@ def test_what_a_card_is(tmp_path):
     assert (first.mig, first.profiles, first.links) == (False, (), {})
 
 
-def test_a_card_in_mig_mode_and_the_sizes_that_are_allowed():
+def test_a_card_in_mig_mode_has_the_allowed_profiles():
     card, *_ = NvmlCards(three(mig=True, profiles=A100), ALLOWLIST).cards()
     assert card.mig
     assert [(one.name, one.memory_mib, one.cores, one.slices, len(one.placements)) for one in card.profiles] == [
@@ -49,7 +50,7 @@ def test_a_card_in_mig_mode_and_the_sizes_that_are_allowed():
     ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
     ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
 ])
-def test_a_call_that_fails_for_one_card_leaves_the_others_as_they_are(function, status, problem):
+def test_a_call_that_fails_for_one_card_does_not_affect_the_others(function, status, problem):
     nvml = three(mig=True, profiles=A100)
     fine = NvmlCards(nvml, ALLOWLIST).cards()
     nvml.fail(function, status, 1)
@@ -59,23 +60,23 @@ def test_a_call_that_fails_for_one_card_leaves_the_others_as_they_are(function, 
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
-def test_a_card_without_a_name_is_left_out_and_said_once(function, caplog):
+def test_a_card_without_a_uuid_is_skipped_and_logged_once(function, caplog):
     nvml = three()
     nvml.fail(function, LOST, 0)
     source = NvmlCards(nvml)
     for _ in range(2):
         assert [(card.uuid, card.index) for card in source.cards()] == [("GPU-1", 1), ("GPU-2", 2)]
-    assert [record.message for record in caplog.records] == ["a card is left out"]
+    assert [record.message for record in caplog.records] == ["card skipped"]
 
 
-def test_a_driver_that_does_not_even_count_is_an_error():
+def test_a_driver_that_cannot_count_cards_is_an_error():
     nvml = three()
     nvml.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    with pytest.raises(HamiError, match="does not count the cards: Driver Not Loaded"):
+    with pytest.raises(HamiError, match="cannot count the cards: Driver Not Loaded"):
         NvmlCards(nvml).cards()
 
 
-def test_cards_for_displays_are_left_out():
+def test_display_cards_are_skipped():
     assert NvmlCards(FakeNvml(Gpu("GPU-0", name="DGX Display"), Gpu("GPU-1"))).cards()[0].uuid == "GPU-1"
 
 
@@ -107,20 +108,20 @@ def test_scores_of_a_pair(nvml, score):
     assert (first.links, second.links) == ({"GPU-1": score}, {"GPU-0": score})
 
 
-def test_a_pair_whose_links_differ_is_told_once():
-    told = []
-    source = NvmlCards(pair((1, 1), (0,)), links=True, warn=lambda *said: told.append(said))
+def test_an_asymmetric_link_is_reported_once():
+    warnings = []
+    source = NvmlCards(pair((1, 1), (0,)), links=True, warn=lambda *warning: warnings.append(warning))
     for _ in range(2):
         source.cards()
-    assert told == [("AsymmetricGPUP2PLink",
-                     "GPU-0 has 2 NVLinks to GPU-1, which has 1 back: the pair counts as not linked")]
+    assert warnings == [("AsymmetricGPUP2PLink",
+                         "GPU-0 has 2 NVLinks to GPU-1, which has 1 back: the pair counts as not linked")]
 
 
 @pytest.mark.parametrize("function, score", [
     ("nvmlDeviceGetTopologyCommonAncestor", 200), ("nvmlDeviceGetNvLinkState", 10),
     ("nvmlDeviceGetNvLinkRemotePciInfo", 10), ("nvmlDeviceGetPciInfo", 10),
 ])
-def test_a_score_that_cannot_be_read_is_none_and_nothing_else(function, score):
+def test_an_unreadable_part_of_a_score_is_0(function, score):
     nvml = pair((1, 1), (0, 0))
     nvml.fail(function, NOT_SUPPORTED)
     assert [card.links for card in NvmlCards(nvml, links=True).cards()] == [{"GPU-1": score}, {"GPU-0": score}]
@@ -130,7 +131,7 @@ def test_a_score_that_cannot_be_read_is_none_and_nothing_else(function, score):
 
 
 class Watch:
-    """Watches until all events have been heard; what was reported."""
+    """Watches until all events are received, and records the reports."""
 
     def __init__(self, nvml, events, rules=XidRules(), after=lambda: None):
         self.reports = []
@@ -140,53 +141,53 @@ class Watch:
         def pause(seconds):
             self.pauses.append(seconds)
             after()
-        turns = iter(range(50))  # a watch that does not end would else hang
+        checks = iter(range(50))  # bounds a watch that does not end
         NvmlCards(nvml, xids=rules, pause=pause).watch_health(
             lambda uuid, reason: self.reports.append((uuid, reason)),
-            lambda: not nvml.events or next(turns) >= 49)
+            lambda: not nvml.events or next(checks) >= 49)
         assert nvml.open_sets == 0
 
     @property
-    def troubles(self):
-        """Reports of what is wrong."""
+    def failures(self):
+        """The reports of unhealthy cards."""
         return [report for report in self.reports if report[1]]
 
 
-def test_all_cards_are_watched_for_xids_alone():
+def test_all_cards_are_watched_for_xids_only():
     nvml = three()
     Watch(nvml, [TIMEOUT])
     assert nvml.registered == [(f"GPU-{index}", pynvml.nvmlEventTypeXidCriticalError) for index in range(3)]
 
 
-@pytest.mark.parametrize("xid, rules, troubles", [
-    pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="one that counts"),
-    pytest.param(31, XidRules(), [], id="one of programs"),
-    pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="one that was enabled"),
-    pytest.param(79, XidRules(ignored=frozenset({79})), [], id="one that was disabled"),
+@pytest.mark.parametrize("xid, rules, failures", [
+    pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="critical"),
+    pytest.param(31, XidRules(), [], id="caused by an application"),
+    pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="enabled"),
+    pytest.param(79, XidRules(ignored=frozenset({79})), [], id="disabled"),
     pytest.param(79, XidRules(ignored=None, enabled=frozenset({48})), [], id="all but another disabled"),
 ])
-def test_an_xid(xid, rules, troubles):
+def test_an_xid(xid, rules, failures):
     nvml = three()
-    assert Watch(nvml, [TIMEOUT, nvml.xid(1, xid), TIMEOUT], rules).troubles == troubles
+    assert Watch(nvml, [TIMEOUT, nvml.xid(1, xid), TIMEOUT], rules).failures == failures
 
 
-def test_with_all_xids_ignored_nobody_listens():
+def test_nothing_is_watched_if_all_xids_are_ignored():
     nvml = three()
     Watch(nvml, [TIMEOUT], XidRules(ignored=None))
     assert nvml.calls == []
 
 
-def test_an_event_of_another_kind_is_none():
+def test_an_event_of_another_type_is_ignored():
     nvml = three()
-    assert Watch(nvml, [nvml.xid(1, 79, kind=pynvml.nvmlEventTypeDoubleBitEccError)]).troubles == []
+    assert Watch(nvml, [nvml.xid(1, 79, kind=pynvml.nvmlEventTypeDoubleBitEccError)]).failures == []
 
 
 def test_an_xid_in_an_instance_names_it():
     nvml = three()
-    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).troubles == [("GPU-0", "XID 79 in MIG instance 2/2")]
+    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).failures == [("GPU-0", "XID 79 in MIG instance 2/2")]
 
 
-def test_an_xid_of_a_card_that_cannot_be_named_is_of_all():
+def test_an_xid_of_an_unknown_card_makes_all_cards_unhealthy():
     nvml = three()
     event = nvml.xid(1, 79)
 
@@ -196,60 +197,60 @@ def test_an_xid_of_a_card_that_cannot_be_named_is_of_all():
             return list.pop(self, place)
     nvml.events = Late([event])
     reports = []
-    NvmlCards(nvml).watch_health(lambda *said: reports.append(said), lambda: not nvml.events)
-    assert reports[-1] == ("", "XID 79, of a card that cannot be named: GPU is lost")
+    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), lambda: not nvml.events)
+    assert reports[-1] == ("", "XID 79 on an unknown card: GPU is lost")
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
-def test_a_card_that_cannot_be_watched_is_unwell_until_it_can(function):
+def test_a_card_that_cannot_be_watched_is_unhealthy_until_it_can(function):
     nvml = three()
     nvml.fail(function, LOST, 1)
 
-    class Healing(list):
+    class Recovering(list):
         def pop(self, place):
             if len(self) == 3:
                 nvml.heal()
             return list.pop(self, place)
-    nvml.events = Healing([TIMEOUT] * 12)
+    nvml.events = Recovering([TIMEOUT] * 12)
     reports = []
-    NvmlCards(nvml).watch_health(lambda *said: reports.append(said), lambda: not nvml.events)
-    assert reports == [("GPU-0", ""), ("GPU-1", "its health cannot be watched: GPU is lost"), ("GPU-2", ""),
+    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), lambda: not nvml.events)
+    assert reports == [("GPU-0", ""), ("GPU-1", "health cannot be watched: GPU is lost"), ("GPU-2", ""),
                        ("GPU-1", "")]
 
 
-def test_a_card_that_has_no_events_is_well():
+def test_a_card_without_events_is_healthy():
     nvml = three()
     nvml.fail("nvmlDeviceRegisterEvents", NOT_SUPPORTED, 1)
-    assert Watch(nvml, [TIMEOUT]).troubles == []
+    assert Watch(nvml, [TIMEOUT]).failures == []
 
 
-def test_events_that_are_interrupted_are_listened_to_anew_after_a_pause():
+def test_interrupted_events_are_registered_again_after_a_pause():
     nvml = three()
     watch = Watch(nvml, [UNKNOWN, nvml.xid(2, 79), TIMEOUT])
-    assert watch.troubles == [("GPU-2", "XID 79")]
+    assert watch.failures == [("GPU-2", "XID 79")]
     assert watch.pauses == [1.0]
 
 
-def test_a_driver_that_cannot_listen_makes_all_cards_unwell_until_it_can():
+def test_cards_are_unhealthy_until_events_can_be_registered():
     nvml = three()
     nvml.fail("nvmlEventSetCreate", UNKNOWN)
     watch = Watch(nvml, [TIMEOUT], after=nvml.heal)
     assert watch.reports == [("", "health cannot be watched: Unknown Error"), *((f"GPU-{i}", "") for i in range(3))]
 
 
-def test_cards_of_a_driver_without_events_are_well():
-    nvml, said = three(), []
+def test_cards_of_a_driver_without_events_are_healthy():
+    nvml, reports = three(), []
     nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
-    NvmlCards(nvml).watch_health(lambda uuid, reason: said.append((uuid, reason)), lambda: False)
-    assert said == []
+    NvmlCards(nvml).watch_health(lambda uuid, reason: reports.append((uuid, reason)), lambda: False)
+    assert reports == []
 
 
-def test_cards_that_share_a_node_have_none_of_their_own():
+def test_cards_with_a_shared_node_have_no_node_of_their_own():
     nodes = [[card.node for card in NvmlCards(three(), shared_node=node).cards()] for node in ("", "/dev/dxg")]
     assert nodes == [["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6"], ["/dev/dxg"] * 3]
 
 
-def test_an_xid_is_for_good_whatever_else_comes_and_goes():
+def test_an_xid_is_permanent():
     nvml = three()
     events = [nvml.xid(1, 79), UNKNOWN, TIMEOUT]
     assert Watch(nvml, events).reports[-1] == ("GPU-1", "XID 79")
@@ -259,7 +260,7 @@ def test_an_xid_is_for_good_whatever_else_comes_and_goes():
 
 
 @pytest.mark.parametrize("folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"])
-def test_the_library_of_the_driver_s_root_is_taken(tmp_path, folder):
+def test_the_library_in_the_driver_root_is_found(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "libnvidia-ml.so.570").touch()
     (tmp_path / folder / LIBRARY).symlink_to("libnvidia-ml.so.570")
@@ -267,5 +268,5 @@ def test_the_library_of_the_driver_s_root_is_taken(tmp_path, folder):
 
 
 @pytest.mark.parametrize("root", ["", "/", "/nowhere"])
-def test_else_the_linker_finds_it(root):
+def test_otherwise_the_linker_finds_the_library(root):
     assert library_path(root) == LIBRARY

@@ -19,7 +19,8 @@ from hami.codec.device_config import MigAllowance
 from hami.codec.register import parse_devices_json
 from hami.errors import HamiError
 from hami.devices.config import PluginConfig
-from hami.devices.nvml import NvmlCards, open_nvml
+from hami.devices.nvml import NvmlCards
+from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import RegistrationKeys, node_annotations, offered_card
 from hami.devices.inventory import DeviceInventory
 
@@ -158,7 +159,7 @@ def test_a_card_that_fails_hides_no_other(inside, function, problems):
 
 
 @pytest.mark.parametrize("function, says", [
-    ("nvmlInitWithFlags", "no NVIDIA driver to talk to"), ("nvmlDeviceGetCount_v2", "NVML does not count the cards"),
+    ("nvmlInitWithFlags", "no NVIDIA driver available"), ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
 ])
 def test_a_driver_that_does_not_answer_is_said(inside, function, says):
     with pytest.raises(HamiError, match=f"{says}: GPU is lost"):

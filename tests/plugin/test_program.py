@@ -249,7 +249,7 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     bare = replace(settings(), mock_devices="")
-    with pytest.raises(HamiError, match="no NVIDIA driver to talk to"):
+    with pytest.raises(HamiError, match="no NVIDIA driver available"):
         DevicePluginProgram(bare, cluster=cluster)
     mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed",
                     config=replace(bare.config, list_strategies=("cdi-cri",)))

@@ -1,0 +1,139 @@
+"""Watches the driver's events for XID errors.
+
+Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm/health.go.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hami.devices.health import XidRules
+from hami.devices.nvml_library import decode, is_unsupported
+from hami.runtime.once import OncePerKey
+
+__all__ = ["Report", "XidWatch"]
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str, str], None]
+"""Receives a card's UUID (empty: all cards) and the reason why it is unhealthy (empty: it is healthy)."""
+
+EVENT_TIMEOUT_MS = 1000  # of one wait; a stop takes at most as long
+PAUSE_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+_NO_INSTANCE = 0xFFFFFFFF
+
+
+class XidWatch:
+    """Reports cards with a critical XID, permanently: the driver never says that an error is over. Also reports cards
+    that cannot be watched, until they can. For one thread."""
+
+    def __init__(self, nvml: Any, rules: XidRules, pause: Callable[[float], None]) -> None:
+        """*pause* waits while no events can be received."""
+        self._nvml = nvml
+        self._rules = rules
+        self._pause = pause
+        self._failed: dict[str, str] = {}  # permanent reasons by UUID; an empty UUID means all cards
+        self._reported: dict[str, str] = {}
+        self._skipped = OncePerKey()
+
+    def run(self, report: Report, stopped: Callable[[], bool]) -> None:
+        """Watch until *stopped*, or return at once if nothing can or need be watched."""
+        if self._rules.is_off:
+            log.info("health not watched: all XIDs are ignored")
+            return
+        while not stopped():
+            try:
+                events, is_complete = self._register(report)
+            except self._nvml.NVMLError as error:
+                if is_unsupported(self._nvml, error):
+                    log.info("health not watched: the driver has no events", extra={"reason": str(error)})
+                    return
+                report("", f"health cannot be watched: {error}")
+                self._reported.clear()
+                self._sleep(RETRY_SECONDS, stopped)
+                continue
+            try:
+                self._receive(events, is_complete, report, stopped)
+            finally:
+                with suppress(self._nvml.NVMLError):
+                    self._nvml.nvmlEventSetFree(events)
+
+    def _register(self, report: Report) -> tuple[Any, bool]:
+        """Returns an event set with all cards that can be watched, and whether those are all cards."""
+        nvml = self._nvml
+        events = nvml.nvmlEventSetCreate()
+        try:
+            registered = [self._register_card(index, events, report) for index in range(nvml.nvmlDeviceGetCount())]
+            return events, all(registered)
+        except nvml.NVMLError:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(events)
+            raise
+
+    def _register_card(self, index: int, events: Any, report: Report) -> bool:
+        nvml = self._nvml
+        uuid = ""
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = decode(nvml.nvmlDeviceGetUUID(handle))
+            if wanted := nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
+                nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+        except nvml.NVMLError as error:
+            if not uuid:
+                if self._skipped.is_new(index, str(error)):
+                    log.warning("card skipped", extra={"index": index, "reason": str(error)})
+                return False
+            if not is_unsupported(nvml, error):
+                self._report(uuid, f"health cannot be watched: {error}", report)
+                return False
+            log.info("card has no health events", extra={"card": uuid, "reason": str(error)})
+        self._report(uuid, "", report)
+        return True
+
+    def _report(self, uuid: str, reason: str, report: Report) -> None:
+        """Report a change of a card's health. A permanent reason overrides *reason*."""
+        current = self._failed.get(uuid) or self._failed.get("") or reason
+        if self._reported.get(uuid) != current:
+            self._reported[uuid] = current
+            report(uuid, current)
+
+    def _receive(self, events: Any, is_complete: bool, report: Report, stopped: Callable[[], bool]) -> None:
+        """Handle events until *stopped*, or until a new registration is due: after an error, or to add cards."""
+        nvml = self._nvml
+        remaining_ms = RETRY_SECONDS * 1000
+        while not stopped() and (is_complete or remaining_ms > 0):
+            try:
+                event = nvml.nvmlEventSetWait(events, EVENT_TIMEOUT_MS)
+            except nvml.NVMLError as error:
+                remaining_ms -= EVENT_TIMEOUT_MS
+                if error.value == nvml.NVML_ERROR_TIMEOUT:
+                    continue
+                log.warning("health events interrupted", extra={"reason": str(error)})
+                self._sleep(PAUSE_SECONDS, stopped)
+                return
+            self._handle(event, report)
+
+    def _handle(self, event: Any, report: Report) -> None:
+        nvml = self._nvml
+        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._rules.is_critical(event.eventData):
+            return
+        reason = f"XID {event.eventData}"
+        if event.gpuInstanceId != _NO_INSTANCE or event.computeInstanceId != _NO_INSTANCE:
+            reason += f" in MIG instance {event.gpuInstanceId}/{event.computeInstanceId}"
+        try:
+            uuid = decode(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError as error:
+            self._failed[""] = f"{reason} on an unknown card: {error}"
+            report("", self._failed[""])
+            return
+        self._failed[uuid] = reason
+        self._report(uuid, reason, report)
+
+    def _sleep(self, seconds: float, stopped: Callable[[], bool]) -> None:
+        while seconds > 0 and not stopped():
+            self._pause(min(seconds, PAUSE_SECONDS))
+            seconds -= PAUSE_SECONDS

@@ -1,0 +1,54 @@
+"""Finds and opens NVML, the management library of NVIDIA's driver."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from pathlib import Path
+from typing import Any
+
+from hami.errors import HamiError
+
+__all__ = ["LIBRARY", "LIBRARY_FOLDERS", "decode", "is_unsupported", "library_path", "open_nvml"]
+
+LIBRARY = "libnvidia-ml.so.1"
+LIBRARY_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64",
+                   "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib/wsl/lib")
+
+
+def library_path(root: str) -> str:
+    """Returns the path of NVML in the driver at *root*; its plain name, for the linker to find, if it is not there."""
+    if root not in ("", "/"):
+        for folder in LIBRARY_FOLDERS:
+            if (path := Path(root, folder, LIBRARY)).exists():
+                return str(path.resolve())
+    return LIBRARY
+
+
+def open_nvml(root: str = "/") -> Any:
+    """Returns the initialized module pynvml. Raises: HamiError, which names what is missing."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise HamiError("nvidia-ml-py is not installed: pip install hami[node]") from error
+    if (path := library_path(root)) != LIBRARY:
+        try:
+            # pynvml loads the plain name, and the linker returns the library already loaded under that name
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise HamiError(f"{path}: {error}") from error
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise HamiError(f"no NVIDIA driver available: {error}") from error
+    return nvml
+
+
+def decode(value: Any) -> str:
+    """Returns a string of NVML, which pynvml returns as bytes or str depending on its version."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def is_unsupported(nvml: Any, error: Any) -> bool:
+    """Reports whether *error* says that the card or the driver lacks the function."""
+    return bool(error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND))
