@@ -1,4 +1,4 @@
-"""The error tree. A pod that does not fit is an answer, not an error."""
+"""The error tree. A pod that does not fit is a result, not an error."""
 
 __all__ = [
     "AllocationRefused", "ClusterError", "Conflict", "Gone", "HamiError", "HostError", "MalformedInput", "NodeLocked",
@@ -7,27 +7,27 @@ __all__ = [
 
 
 class HamiError(Exception):
-    """What HAMi raises for things its caller could not have known."""
+    """Base of all errors that HAMi raises."""
 
 
 class MalformedInput(HamiError):
     """An annotation, a body or the device configuration cannot be read.
 
-    *field* names where it stands, *text* is what stood there, *problem* says what would be right; *says* is the
-    whole sentence where the wire fixes it.
+    *field*: the name of the field. *text*: the value found there. *problem*: the expected value. *message*: the whole
+    error text, where clients rely on it.
     """
 
-    def __init__(self, field: str, text: object, problem: str, says: str | None = None) -> None:
+    def __init__(self, field: str, text: object, problem: str, message: str | None = None) -> None:
         self.field = field
         self.text = shown if len(shown := str(text)) <= 200 else shown[:200] + "…"
         self.problem = problem
-        super().__init__(says or f"{field}: {problem}: {self.text!r}")
+        super().__init__(message or f"{field}: {problem}: {self.text!r}")
 
 
 class ClusterError(HamiError):
-    """The API server said no, or could not be reached; the underlying error is its ``__cause__``.
+    """The API server rejected the request or could not be reached. ``__cause__`` is the underlying error.
 
-    *status* is the HTTP status, ``None`` when there was no answer (the outcome of a write is then unknown).
+    *status*: the HTTP status, ``None`` if there was no response (the outcome of a write is then unknown).
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -40,7 +40,7 @@ class NotFound(ClusterError):
 
 
 class Conflict(ClusterError):
-    """A newer object exists (409): read it again and retry."""
+    """The object has changed (409): read it again and retry."""
 
 
 class Gone(ClusterError):
@@ -48,12 +48,12 @@ class Gone(ClusterError):
 
 
 class NodeLocked(HamiError):
-    """Another pod holds the node; retry later."""
+    """Another pod holds the node lock; retry later."""
 
 
 class AllocationRefused(HamiError):
-    """The node's agent hands nothing out to whoever asked; the text says why."""
+    """The device plugin rejects an Allocate call; the text gives the reason."""
 
 
 class HostError(HamiError):
-    """A file, a directory or a device of the node cannot be used as it has to be; names it."""
+    """A file, directory or device of the host cannot be used; the text names it."""

@@ -1,6 +1,6 @@
-"""Records that every room shares. Memory in MiB, cores in percent of one device, everywhere.
+"""Records that all packages share. Memory is in MiB and cores are in percent of one device, everywhere.
 
-This module knows no wire form and no rule; it only names things.
+This module contains no wire format and no scheduling rule.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "MigProfile", "Node", "NodePolicy",
-    "OrderKey", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share", "Partition", "DeviceUsage", "Weights",
+    "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "DeviceUsage", "MigProfile", "Node",
+    "NodePolicy", "OrderKey", "Partition", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share",
+    "Weights",
 ]
 
 
 class Reason(enum.StrEnum):
-    """Why a device, or a node, cannot serve; the values are what users of HAMi see."""
+    """The reason why a device or a node does not fit. Users see the values."""
 
     TYPE_MISMATCH = "CardTypeMismatch"
     UUID_MISMATCH = "CardUuidMismatch"
@@ -35,13 +36,13 @@ class Reason(enum.StrEnum):
     TOO_FEW_FITTING = "AllocatedCardsInsufficientRequest"
     QUOTA = "ResourceQuotaNotFit"
     MODE = "ModeNotFit"
-    SGPU_UNHEALTHY = "CardUnhealthy"  # MetaX's own word
+    SGPU_UNHEALTHY = "CardUnhealthy"  # MetaX has a reason of its own
     QOS = "CardQosPolicyMismatch"
     APP_CLASS = "CardAppClassMismatch"
 
 
 class ContainerKind(enum.Enum):
-    """What a container is to the pod's life; a sidecar is an init container that restarts always."""
+    """The role of a container in its pod. A sidecar is an init container with restartPolicy Always."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -49,7 +50,7 @@ class ContainerKind(enum.Enum):
 
 
 class BindPhase(enum.StrEnum):
-    """How far the device plugin is with a pod (annotation ``hami.io/bind-phase``)."""
+    """Progress of the device plugin with a pod (annotation ``hami.io/bind-phase``)."""
 
     ALLOCATING = "allocating"
     SUCCESS = "success"
@@ -57,14 +58,14 @@ class BindPhase(enum.StrEnum):
 
 
 class NodePolicy(enum.Enum):
-    """Which of the nodes that fit is taken: the fullest, or the emptiest."""
+    """The preferred node among those that fit: the fullest (binpack) or the emptiest (spread)."""
 
     BINPACK = "binpack"
     SPREAD = "spread"
 
 
 class OrderKey(enum.Enum):
-    """What devices are sorted by, ascending; the last of the list is tried first."""
+    """A key by which devices are sorted in ascending order. The last device is tried first."""
 
     SCORE = "score"
     SCORE_DESCENDING = "score descending"
@@ -76,9 +77,9 @@ class OrderKey(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DevicePolicy:
-    """How a container's devices are chosen on a node.
+    """The policy for selecting a container's devices on a node.
 
-    *mutex*: only devices that nobody uses. *topology_aware*: collect all that fit, then take the best linked.
+    *mutex*: only unused devices. *topology_aware*: the devices with the best links among all that fit.
     *numa_bind*: all devices of a container on one NUMA node.
     """
 
@@ -90,7 +91,7 @@ class DevicePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What slots, cores and memory count for in a device's score."""
+    """Weights of slots, cores and memory in a device's score."""
 
     slot: int = 1
     core: int = 1
@@ -99,9 +100,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Which of a vendor's devices a pod accepts; ``None`` is no constraint, an empty tuple accepts nothing.
+    """A vendor's devices that a pod accepts. ``None`` is no constraint; an empty *use* tuple accepts nothing.
 
-    *mode* is a text that must contain the device's mode.
+    *mode*: a text that must contain the device's mode.
     """
 
     use_types: tuple[str, ...] | None = None
@@ -113,10 +114,10 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """A part of a device that one container holds alone: the place of a MIG instance, in memory slices, or a core.
+    """A part of a device that one container holds alone: the memory slices of a MIG instance, or a range of cores.
 
-    *name*: what stands there (a MIG profile), where that matters. *instance*: what it is called since its agent has
-    made it (of a MIG instance its UUID, then the numbers of its GPU instance and compute instance); empty before.
+    *name*: the MIG profile, empty for other partitions. *instance*: identifiers that the node agent assigned when it
+    created the partition (for MIG: the UUID, then the GPU instance and compute instance numbers); empty before that.
     """
 
     start: int
@@ -125,13 +126,13 @@ class Partition:
     instance: tuple[str, ...] = ()
 
     def overlaps(self, other: Partition) -> bool:
-        """Both cannot be held at once."""
+        """Reports whether the two partitions have a part in common."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigProfile:
-    """A size in which a card can be cut, with the places where that may happen."""
+    """A size into which a MIG device can be partitioned, with its possible placements."""
 
     name: str
     memory_mib: int
@@ -142,9 +143,9 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator as its node registered it; *slots* is how many containers may share it.
+    """One accelerator as its node registered it. *slots*: the number of containers that may share it.
 
-    *info*: what only its vendor's own rules read, by names of theirs.
+    *info*: facts that only the rules of its vendor read, keyed by names of that vendor.
     """
 
     uuid: str
@@ -163,17 +164,20 @@ class Device:
     info: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
-    def is_cut(self) -> bool:
-        """It is given out in parts of fixed sizes, whose cores are rounded up, so that their sum says nothing."""
+    def is_partitioned(self) -> bool:
+        """Reports whether the device is allocated in parts of fixed sizes.
+
+        The cores of such parts are rounded up, so their sum is not limited.
+        """
         return self.mode in ("mig", "drs")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """A device and what of it is taken.
+    """A device and the part of it that is allocated.
 
-    *partitions*: the parts that containers hold alone. *co_tenants*: what pods that share the device have to know of each other,
-    in words of its vendor, one entry a pod.
+    *partitions*: parts that containers hold alone. *co_tenants*: attributes of the pods that share the device which
+    other pods' rules need, one entry for each pod, in a format of its vendor.
     """
 
     device: Device
@@ -183,32 +187,30 @@ class DeviceUsage:
     partitions: tuple[Partition, ...] = ()
     co_tenants: tuple[str, ...] = ()
 
-    def charged(self, slots: int, memory_mib: int, cores: int) -> DeviceUsage:
-        """The same device with so much more taken."""
-        return DeviceUsage(self.device, self.slots_used + slots, self.memory_used_mib + memory_mib, self.cores_used + cores,
-                    self.partitions, self.co_tenants)
-
     @property
     def memory_free_mib(self) -> int:
-        """MiB that nobody has taken; negative when more is taken than there is."""
+        """Unallocated memory in MiB; negative if the device is overcommitted."""
         return self.device.memory_mib - self.memory_used_mib
 
     @property
-    def is_over(self) -> bool:
-        """More is taken than there is, or one part twice. Cores of cut devices are rounded and do not count."""
+    def is_overcommitted(self) -> bool:
+        """Reports whether more is allocated than the device has, or one part twice.
+
+        Cores of partitioned devices are rounded up and do not count.
+        """
         device = self.device
-        if any(one.overlaps(other) for place, one in enumerate(self.partitions) for other in self.partitions[:place]):
+        if any(one.overlaps(other) for index, one in enumerate(self.partitions) for other in self.partitions[:index]):
             return True
         return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
-                or (self.cores_used > device.cores and not device.is_cut))
+                or (self.cores_used > device.cores and not device.is_partitioned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one container asks of one vendor.
+    """The request of one container for devices of one vendor.
 
-    *memory_mib* 0 means «not given in MiB»; *memory_percent* ``None`` means «not given in percent». *slices*: how many,
-    of devices that are cut in equal parts; 0 means «not given so».
+    *memory_mib*: 0 if not given in MiB. *memory_percent*: ``None`` if not given in percent. *slices*: the number of
+    equal parts of a device; 0 if not given in slices.
     """
 
     vendor: str
@@ -219,7 +221,7 @@ class Request:
     slices: int = 0
 
     def memory_on(self, device: Device) -> int:
-        """MiB that this request needs on *device*; an absolute amount wins over a percentage (truncated)."""
+        """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated)."""
         if self.memory_mib > 0:
             return self.memory_mib
         return device.memory_mib * self.memory_percent // 100 if self.memory_percent is not None else 0
@@ -227,9 +229,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of one device, held by one container. *type* is the vendor's key, or the word in the annotation.
+    """Part of one device, held by one container. *type*: the vendor's key, or the type in the annotation.
 
-    *partitions* and *co_tenants* as in :class:`DeviceUsage`; they do not stand in the annotation itself.
+    *partitions* and *co_tenants*: as in :class:`DeviceUsage`; the allocation annotation does not contain them.
     """
 
     uuid: str
@@ -242,20 +244,20 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a namespace has left of one vendor, MiB and percent; ``None`` is no limit. It may be negative."""
+    """The remaining quota of a namespace for one vendor's devices. ``None`` is no limit; it may be negative."""
 
     memory_mib: int | None = None
     cores: int | None = None
 
     def covers(self, memory_mib: int, cores: int) -> bool:
-        """So much more may be taken."""
+        """Reports whether the amounts are within the budget."""
         return ((self.memory_mib is None or memory_mib <= self.memory_mib)
                 and (self.cores is None or cores <= self.cores))
 
 
 @dataclass(frozen=True, slots=True)
 class PodRef:
-    """Names one pod and no later one of the same name."""
+    """The identity of one pod; a later pod of the same name has another uid."""
 
     namespace: str
     name: str
@@ -267,7 +269,7 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """The part of a container that scheduling reads; quantities as the API server wrote them."""
+    """The fields of a container that scheduling reads. Quantities are in the API server's notation."""
 
     name: str
     kind: ContainerKind = ContainerKind.APP
@@ -277,9 +279,9 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The part of a pod that HAMi reads. *containers*: init containers first, then app containers.
+    """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
 
-    *init_done*: every init container that is no sidecar has terminated with exit code 0 (false without any).
+    *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
     """
 
     ref: PodRef
@@ -296,13 +298,13 @@ class Pod:
 
     @property
     def is_terminated(self) -> bool:
-        """Nothing of the pod runs any more, nor ever will."""
+        """Reports whether the pod has finished for good."""
         return self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The part of a node that HAMi reads; quantities as the API server wrote them."""
+    """The fields of a node that HAMi reads. Quantities are in the API server's notation."""
 
     name: str
     resource_version: str = ""
@@ -316,7 +318,7 @@ class Node:
 class QuotaLimits:
     """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix.
 
-    *binary*: those of the resources whose limit is written with a binary unit (``4Gi``).
+    *binary*: resources whose limit has a binary suffix (``4Gi``).
     """
 
     namespace: str

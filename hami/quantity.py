@@ -12,7 +12,7 @@ __all__ = ["INT32_MAX", "parse_integer", "parse_quantity", "rounded_up", "strict
 
 INT32_MAX = 2**31 - 1
 
-LONGEST = 1000  # characters of a quantity; beyond some thousand digits Python refuses to make a number of them
+LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
                     r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
@@ -21,9 +21,9 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 def parse_integer(text: str, bits: int = 32) -> int | None:
-    """The signed integer of so many *bits* that *text* writes in decimal digits; ``None`` when it is none.
+    """Parses *text* as a decimal signed integer of *bits* bits; ``None`` if it is not one.
 
-    Source: Go's strconv.ParseInt, which upstream reads the fields of annotations with.
+    Source: Go's strconv.ParseInt, with which upstream reads the fields of annotations.
     """
     if not _INTEGER.fullmatch(text):
         return None
@@ -32,9 +32,9 @@ def parse_integer(text: str, bits: int = 32) -> int | None:
 
 @functools.lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> Fraction:
-    """The exact value of a quantity.
+    """Returns the exact value of a quantity.
 
-    Raises: MalformedInput when it is none.
+    Raises: MalformedInput if *text* is not a quantity.
     Source: k8s.io/apimachinery, pkg/api/resource, ParseQuantity.
     """
     found = _SHAPE.fullmatch(text)
@@ -51,12 +51,13 @@ def parse_quantity(text: str) -> Fraction:
 
 
 def strict_integer(text: str) -> int | None:
-    """The value when it is written as an integer, else ``None``.
+    """Returns the value of a quantity that is written as an integer, else ``None``.
 
-    A decimal point or a suffix below one makes it no integer, even in ``1.0``.
-    Source: Quantity.AsInt64, which upstream reads requests with.
+    A quantity with a decimal point or a suffix below one is not an integer, not even ``1.0``.
+    Raises: MalformedInput if *text* is not a quantity.
+    Source: Quantity.AsInt64, with which upstream reads requests.
     """
-    if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # nearly all are; a Fraction costs ten times that
+    if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # the common case; a Fraction costs ten times more
         return int(text)
     value = parse_quantity(text)
     if "." in text or text[-1:] in ("n", "u", "m") or "-" in text[1:] or value.denominator != 1:
@@ -65,7 +66,7 @@ def strict_integer(text: str) -> int | None:
 
 
 def rounded_up(text: str) -> int:
-    """The value, rounded away from zero. Source: Quantity.Value, which upstream's admission reads with."""
+    """Returns the value, rounded away from zero. Source: Quantity.Value, as used by upstream's admission."""
     value = parse_quantity(text)
     whole = -(-abs(value.numerator) // value.denominator)
     return whole if value >= 0 else -whole

@@ -28,14 +28,14 @@ def gpu(uuid="GPU-0", **fields):
                      "memory_mib": 46068} | fields)
 
 
-def view(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
+def usage(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
     """A device of which something may be taken; *fields* are the device's."""
     return DeviceUsage(gpu(uuid, **fields), slots_used, memory_used_mib, cores_used)
 
 
-def views(*uuids, **fields):
+def usages(*uuids, **fields):
     """Idle devices of one make, with indexes in the order given."""
-    return [view(uuid, index=index, **fields) for index, uuid in enumerate(uuids)]
+    return [usage(uuid, index=index, **fields) for index, uuid in enumerate(uuids)]
 
 
 def container(limits=None, *, kind=APP, requests=None, name="c"):
@@ -73,7 +73,7 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
     return Share(uuid, type, memory_mib, cores)
 
 
-def ask(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> PodRequest:
+def pod_request(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> PodRequest:
     """What a pod of *containers* asks under the device policy *policy*."""
     found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
     assert found is not None, "no container asks for a device"
@@ -100,8 +100,8 @@ def booking(uid, node, *charges, namespace="default"):
 def cluster(**nodes):
     """An index of nodes, each with these views: what is taken of a device is booked."""
     index = Index()
-    for name, views in nodes.items():
-        index.set_inventory(name, "NVIDIA", tuple(view.device for view in views))
+    for name, usages in nodes.items():
+        index.set_devices(name, "NVIDIA", tuple(usage.device for usage in usages))
         index.book(booking(f"others-{name}", name, *(
-            charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used) for v in views)))
+            charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used) for v in usages)))
     return index

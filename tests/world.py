@@ -18,7 +18,7 @@ from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_queue import LockQueue
 from hami.scheduler.node_lock import LockTimeouts, NodeLocks
 from hami.scheduler.reconcile import PodRules
-from hami.scheduling.usage import collapse
+from hami.scheduling.usage import peak_charges
 from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
 
@@ -137,7 +137,7 @@ class WatchedCluster(FakeCluster):
         for pod in self.on[node].values():
             if not pod.is_terminated:
                 shares = parse_shares(NVIDIA.allocated, pod.annotations.get(NVIDIA.allocated, ""))
-                for charge in collapse([c.kind for c in pod.containers], shares, init_done=pod.init_done):
+                for charge in peak_charges([c.kind for c in pod.containers], shares, init_done=pod.init_done):
                     for place, amount in enumerate((charge.slots, charge.memory_mib, charge.cores)):
                         taken[charge.uuid][place] += amount
         return taken

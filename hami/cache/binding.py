@@ -14,7 +14,7 @@ from hami.codec.keys import (
 )
 from hami.codec.objects import parse_resource_version
 from hami.model import BindPhase, DeviceUsage, Pod, Share
-from hami.scheduling.annotations import written
+from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
 __all__ = [
@@ -36,7 +36,7 @@ def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares],
     annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: BindPhase.ALLOCATING.value}
     for vendor, shares in allocated:
         devices = {one.device.uuid: one.device for one in usage.get(vendor.key, ())}
-        annotations |= written(
+        annotations |= render_vendor_annotations(
             vendor, AnnotationContext(pod=pod, node=node, shares=shares, devices=devices, now=now))
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
     return annotations | {key: EMPTY.get(key, "") for key in earlier}

@@ -24,7 +24,7 @@ class PodBookings:
 
     def book(self, pod: Pod) -> tuple[str, ...]:
         """Books what *pod* holds on its node. Returns why parts of its annotations cannot be read."""
-        booking, problems = read_booking(pod, assigned_node(pod), self._vendors, self._index.views)
+        booking, problems = read_booking(pod, assigned_node(pod), self._vendors, self._index.usages)
         if booking.charges:
             self._index.book(booking)
         else:

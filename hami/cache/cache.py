@@ -20,12 +20,12 @@ from hami.cache.pods import PodCache
 from hami.cache.quotas import QuotaCache
 from hami.cache.reservations import BindingStage, Rejected, Reservation, Reservations
 from hami.model import Budget, ContainerKind, DeviceUsage, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.scheduling.decide import Choice, Refusal, Verdicts, choose_node, decide, refusals
+from hami.scheduling.decide import Choice, Refusal, VerdictCache, choose_node, decide, refusals
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
-from hami.scheduling.quota import budget
-from hami.scheduling.usage import collapse, total
-from hami.vendors.request import WHOLE, asks, request_of
+from hami.scheduling.quota import remaining_budget
+from hami.scheduling.usage import peak_charges, total_charge
+from hami.vendors.request import WHOLE, device_request, requests_devices
 from hami.vendors.spec import Catalog, Vendor
 
 __all__ = ["Cache", "Policies", "Snapshot"]
@@ -77,7 +77,7 @@ class Cache:
         self._yield_lock = yield_lock
         self._lock = threading.RLock()  # guards everything below, also in nodes, pods, quotas and reservations
         self._index = Index()
-        self._verdicts = Verdicts(self._index)
+        self._verdicts = VerdictCache(self._index)
         self._pending = PendingPods()
         bookings = PodBookings(vendors, self._index)
         self.reservations = Reservations(self._index, self._lock, clock=clock, now=now, on_end=on_reservation_end)
@@ -95,7 +95,7 @@ class Cache:
         Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
         """
         with self._lock:
-            if not asks(self.vendors, pod.containers):
+            if not requests_devices(self.vendors, pod.containers):
                 return None
             self._check_unbound(pod.ref)
             if (reservation := self.reservations.unresolved(pod.ref.uid)) is not None:
@@ -121,7 +121,7 @@ class Cache:
         container that has finished, a quota): the pod then waits beside free devices until it is reminded.
         """
         with self._lock:
-            self._index.settle()
+            self._index.refresh()
             state, tried = self._state(), set[tuple[PodRequest | None, tuple[str, ...] | None]]()
             for pending in self._pending.due(state, self._clock()):
                 if self._waits_no_longer(pending.pod.ref.uid):
@@ -192,24 +192,24 @@ class Cache:
     def usage(self) -> dict[str, tuple[DeviceUsage, ...]]:
         """Returns the devices of every node and their usage."""
         with self._lock:
-            self._index.settle()
-            return {name: tuple(entry.all_views()) for name, entry in self._index.nodes.items()}
+            self._index.refresh()
+            return {name: tuple(entry.all_usages()) for name, entry in self._index.nodes.items()}
 
     def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
         """Returns the devices of *node* and their usage, by vendor."""
         with self._lock:
-            return self._index.views(node)
+            return self._index.usages(node)
 
     def namespace_usage(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Returns MiB and percent taken, by namespace and vendor."""
         with self._lock:
-            return {key: (used[0], used[1]) for key, used in self._index.namespaces().items()}
+            return {key: (used[0], used[1]) for key, used in self._index.usage_by_namespace().items()}
 
     def snapshot(self) -> Snapshot:
         """Returns the content of the cache. The lock is held only while references are copied."""
         with self._lock:
-            self._index.settle()
-            nodes = {name: entry.views for name, entry in self._index.nodes.items()}
+            self._index.refresh()
+            nodes = {name: entry.usages for name, entry in self._index.nodes.items()}
             bookings, used, quotas = list(self._index.bookings.values()), self.namespace_usage(), self.quotas.all()
             records, reserved = self.pods.all(), self.reservations.refs()
         pods = {record.ref.uid: record.ref for record in records} | {ref.uid: ref for ref in reserved}
@@ -253,7 +253,7 @@ class Cache:
         quotas = self.quotas.of(namespace)
         if not quotas:
             return {}
-        return {vendor.key: budget(vendor, quotas, self._index.used_in(namespace, vendor.key))
+        return {vendor.key: remaining_budget(vendor, quotas, self._index.namespace_usage(namespace, vendor.key))
                 for vendor in self.vendors}
 
     def _request(self, pod: Pod, budgets: Mapping[str, Budget]) -> PodRequest | None:
@@ -278,12 +278,12 @@ class Cache:
         vendors = [vendor_request.vendor for vendor_request in request.vendor_requests]
         allocated = [(vendor, tuple(tuple(share for share in shares if share.type == vendor.key)
                                     for shares in choice.placement)) for vendor in vendors]
-        annotations = render_annotations(pod, choice.node, allocated, self._index.views(choice.node), self._now())
+        annotations = render_annotations(pod, choice.node, allocated, self._index.usages(choice.node), self._now())
         lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock}))
         self.reservations.assume(
             Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_keys),
             Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
-                (vendor.key, collapse(request.kinds, shares)) for vendor, shares in allocated)))
+                (vendor.key, peak_charges(request.kinds, shares)) for vendor, shares in allocated)))
 
 
 def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
@@ -295,8 +295,8 @@ def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
 
 def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> tuple[int, int]:
     """Returns the least memory and cores that *pod* can take: all shares of one device, percentages as nothing."""
-    most = WHOLE if vendor.gives_cores(pod.annotations.get) else 0
-    requests = [request_of(vendor, container) for container in pod.containers]
-    return total(collapse(kinds, [
+    most = WHOLE if vendor.takes_cores(pod.annotations.get) else 0
+    requests = [device_request(vendor, container) for container in pod.containers]
+    return total_charge(peak_charges(kinds, [
         (Share("", vendor.key, request.memory_mib * request.count, min(request.cores, most) * request.count),)
         if request is not None else () for request in requests]))

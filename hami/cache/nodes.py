@@ -15,7 +15,9 @@ from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import rounded_up
 from hami.scheduling.index import Index
-from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_request
+from hami.scheduling.liveness import (
+    PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe,
+)
 from hami.vendors.spec import Vendor
 
 __all__ = ["NodeCache", "NodeRecord"]
@@ -37,7 +39,7 @@ class _Inventory:
     sources: Sources
     devices: tuple[Device, ...]
     problem: str | None
-    vitals: Vitals
+    liveness: PluginLiveness
     report_due: bool = False
 
 
@@ -135,7 +137,7 @@ class NodeCache:
         """Withdraws the devices of device plugins that have not answered in time."""
         with self._lock:
             for record, vendor, inventory in self._inventories():
-                if inventory.vitals.signs.allocatable == 0:
+                if inventory.liveness.observation.allocatable == 0:
                     self._offer(record.name, vendor, inventory)
 
     def lock_of(self, node: str, key: str = NODE_LOCK) -> tuple[str | None, int] | None:
@@ -198,7 +200,7 @@ class NodeCache:
         with self._lock:
             if self._records.pop(name, None) is None:
                 return
-            self._index.drop_node(name)
+            self._index.remove_node(name)
         self._on_lock_change(name)
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
@@ -206,22 +208,22 @@ class NodeCache:
         known = record.inventories.get(vendor.key)
         if sources is None:
             if record.inventories.pop(vendor.key, None) is not None:
-                self._index.set_inventory(record.name, vendor.key, ())
+                self._index.set_devices(record.name, vendor.key, ())
                 self._bookings.rebook(record.name)
             return
         allocatable = _count(node.allocatable.get(vendor.count))
-        signs = Signs(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
-        vitals = examine(known.vitals if known else None, signs, self._clock())
+        observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
+        liveness = observe(known.liveness if known else None, observation, self._clock())
         if known is None or known.sources != sources:
             devices, problem = _read(vendor, node)
-            known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, vitals)
-        known.vitals = vitals
-        known.report_due = bool(vendor.handshake) and wants_request(vitals)
+            known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
+        known.liveness = liveness
+        known.report_due = bool(vendor.handshake) and needs_handshake_request(liveness)
         self._offer(record.name, vendor, known)
 
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
-        offered = not vendor.handshake or is_offered(inventory.vitals, self._clock(), self._now())
-        if self._index.set_inventory(node, vendor.key, inventory.devices if offered else ()):
+        offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock(), self._now())
+        if self._index.set_devices(node, vendor.key, inventory.devices if offered else ()):
             self._bookings.rebook(node)
 
 

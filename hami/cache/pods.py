@@ -15,7 +15,7 @@ from hami.cache.reservations import Reservations
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
 from hami.model import Pod, PodRef
-from hami.vendors.request import asks
+from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
 __all__ = ["FOREIGN_TTL_S", "PodCache", "PodRecord"]
@@ -205,7 +205,7 @@ class PodCache:
                 and _is_fresh(assigned_at(pod), self._now().timestamp()))
 
     def _requests_devices(self, pod: Pod) -> bool:
-        return asks(self._vendors, pod.containers)
+        return requests_devices(self._vendors, pod.containers)
 
     def _bury(self, uid: str) -> None:
         self._remove_record(uid)

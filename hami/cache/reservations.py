@@ -16,7 +16,7 @@ from hami.cache.binding import add_bind_time
 from hami.errors import HamiError
 from hami.model import PodRef
 from hami.scheduling.index import Booking, Index
-from hami.scheduling.place import Placement
+from hami.scheduling.placement import Placement
 
 __all__ = ["RESERVATION_TTL_S", "BindingStage", "Rejected", "Reservation", "Reservations"]
 
@@ -238,11 +238,11 @@ class Reservations:
 
     def _problem(self, reservation: Reservation) -> str | None:
         usage = {(vendor, one.device.uuid): one
-                 for vendor, devices in self._index.views(reservation.node).items() for one in devices}
+                 for vendor, devices in self._index.usages(reservation.node).items() for one in devices}
         for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
             device = usage.get((share.type, share.uuid))
             if device is None or not device.device.healthy:
                 return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
-            if device.is_over:
+            if device.is_overcommitted:
                 return f"device {share.uuid} on node {reservation.node} was taken by another pod meanwhile"
         return None

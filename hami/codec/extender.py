@@ -48,7 +48,7 @@ def parse_filter(body: bytes) -> FilterArgs:
     fields = _fields(body)
     pod = fields.get("pod")
     if pod is None or bytes(pod) == b"null":
-        raise MalformedInput("Pod", "", "extender args missing pod", says="extender args missing pod")
+        raise MalformedInput("Pod", "", "extender args missing pod", message="extender args missing pod")
     return FilterArgs(parse_pod(pod), _decoded("NodeNames", _NAMES, fields.get("nodenames")),
                       _nodes(fields.get("nodes")))
 
@@ -82,7 +82,7 @@ def render_bind(error: str = "") -> bytes:
 
 def _fields(body: bytes) -> dict[str, msgspec.Raw]:
     if not body.strip():
-        raise MalformedInput("body", "", "empty body", says="EOF")
+        raise MalformedInput("body", "", "empty body", message="EOF")
     try:
         found = _first_object(body)
     except (ValueError, RecursionError) as error:

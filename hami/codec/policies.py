@@ -81,4 +81,4 @@ def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
 
 
 def _bad_weights(text: str, problem: str) -> MalformedInput:
-    return MalformedInput(WEIGHTS, text, problem, says=f'invalid {WEIGHTS} annotation "{text}": {problem}')
+    return MalformedInput(WEIGHTS, text, problem, message=f'invalid {WEIGHTS} annotation "{text}": {problem}')

@@ -13,18 +13,18 @@ from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig
 from hami.vendors.entry_points import full_catalog
-from hami.vendors.spec import CoresIn, Vendor
+from hami.vendors.spec import CoreUnit, Vendor
 
 __all__ = ["FORMATS", "Entry", "entries", "entry_of", "render"]
 
 NONE = "–"
 CHIP = "‹chip›"
 _NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")
-_CORES: Mapping[CoresIn, str] = MappingProxyType({
-    CoresIn.PERCENT: "% of a device",
-    CoresIn.SIXTEENTHS: "1/16 of a device",
-    CoresIn.COMPUTE_UNITS: "% of a device, as compute units",
-    CoresIn.MASK: "cores",
+_CORES: Mapping[CoreUnit, str] = MappingProxyType({
+    CoreUnit.PERCENT: "% of a device",
+    CoreUnit.SIXTEENTHS: "1/16 of a device",
+    CoreUnit.COMPUTE_UNITS: "% of a device, as compute units",
+    CoreUnit.MASK: "cores",
 })
 
 
@@ -77,12 +77,12 @@ def entry_of(vendor: Vendor, switch: str = "", *, is_on: bool = True) -> Entry:
         backend=vendor.key,
         count=vendor.count,
         memory=vendor.memory,
-        memory_unit=vendor.words.memory or _memory_unit(vendor) if vendor.memory else "",
+        memory_unit=vendor.display.memory or _memory_unit(vendor) if vendor.memory else "",
         memory_percent=vendor.memory_percent,
         cores=vendor.cores,
-        cores_unit=vendor.words.cores or _CORES[vendor.cores_in] if vendor.cores else "",
+        cores_unit=vendor.display.cores or _CORES[vendor.core_unit] if vendor.cores else "",
         priority=vendor.priority,
-        default=vendor.words.default or _default(vendor),
+        default=vendor.display.default or _default(vendor),
         switch=switch,
         is_on=is_on,
         register=vendor.register,
@@ -107,7 +107,7 @@ def _default(vendor: Vendor) -> str:
         parts.append(f"{vendor.default_memory} MiB" if vendor.default_memory else "all memory")
     if vendor.cores and vendor.default_cores:
         parts.append(f"{vendor.default_cores} cores")
-    if vendor.cores and vendor.fills_cores:
+    if vendor.cores and vendor.defaults_to_all_cores:
         parts.append("all cores if no memory is asked for")
     return ", ".join(parts) or "whole devices"
 

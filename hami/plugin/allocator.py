@@ -96,7 +96,7 @@ class Allocator:
         """*node_pods*: the watched pods, which are good enough for a hint."""
         self._config = config
         self._cluster = cluster
-        self._vendor = vendors.named(VENDOR)
+        self._vendor = vendors[VENDOR]
         self._other_keys = tuple(one.to_allocate for one in vendors
                                  if one is not self._vendor and one.lock == NODE_LOCK and one.to_allocate)
         self._host = host

@@ -78,7 +78,7 @@ class DevicePluginProgram:
         self._settings = settings
         config = settings.config
         catalog = vendors(settings.devices)
-        vendor = catalog.named(VENDOR)
+        vendor = catalog[VENDOR]
         self._node_pods = None
         if cluster is None:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)

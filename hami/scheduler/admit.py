@@ -97,7 +97,7 @@ def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any]
 def _vendors_of(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:
     """Returns the vendors whose admission applies to *container*."""
     resources = container.get("resources") or {}
-    asked = vendors.asked_by(resources.get("limits") or {}, resources.get("requests") or {})
+    asked = vendors.requested_by(resources.get("limits") or {}, resources.get("requests") or {})
     return asked + tuple(vendor for vendor in vendors.admitting_all if vendor not in asked)
 
 

@@ -21,7 +21,7 @@ from hami.model import PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduler.node_lock import NodeLocks
-from hami.vendors.request import asks
+from hami.vendors.request import requests_devices
 
 __all__ = ["Binder"]
 
@@ -196,4 +196,4 @@ class Binder:
         pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or (ref.uid and pod.ref.uid != ref.uid):
             raise NotFound(f'pod "{ref.name}" not found', 404)
-        return asks(self._cache.vendors, pod.containers)
+        return requests_devices(self._cache.vendors, pod.containers)

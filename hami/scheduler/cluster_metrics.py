@@ -15,8 +15,8 @@ from typing import Generic, NamedTuple, TypeVar
 from hami.cache.cache import Snapshot
 from hami.model import Device, QuotaLimits, DeviceUsage
 from hami.scheduling.index import Booking
-from hami.scheduling.quota import allowance, limit_of
-from hami.vendors.spec import Catalog, CoresIn
+from hami.scheduling.quota import allowed_budget, lowest_limit
+from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, escape_label
 
 __all__ = ["families"]
@@ -32,7 +32,7 @@ def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> l
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = _by_node(snapshot.bookings)
-    in_units = frozenset(vendor.key for vendor in vendors if vendor.cores_in is CoresIn.COMPUTE_UNITS)
+    in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
         *(gauge.family(_devices(snapshot, in_units)) for gauge in _DEVICE_GAUGES + legacy * _LEGACY_DEVICE_GAUGES),
         *(gauge.family(_instances(snapshot)) for gauge in _INSTANCE_GAUGES + legacy * _LEGACY_INSTANCE_GAUGES),
@@ -201,7 +201,7 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
         quotas = limits.get(namespace, [])
         used, allowed = _used(snapshot, namespace, vendors), _allowed(quotas, vendors)
         for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
-            limit = limit_of(quotas, resource)
+            limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used.get(resource, 0), limit,
                                 allowed.get(resource))
@@ -219,7 +219,7 @@ def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int
 
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
     """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
-    allowances = [(vendor, allowance(vendor, quotas)) for vendor in vendors] if quotas else []
+    allowances = [(vendor, allowed_budget(vendor, quotas)) for vendor in vendors] if quotas else []
     return {resource: amount for vendor, budget in allowances
             for resource, amount in ((vendor.memory, budget.memory_mib), (vendor.cores, budget.cores))
             if amount is not None}

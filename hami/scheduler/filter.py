@@ -55,7 +55,7 @@ class NodeFilter:
         except MalformedInput as error:
             text = f"calcScore failed {error} for pod {pod.ref.name}"
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
-            raise MalformedInput(error.field, error.text, error.problem, says=text) from error
+            raise MalformedInput(error.field, error.text, error.problem, message=text) from error
         if answer is None:
             return Filtered(list(names) if names is not None else None, {})
         if isinstance(answer, Refusal):

@@ -1,1 +1,1 @@
-"""The decision: what a pod asks, whether and how it fits, which node it gets. No I/O, no clock, no log."""
+"""The scheduling decision: a pod's request, the fit on a node, the choice of a node. No I/O, no clock, no logging."""

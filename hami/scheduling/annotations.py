@@ -1,4 +1,4 @@
-"""The annotations that tell a node's agent, and every later reader, what a pod was given."""
+"""The pod annotations that carry an allocation to the node agent and to later readers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 from hami.codec.allocation import render_shares
 from hami.vendors.spec import AnnotationContext, Vendor
 
-__all__ = ["written"]
+__all__ = ["render_vendor_annotations"]
 
 
-def written(vendor: Vendor, emission: AnnotationContext) -> dict[str, str]:
-    """What is written on the pod for *vendor*: the allocation under its keys, and what else its agent reads."""
-    shares = emission.shares
+def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
+    """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
+    shares = context.shares
     if vendor.writes_model:
-        shares = tuple(tuple(replace(share, type=emission.devices[share.uuid].model) for share in mine)
-                       for mine in shares)
+        shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
+                       for container in shares)
     text = render_shares(shares)
-    keys = {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
-    return keys | dict(vendor.annotate(vendor, emission) if vendor.annotate is not None else {})
+    annotations = {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
+    return annotations | dict(vendor.annotate(vendor, context) if vendor.annotate is not None else {})

@@ -1,8 +1,8 @@
-"""Filter, Score and choice over all nodes: which node a pod gets, or why none.
+"""Filter, score and choice over all nodes: the node that a pod gets, or why no node fits.
 
-Verdicts are remembered by request and node version, so that only nodes which have changed are asked again. Nodes
-are asked in the order of their score, best first, and no more of them than it takes; a request that was never seen
-before first drops, by the flat columns, nodes that cannot fit. Every verdict that counts comes from ``place``.
+Verdicts are cached by request and node version, so only nodes that have changed are evaluated again. Nodes are
+evaluated in the order of their score, best first, until one fits. For a request that is not in the cache, a filter on
+flat columns first excludes nodes that cannot fit. Every verdict that counts comes from ``place_pod``.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import NodePolicy, Request
-from hami.scheduling.pod_request import PodRequest, VendorRequest
 from hami.scheduling.fit import Unfit, accepts_model
 from hami.scheduling.index import Index
-from hami.scheduling.place import Placement, place
+from hami.scheduling.placement import Placement, place_pod
+from hami.scheduling.pod_request import PodRequest, VendorRequest
 from hami.vendors.spec import Rule
 
-__all__ = ["Choice", "Refusal", "Verdicts", "choose_node", "decide", "may_fit", "refusals"]
+__all__ = ["Choice", "Refusal", "VerdictCache", "choose_node", "decide", "may_fit", "refusals"]
 
 Array = NDArray[Any]
 
-# what is known of a node; up to FITS it is a candidate
-UNASKED, POSSIBLE, FITS, UNFIT, DROPPED = range(5)
-ALL_JUDGED = 16  # up to so many candidates all are judged, so that the event can name each with its score
-REMEMBERED = 64  # requests
-FEW = 8  # nodes that are asked at once, without dropping any first
+# the state of a node; a node with a state up to FITS is a candidate
+UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
+EVALUATE_ALL = 16  # evaluate all candidates up to this number, so that the event can name each with its score
+MOST_REQUESTS = 64  # requests in the cache
+FEW = 8  # nodes that are evaluated without a filter first
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pod goes to *node*. *fitting*: nodes that were judged to fit, with their scores, worst first.
+    """The node for the pod. *fitting*: the nodes that were found to fit, with their scores, worst first.
 
-    *unfit*: how many were judged not to fit; *candidates*: how many were offered.
+    *unfit*: the number of nodes that were found not to fit. *candidates*: the number of nodes to choose from.
     """
 
     node: str
@@ -50,166 +50,167 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No node fits *ask*. *unfit*: why, for each known node; *unknown*: names that have no devices."""
+    """No node fits *pod_request*. *unfit*: the reasons for each known node. *unknown*: names without any devices."""
 
-    ask: PodRequest
+    pod_request: PodRequest
     unfit: dict[str, Unfit]
     unknown: tuple[str, ...]
 
 
-class Verdicts:
-    """Remembered verdicts on all nodes, for the most recent requests."""
+class VerdictCache:
+    """Verdicts on all nodes, for the most recent requests."""
 
-    def __init__(self, index: Index, remembered: int = REMEMBERED) -> None:
+    def __init__(self, index: Index, most_requests: int = MOST_REQUESTS) -> None:
         self._index = index
-        self._remembered = remembered
-        self._tables: OrderedDict[PodRequest, _Table] = OrderedDict()
+        self._most_requests = most_requests
+        self._tables: OrderedDict[PodRequest, _VerdictTable] = OrderedDict()
 
-    def table(self, ask: PodRequest) -> _Table:
-        """The verdicts on *ask*, empty if it was not asked lately."""
-        table = self._tables.get(ask)
+    def table(self, pod_request: PodRequest) -> _VerdictTable:
+        """Returns the verdicts on *pod_request*, empty if it is not in the cache."""
+        table = self._tables.get(pod_request)
         if table is None:
-            table = self._tables[ask] = _Table(self._index, ask)
-            if len(self._tables) > self._remembered:
+            table = self._tables[pod_request] = _VerdictTable(self._index, pod_request)
+            if len(self._tables) > self._most_requests:
                 self._tables.popitem(last=False)
-        self._tables.move_to_end(ask)
+        self._tables.move_to_end(pod_request)
         return table
 
 
-class _Table:
-    """Verdicts on one request, row by row."""
+class _VerdictTable:
+    """The verdicts on one request, by the row of the node."""
 
-    def __init__(self, index: Index, ask: PodRequest) -> None:
+    def __init__(self, index: Index, pod_request: PodRequest) -> None:
         self.index = index
-        self.ask = ask
+        self.pod_request = pod_request
         self.state = numpy.zeros(0, dtype=numpy.int8)
         self.version = numpy.zeros(0, dtype=numpy.int64)
-        self.answers: dict[int, Placement | Unfit] = {}
-        self.scorers = tuple((vendor_request.vendor.key, vendor_request.vendor.node_score) for vendor_request in ask.vendor_requests
-                             if vendor_request.vendor.node_score is not None)
-        self.unfits: dict[Unfit, Unfit] = {}
+        self.verdicts: dict[int, Placement | Unfit] = {}
+        self.scorers = tuple((found.vendor.key, found.vendor.node_score) for found in pod_request.vendor_requests
+                             if found.vendor.node_score is not None)
+        self.unfits: dict[Unfit, Unfit] = {}  # equal values share one object
 
     def states(self, rows: Array) -> Array:
-        """The state of each of *rows*; what has changed since counts as unasked."""
+        """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
         columns = self.index.columns
         if len(self.version) != len(columns.version):
             self.state.resize(columns.version.shape, refcheck=False)
             self.version.resize(columns.version.shape, refcheck=False)
-        return numpy.where(self.version[rows] == columns.version[rows], self.state[rows], UNASKED)
+        return numpy.where(self.version[rows] == columns.version[rows], self.state[rows], UNKNOWN)
 
-    def sift(self, rows: Array, possible: Array) -> Array:
-        """Remember which of *rows* may fit, and that the others cannot: why is worked out when somebody wants to know.
-
-        Returns their states.
-        """
-        self.state[rows] = states = numpy.where(possible, POSSIBLE, DROPPED)
+    def exclude(self, rows: Array, possible: Array) -> Array:
+        """Sets *rows* to POSSIBLE or EXCLUDED and returns the states. Reasons are worked out only when needed."""
+        self.state[rows] = states = numpy.where(possible, POSSIBLE, EXCLUDED)
         self.version[rows] = self.index.columns.version[rows]
         return states
 
-    def judge(self, node: str) -> Placement | Unfit:
-        """The exact verdict on *node*."""
+    def verdict(self, node: str) -> Placement | Unfit:
+        """Returns the exact verdict on *node*."""
         entry = self.index.nodes[node]
         version = self.index.columns.version[entry.row]
         if self.version[entry.row] == version and self.state[entry.row] in (FITS, UNFIT):
-            return self.answers[entry.row]
-        verdict = place(entry.views, self.ask)
+            return self.verdicts[entry.row]
+        verdict = place_pod(entry.usages, self.pod_request)
         if isinstance(verdict, Unfit):
             verdict = self.unfits.setdefault(verdict, verdict)
-        self.answers[entry.row] = verdict
+        self.verdicts[entry.row] = verdict
         self.state[entry.row] = UNFIT if isinstance(verdict, Unfit) else FITS
         self.version[entry.row] = version
         return verdict
 
-    def suits(self, node: str, placement: Placement, policy: NodePolicy) -> float:
-        """How well *placement* suits *node* in the eyes of the vendors; higher is better, whatever the policy."""
-        views = self.index.nodes[node].views
-        return sum(score(views.get(key, ()), tuple(tuple(share for share in shares if share.type == key)
-                                                   for shares in placement), policy) for key, score in self.scorers)
+    def vendor_score(self, node: str, placement: Placement, policy: NodePolicy) -> float:
+        """Returns the vendors' score of *placement* on *node*. Higher is better under both policies."""
+        usages = self.index.nodes[node].usages
+        return sum(score(usages.get(key, ()), tuple(tuple(share for share in shares if share.type == key)
+                                                    for shares in placement), policy) for key, score in self.scorers)
 
 
-def decide(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str], policy: NodePolicy) -> Choice | Refusal:
-    """The best of the nodes *names* that fits *ask*, or why none does."""
-    return choose_node(index, verdicts, ask, names, policy) or refusals(index, verdicts, ask, names)
+def decide(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str],
+           policy: NodePolicy) -> Choice | Refusal:
+    """Returns the best of the nodes *names* that fits *pod_request*, or why none fits."""
+    return (choose_node(index, verdicts, pod_request, names, policy)
+            or refusals(index, verdicts, pod_request, names))
 
 
-def choose_node(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str], policy: NodePolicy) -> Choice | None:
-    """The best of the nodes *names* that fits *ask*; of equally good ones the first by name; ``None`` if none fits.
+def choose_node(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str],
+                policy: NodePolicy) -> Choice | None:
+    """Returns the best of the nodes *names* that fits *pod_request*; ``None`` if none fits.
 
-    Binpack takes the fullest node, spread the emptiest.
+    Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
     """
-    index.settle()
-    table = verdicts.table(ask)
-    places = numpy.fromiter(map(index.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp, count=len(names))
-    rows = places[places >= 0]
-    candidates = rows[_open(table, rows)]
+    index.refresh()
+    table = verdicts.table(pod_request)
+    rows = numpy.fromiter(map(index.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp, count=len(names))
+    rows = rows[rows >= 0]
+    candidates = rows[_may_be_candidate(table, rows)]
     if table.scorers:
-        return _best_suited(table, candidates, names, policy)
-    judge_all = len(candidates) <= ALL_JUDGED
+        return _best_with_vendor_scores(table, candidates, names, policy)
+    evaluate_all = len(candidates) <= EVALUATE_ALL
 
     chosen: tuple[str, Placement] | None = None
     fitting: list[tuple[str, float]] = []
     for row in _best_first(index, candidates, policy):
         name = index.names[row]
-        verdict = table.judge(name)
+        verdict = table.verdict(name)
         if isinstance(verdict, Unfit):
             continue
         fitting.append((name, float(index.columns.score[row])))
         chosen = chosen or (name, verdict)
-        if not judge_all:
+        if not evaluate_all:
             break
     if chosen is None:
         return None
-    unfit = len(names) - (len(fitting) if judge_all else len(candidates))
+    unfit = len(names) - (len(fitting) if evaluate_all else len(candidates))
     return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))
 
 
-def _best_suited(table: _Table, candidates: Array, names: Sequence[str], policy: NodePolicy) -> Choice | None:
-    """The best of all *candidates* where that depends on which devices of them are taken."""
+def _best_with_vendor_scores(table: _VerdictTable, candidates: Array, names: Sequence[str],
+                             policy: NodePolicy) -> Choice | None:
+    """Returns the best of all *candidates* if the score depends on the devices that the pod would get."""
     sign = 1.0 if policy is NodePolicy.BINPACK else -1.0
     fitting: list[tuple[float, str, Placement]] = []
     for row in candidates:
         name = table.index.names[row]
-        verdict = table.judge(name)
+        verdict = table.verdict(name)
         if not isinstance(verdict, Unfit):
-            score = float(table.index.columns.score[row]) + sign * table.suits(name, verdict, policy)
+            score = float(table.index.columns.score[row]) + sign * table.vendor_score(name, verdict, policy)
             fitting.append((score, name, verdict))
     if not fitting:
         return None
-    fitting.sort(key=lambda one: (-sign * one[0], one[1]))
+    fitting.sort(key=lambda item: (-sign * item[0], item[1]))
     _, node, placement = fitting[0]
-    return Choice(node, placement, tuple((name, score) for score, name, _ in reversed(fitting[:ALL_JUDGED])),
+    return Choice(node, placement, tuple((name, score) for score, name, _ in reversed(fitting[:EVALUATE_ALL])),
                   len(names) - len(fitting), len(names))
 
 
-def refusals(index: Index, verdicts: Verdicts, ask: PodRequest, names: Sequence[str]) -> Refusal:
-    """Why each of the nodes *names* that does not fit *ask* does not; nodes that fit are left out."""
-    index.settle()
-    table = verdicts.table(ask)
-    judged = {name: table.judge(name) for name in names if name in index.rows}
-    return Refusal(ask, {name: verdict for name, verdict in judged.items() if isinstance(verdict, Unfit)},
+def refusals(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str]) -> Refusal:
+    """Returns the reasons for each of the nodes *names* that does not fit *pod_request*."""
+    index.refresh()
+    table = verdicts.table(pod_request)
+    found = {name: table.verdict(name) for name in names if name in index.rows}
+    return Refusal(pod_request, {name: verdict for name, verdict in found.items() if isinstance(verdict, Unfit)},
                    tuple(name for name in names if name not in index.rows))
 
 
-def _open(table: _Table, rows: Array) -> Array:
-    """A mask over *rows*: those that fit, or may."""
+def _may_be_candidate(table: _VerdictTable, rows: Array) -> Array:
+    """Returns a mask over *rows*: nodes that fit or may fit."""
     states = table.states(rows)
-    unasked = states == UNASKED
-    if numpy.count_nonzero(unasked) > FEW:
-        asked = rows[unasked]
-        states[unasked] = table.sift(asked, may_fit(table.index, table.ask, asked))
+    unknown = states == UNKNOWN
+    if numpy.count_nonzero(unknown) > FEW:
+        changed = rows[unknown]
+        states[unknown] = table.exclude(changed, may_fit(table.index, table.pod_request, changed))
     return numpy.asarray(states <= FITS)
 
 
-def may_fit(index: Index, ask: PodRequest, rows: Array) -> Array:
-    """A mask over *rows* that is false only for nodes which certainly cannot fit *ask*."""
+def may_fit(index: Index, pod_request: PodRequest, rows: Array) -> Array:
+    """Returns a mask over *rows* that is false only for nodes that certainly cannot fit *pod_request*."""
     possible = numpy.ones(len(rows), dtype=bool)
-    for request in dict.fromkeys(request for container in ask.containers for request in container.requests):
-        possible &= _may_serve(index, ask.vendor_request(request.vendor), request, rows)
+    for request in pod_request.distinct_requests:
+        possible &= _may_serve(index, pod_request.vendor_request(request.vendor), request, rows)
     return possible
 
 
 def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, rows: Array) -> Array:
-    """Nodes with enough devices that have a slot, the memory and the cores, as far as the vendor has such rules."""
+    """Returns a mask over *rows*: nodes with enough devices that pass the rules that columns can tell."""
     columns, rules = index.columns, vendor_request.vendor.rules
     fits = columns.vendor[rows] == index.vendors.get(request.vendor, -1)
     if Rule.HEALTH in rules:
@@ -222,27 +223,28 @@ def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, ro
             need = columns.memory_mib[rows] * (request.memory_percent or 0) // 100
         fits &= columns.memory_free[rows] >= need
     if Rule.CORES in rules:
-        fits &= (columns.cores_free[rows] >= min(request.cores, 100)) | columns.cut[rows]
-    if Rule.TYPE in rules and (vendor_request.selector.use_types, vendor_request.selector.nouse_types) != (None, None):
-        accepted = [number for model, number in index.models.items() if accepts_model(vendor_request.selector, model)]
+        fits &= (columns.cores_free[rows] >= min(request.cores, 100)) | columns.partitioned[rows]
+    selector = vendor_request.selector
+    if Rule.TYPE in rules and (selector.use_types, selector.nouse_types) != (None, None):
+        accepted = [number for model, number in index.models.items() if accepts_model(selector, model)]
         fits &= numpy.isin(columns.model[rows], accepted)
-    if vendor_request.vendor.repeats is not None:
-        return numpy.asarray(numpy.where((fits & columns.cut[rows]).any(axis=1), True,
-                                         numpy.count_nonzero(fits, axis=1) >= request.count))
-    return numpy.asarray(numpy.count_nonzero(fits, axis=1) >= request.count)
+    enough = numpy.count_nonzero(fits, axis=1) >= request.count
+    if vendor_request.vendor.allows_repeats is not None:
+        enough |= (fits & columns.partitioned[rows]).any(axis=1)
+    return numpy.asarray(enough)
 
 
 def _best_first(index: Index, rows: Array, policy: NodePolicy) -> Iterator[int]:
-    """*rows* by score, best first, then by name; the first few without sorting them all."""
+    """Yields *rows* by score, best first, then by name. The first few are found without sorting all."""
     scores = index.columns.score[rows] if policy is NodePolicy.BINPACK else -index.columns.score[rows]
     ranks = index.rank()[rows]
     left = numpy.ones(len(rows), dtype=bool)
     for _ in range(min(FEW, len(rows))):
         best = scores[left].max()
         ties = numpy.flatnonzero(left & (scores == best))
-        place = ties[ranks[ties].argmin()]
-        left[place] = False
-        yield int(rows[place])
+        position = ties[ranks[ties].argmin()]
+        left[position] = False
+        yield int(rows[position])
     rest = numpy.flatnonzero(left)
-    for place in rest[numpy.lexsort((ranks[rest], -scores[rest]))]:
-        yield int(rows[place])
+    for position in rest[numpy.lexsort((ranks[rest], -scores[rest]))]:
+        yield int(rows[position])

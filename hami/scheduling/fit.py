@@ -1,4 +1,4 @@
-"""Filter: which devices of a node a container gets, or why it gets none. One rule, one function."""
+"""Filter: the devices of a node that a container gets, or why it gets none. Each rule is one function."""
 
 from __future__ import annotations
 
@@ -9,265 +9,267 @@ from dataclasses import dataclass, field
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import ContainerKind, Reason, Request, Selector, Share, DeviceUsage
-from hami.scheduling.order import device_score, sort_views
+from hami.model import ContainerKind, DeviceUsage, Reason, Request, Selector, Share
+from hami.scheduling.order import device_score, sort_usages
 from hami.scheduling.topology import best_linked
-from hami.scheduling.usage import collapse, total
+from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
-from hami.vendors.spec import FitContext, Check, Choose, Rule, Short
+from hami.vendors.spec import CheckDevice, FitContext, NoCombination, Rule, SelectDevices
 
 __all__ = ["Unfit", "accepts_model", "fit", "objection"]
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a container does not fit a node: how many of *devices* devices each reason rules out."""
+    """The reasons why a container does not fit a node, each with the number of *devices* that it excludes."""
 
     reasons: tuple[tuple[Reason, int], ...]
     devices: int
 
     def __str__(self) -> str:
-        """As users see it: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
+        """The text for users: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
         if self.reasons and self.reasons[0][0] is Reason.TOO_FEW_DEVICES:
             return Reason.TOO_FEW_DEVICES
         return ", ".join(sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons))
 
 
 @dataclass(slots=True)
-class _Walk:
-    """What has been found on the way through the devices."""
+class _Attempt:
+    """The shares picked so far and the reasons that exclude other devices."""
 
     picks: list[Share] = field(default_factory=list)
     reasons: Counter[Reason] = field(default_factory=Counter)
 
+    def drop_picks(self) -> None:
+        """Drops the picked shares, since their devices are on another NUMA node."""
+        if self.picks:
+            self.reasons[Reason.NUMA] += len(self.picks)
+            self.picks = []
 
-def fit(request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
-    """Shares of the devices of ``case.views`` that *request* gets, in the order in which they were taken."""
-    views, vendor = case.views, case.vendor
-    if vendor.gate is not None and (reason := vendor.gate(request, case)) is not None:
-        return Unfit(((reason, 1),), len(views))
-    if request.count > len(views) and not (vendor.repeats is not None and any(map(vendor.repeats, views))):
-        return Unfit(((Reason.TOO_FEW_DEVICES, len(views)),), len(views))
-    scores = [device_score(view, request, case.weights) for view in views]
-    ordered = sort_views(views, case.policy, scores)
+    def failed(self, devices: int) -> Unfit:
+        """The result if the picked shares are too few."""
+        if self.picks:
+            self.reasons[Reason.TOO_FEW_FITTING] = len(self.picks)
+        return Unfit(tuple(self.reasons.items()), devices)
+
+
+def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
+    """Returns the shares of the devices in ``context.usages`` that *request* gets, in the order of picking."""
+    usages, vendor = context.usages, context.vendor
+    if vendor.check_node is not None and (reason := vendor.check_node(request, context)) is not None:
+        return Unfit(((reason, 1),), len(usages))
+    if request.count > len(usages) and (vendor.allows_repeats is None or not any(map(vendor.allows_repeats, usages))):
+        return Unfit(((Reason.TOO_FEW_DEVICES, len(usages)),), len(usages))
+    scores = [device_score(usage, request, context.weights) for usage in usages]
+    ordered = sort_usages(usages, context.policy, scores)
     ordered.reverse()
-    if vendor.choose is not None:
-        return _chosen(vendor.choose, ordered, request, case)
-    if case.policy.topology_aware:
-        return _best_linked(ordered, request, case)
-    return _first_that_fit(ordered, request, case)
+    if vendor.select_devices is not None:
+        return _selected(vendor.select_devices, ordered, request, context)
+    if context.policy.topology_aware:
+        return _best_linked(ordered, request, context)
+    return _first_that_fit(ordered, request, context)
 
 
-def objection(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share] = (),
-              rules: Iterable[Rule | Check] | None = None) -> Reason | None:
-    """The first of *rules* (all of the vendor's, if not given) that *view* breaks."""
-    for rule in case.vendor.rules if rules is None else rules:
+def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = (),
+              rules: Iterable[Rule | CheckDevice] | None = None) -> Reason | None:
+    """Returns the reason of the first of *rules* (default: all of the vendor's) that *usage* fails."""
+    for rule in context.vendor.rules if rules is None else rules:
         check = _RULES[rule] if isinstance(rule, Rule) else rule
-        if (reason := check(view, request, case, picks)) is not None:
+        if (reason := check(usage, request, context, picks)) is not None:
             return reason
     return None
 
 
 def accepts_model(selector: Selector, model: str) -> bool:
-    """*model* is one that the pod's type lists let through: parts of its name, without regard to case."""
+    """Reports whether the type lists accept *model*. Their items are parts of its name, in any case."""
     name = model.lower()
     if selector.use_types is not None and not any(item.lower() in name for item in selector.use_types):
         return False
     return selector.nouse_types is None or not any(item.lower() in name for item in selector.nouse_types)
 
 
-def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
-    """The first devices that can serve. With numa-bind, leaving a NUMA node means starting over."""
-    walk, numa = _Walk(), None
-    before, after = _split(case)
-    repeats = case.vendor.repeats
-    for view in ordered:
-        reason = objection(view, request, case, walk.picks, before)
-        if reason is None and _binds_numa(case) and view.device.numa != numa:
-            _drop(walk)
-            numa = view.device.numa
-        while reason is None and (reason := objection(view, request, case, walk.picks, after)) is None:
-            walk.picks.append(_share(view, request, case, walk.picks))
-            if len(walk.picks) == request.count:
-                return tuple(walk.picks)
-            if repeats is None or not repeats(view):
+def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
+    """Picks the first devices that pass. With numa-bind, a device on another NUMA node drops the earlier picks."""
+    attempt, numa = _Attempt(), None
+    before, after = _split_rules(context)
+    allows_repeats = context.vendor.allows_repeats
+    for usage in ordered:
+        reason = objection(usage, request, context, attempt.picks, before)
+        if reason is None and _binds_numa(context) and usage.device.numa != numa:
+            attempt.drop_picks()
+            numa = usage.device.numa
+        while reason is None and (reason := objection(usage, request, context, attempt.picks, after)) is None:
+            attempt.picks.append(_share(usage, request, context, attempt.picks))
+            if len(attempt.picks) == request.count:
+                return tuple(attempt.picks)
+            if allows_repeats is None or not allows_repeats(usage):
                 break
         if reason is not None:
-            walk.reasons[reason] += 1
-    return _unfit(walk, len(ordered))
+            attempt.reasons[reason] += 1
+    return attempt.failed(len(ordered))
 
 
-def _chosen(choose: Choose, ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
-    """Of all devices that can serve, those that the vendor chooses; or why none do."""
-    walk, eligible = _Walk(), list[DeviceUsage]()
-    for view in ordered:
-        if (reason := objection(view, request, case)) is None:
-            eligible.append(view)
+def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], request: Request,
+              context: FitContext) -> tuple[Share, ...] | Unfit:
+    """Lets the vendor select among all devices that pass."""
+    attempt, eligible = _Attempt(), list[DeviceUsage]()
+    for usage in ordered:
+        if (reason := objection(usage, request, context)) is None:
+            eligible.append(usage)
         else:
-            walk.reasons[reason] += 1
+            attempt.reasons[reason] += 1
     if len(eligible) < request.count:
-        walk.picks = [_share(view, request, case, ()) for view in eligible]
-        return _unfit(walk, len(ordered))
-    chosen = choose(eligible, request, case)
-    if isinstance(chosen, Short):
-        walk.reasons[chosen.reason] = chosen.count
-        return _unfit(walk, len(ordered) if chosen.devices is None else chosen.devices)
-    for view in chosen:
-        if (reason := _over_quota(view, request, case, walk.picks)) is not None:
-            walk.reasons[reason] += 1
-            return _unfit(walk, len(ordered))
-        walk.picks.append(_share(view, request, case, walk.picks))
-    return tuple(walk.picks)
+        attempt.picks = [_share(usage, request, context, ()) for usage in eligible]
+        return attempt.failed(len(ordered))
+    selected = select_devices(eligible, request, context)
+    if isinstance(selected, NoCombination):
+        attempt.reasons[selected.reason] = selected.count
+        return attempt.failed(len(ordered) if selected.devices is None else selected.devices)
+    for usage in selected:
+        if (reason := _over_quota(usage, request, context, attempt.picks)) is not None:
+            attempt.reasons[reason] += 1
+            return attempt.failed(len(ordered))
+        attempt.picks.append(_share(usage, request, context, attempt.picks))
+    return tuple(attempt.picks)
 
 
-def _best_linked(ordered: Sequence[DeviceUsage], request: Request, case: FitContext) -> tuple[Share, ...] | Unfit:
-    """Of all devices that can serve, those that are linked best; else the first that fit, or why none do.
+def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
+    """Picks the devices with the best links among all that pass; if their sum exceeds the quota, the first that fit.
 
-    With numa-bind they are of one NUMA node: the first, in the order of trying, that has enough.
+    With numa-bind they are on one NUMA node: the first, in the order of trying, that has enough devices.
     """
     groups: dict[int, list[DeviceUsage]] = {}
-    for view in ordered:
-        if objection(view, request, case) is None:
-            groups.setdefault(view.device.numa if _binds_numa(case) else 0, []).append(view)
+    for usage in ordered:
+        if objection(usage, request, context) is None:
+            groups.setdefault(usage.device.numa if _binds_numa(context) else 0, []).append(usage)
     for group in groups.values():
         if len(group) >= request.count:
-            *others, last = (group[place] for place in best_linked(_links(group), request.count))
-            if _over_quota(last, request, case, [_share(view, request, case, ()) for view in others]) is None:
-                return tuple(_share(view, request, case, ()) for view in (*others, last))
-    return _first_that_fit(ordered, request, case)
+            *others, last = (group[index] for index in best_linked(_links(group), request.count))
+            if _over_quota(last, request, context, [_share(usage, request, context, ()) for usage in others]) is None:
+                return tuple(_share(usage, request, context, ()) for usage in (*others, last))
+    return _first_that_fit(ordered, request, context)
 
 
 def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
-    """How well each two of *group* are linked; a pair that is not known, or a device with itself, not at all."""
+    """Returns the link score of each pair in *group*; 0 for an unknown pair and for a device with itself."""
     return numpy.array([[a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
                         for a in group], dtype=numpy.int64)
 
 
-def _split(case: FitContext) -> tuple[tuple[Rule | Check, ...], tuple[Rule | Check, ...]]:
-    """The rules before and after the place where numa-bind starts over."""
-    rules = case.vendor.rules
-    if not _binds_numa(case):
+def _split_rules(context: FitContext) -> tuple[tuple[Rule | CheckDevice, ...], tuple[Rule | CheckDevice, ...]]:
+    """Returns the rules before and after the point at which numa-bind drops earlier picks."""
+    rules = context.vendor.rules
+    if not _binds_numa(context):
         return (), rules
-    place = rules.index(Rule.NUMA)
-    return rules[:place], rules[place:]
+    index = rules.index(Rule.NUMA)
+    return rules[:index], rules[index:]
 
 
-def _binds_numa(case: FitContext) -> bool:
-    """The pod wants one NUMA node, and its vendor is one whose pods may."""
-    return case.policy.numa_bind and Rule.NUMA in case.vendor.rules
+def _binds_numa(context: FitContext) -> bool:
+    """Reports whether the pod requests numa-bind and the vendor supports it."""
+    return context.policy.numa_bind and Rule.NUMA in context.vendor.rules
 
 
-def _drop(walk: _Walk) -> None:
-    if walk.picks:
-        walk.reasons[Reason.NUMA] += len(walk.picks)
-        walk.picks = []
-
-
-def _unfit(walk: _Walk, devices: int) -> Unfit:
-    if walk.picks:
-        walk.reasons[Reason.TOO_FEW_FITTING] = len(walk.picks)
-    return Unfit(tuple(walk.reasons.items()), devices)
-
-
-def _share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
-    return (case.vendor.share or common_share)(view, request, case, picks)
+def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+    return (context.vendor.make_share or common_share)(usage, request, context, picks)
 
 
 def _cores(request: Request) -> int:
     return min(request.cores, WHOLE)
 
 
-def _unhealthy(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return None if view.device.healthy else Reason.UNHEALTHY
+def _unhealthy(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    return None if usage.device.healthy else Reason.UNHEALTHY
 
 
-def _cordoned(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.CORDONED if view.device.cordoned else None
+def _cordoned(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    return Reason.CORDONED if usage.device.cordoned else None
 
 
-def _other_type(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    selector = case.selector
-    if selector.mode is not None and view.device.mode not in selector.mode:
+def _other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    selector = context.selector
+    if selector.mode is not None and usage.device.mode not in selector.mode:
         return Reason.TYPE_MISMATCH
-    return None if accepts_model(selector, view.device.model) else Reason.TYPE_MISMATCH
+    return None if accepts_model(selector, usage.device.model) else Reason.TYPE_MISMATCH
 
 
-def _other_uuid(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    selector, uuid = case.selector, view.device.uuid
+def _other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    selector, uuid = context.selector, usage.device.uuid
     if selector.use_uuids is not None and uuid not in selector.use_uuids:
         return Reason.UUID_MISMATCH
     return Reason.UUID_MISMATCH if selector.nouse_uuids is not None and uuid in selector.nouse_uuids else None
 
 
-def _no_slot(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NO_SLOT if view.slots_used >= view.device.slots else None
+def _no_slot(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    return Reason.NO_SLOT if usage.slots_used >= usage.device.slots else None
 
 
-def _shared(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NOT_ALONE if case.policy.mutex and view.slots_used > 0 else None
+def _in_use_for_mutex(usage: DeviceUsage, request: Request, context: FitContext,
+                      picks: Sequence[Share]) -> Reason | None:
+    return Reason.NOT_ALONE if context.policy.mutex and usage.slots_used > 0 else None
 
 
-def _over_quota(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    budget = case.budget
+def _over_quota(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    budget = context.budget
     if budget.memory_mib is None and budget.cores is None:
         return None
-    containers = [*(shares for _, shares in case.mine), (*picks, _share(view, request, case, picks))]
-    charges = collapse([*(kind for kind, _ in case.placed), case.kind], containers)
-    return None if budget.covers(*total(charges)) else Reason.QUOTA
+    containers = [*(shares for _, shares in context.placed_of_vendor),
+                  (*picks, _share(usage, request, context, picks))]
+    charges = peak_charges([*(kind for kind, _ in context.placed), context.kind], containers)
+    return None if budget.covers(*total_charge(charges)) else Reason.QUOTA
 
 
-def _no_memory(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    free = view.device.memory_mib - view.memory_used_mib
-    return Reason.NO_MEMORY if free < request.memory_on(view.device) else None
+def _no_memory(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    free = usage.device.memory_mib - usage.memory_used_mib
+    return Reason.NO_MEMORY if free < request.memory_on(usage.device) else None
 
 
-def _no_cores(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    free = view.device.cores - view.cores_used
-    return Reason.NO_CORES if free < _cores(request) and not view.device.is_cut else None
+def _no_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    free = usage.device.cores - usage.cores_used
+    return Reason.NO_CORES if free < _cores(request) and not usage.device.is_partitioned else None
 
 
-def _not_alone(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """A request for all cores wants the device to itself."""
-    exclusive = view.device.cores == WHOLE and _cores(request) == WHOLE
-    return Reason.NOT_ALONE if exclusive and view.slots_used > 0 else None
+def _not_alone(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    """A request for all cores needs an unused device."""
+    exclusive = usage.device.cores == WHOLE and _cores(request) == WHOLE
+    return Reason.NOT_ALONE if exclusive and usage.slots_used > 0 else None
 
 
-def _used_up(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """A request without cores cannot run beside others that hold them all."""
-    full = view.device.cores != 0 and view.cores_used == view.device.cores and not view.device.is_cut
+def _full(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    """A request without cores cannot use a device whose cores are all taken."""
+    full = usage.device.cores != 0 and usage.cores_used == usage.device.cores and not usage.device.is_partitioned
     return Reason.NO_CORES_LEFT if full and request.cores == 0 else None
 
 
-def _used(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """Nobody else has anything of the device."""
-    return Reason.NOT_ALONE if view.slots_used > 0 else None
+def _in_use(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    return Reason.NOT_ALONE if usage.slots_used > 0 else None
 
 
-def _another_device(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """All containers of a pod share one device, so one that has several leaves none for the others."""
-    elsewhere = any(share.uuid != view.device.uuid for kind, shares in case.mine for share in shares
+def _another_device(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+    """All containers of a pod share one device, so a container with several devices excludes all others."""
+    elsewhere = any(share.uuid != usage.device.uuid for kind, shares in context.placed_of_vendor for share in shares
                     if kind is not ContainerKind.INIT)
     return Reason.CUSTOM_RULE if elsewhere else None
 
 
-def _passed(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _passed(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     return None
 
 
-_RULES: dict[Rule, Check] = {
+_RULES: dict[Rule, CheckDevice] = {
     Rule.HEALTH: _unhealthy,
     Rule.CORDON: _cordoned,
     Rule.TYPE: _other_type,
-    Rule.NUMA: _passed,
+    Rule.NUMA: _passed,  # marks the point at which numa-bind drops earlier picks
     Rule.UUID: _other_uuid,
     Rule.SLOTS: _no_slot,
-    Rule.MUTEX: _shared,
+    Rule.MUTEX: _in_use_for_mutex,
     Rule.QUOTA: _over_quota,
     Rule.MEMORY: _no_memory,
     Rule.CORES: _no_cores,
     Rule.EXCLUSIVE: _not_alone,
-    Rule.FULL: _used_up,
-    Rule.UNUSED: _used,
+    Rule.FULL: _full,
+    Rule.UNUSED: _in_use,
     Rule.SAME_DEVICE: _another_device,
 }

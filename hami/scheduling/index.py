@@ -1,8 +1,8 @@
-"""What is there and what is taken, kept up to date change by change, so that a decision need not add it all up.
+"""Devices and their usage on all nodes, updated with each change, so that a decision need not add anything up.
 
-Each node has a row and a version that rises with every change of its devices or of what is taken of them.
-Flat columns of the same facts let a decision drop at once most nodes that cannot fit. This module keeps books;
-it decides nothing, and it is not safe for several threads: its owner holds the lock.
+Each node has a row, and a version that increases whenever its devices or their usage change. Flat columns of the same
+facts let a decision exclude most nodes that cannot fit at once. This module only records; it decides nothing. It is not
+thread-safe: its owner holds a lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hami.model import Device, DeviceUsage
 from hami.scheduling.score import node_score
-from hami.scheduling.usage import Charge
+from hami.scheduling.usage import Charge, total_charge
 
 __all__ = ["Booking", "Columns", "Index", "NodeEntry"]
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What one pod takes on one node: charges by vendor."""
+    """The charges of one pod on one node, by vendor."""
 
     uid: str
     namespace: str
@@ -35,27 +35,27 @@ class Booking:
 
 @dataclass(slots=True)
 class NodeEntry:
-    """One node: its devices by vendor, with what is taken of each."""
+    """One node: its devices and their usage, by vendor."""
 
     row: int
-    inventory: dict[str, tuple[Device, ...]] = field(default_factory=dict)
-    views: dict[str, tuple[DeviceUsage, ...]] = field(default_factory=dict)
+    devices: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    usages: dict[str, tuple[DeviceUsage, ...]] = field(default_factory=dict)
 
-    def all_views(self) -> Iterator[DeviceUsage]:
-        """The node's devices, vendor by vendor, as registered."""
-        for vendor in sorted(self.views):
-            yield from self.views[vendor]
+    def all_usages(self) -> Iterator[DeviceUsage]:
+        """Yields the node's devices, sorted by vendor, in the order of registration."""
+        for vendor in sorted(self.usages):
+            yield from self.usages[vendor]
 
 
 class Columns:
-    """Facts of all nodes side by side: a row a node, in the 2-d arrays a column a device.
+    """Facts about all nodes as arrays: a row for each node and, in two-dimensional arrays, a column for each device.
 
-    Places without a device hold zeros and vendor -1. ``version`` and ``score`` have one value a row. ``usable``:
-    healthy and not cordoned (only vendors that heed cordons mark devices so); ``cut``: in MIG mode, where one device
-    may serve a container several times.
+    Fields without a device are zero, with vendor -1. ``version``, ``score`` and ``rank`` have one value for each row.
+    ``usable``: healthy and not cordoned (devices of vendors without a cordon rule are never cordoned).
+    ``partitioned``: in MIG mode, where one device may serve a container several times.
     """
 
-    DEVICE = ("vendor", "usable", "cut", "slots_free", "memory_mib", "memory_free", "cores_free", "model")
+    DEVICE = ("vendor", "usable", "partitioned", "slots_free", "memory_mib", "memory_free", "cores_free", "model")
 
     def __init__(self) -> None:
         self.version = numpy.zeros(0, dtype=numpy.int64)
@@ -63,7 +63,7 @@ class Columns:
         self.rank = numpy.zeros(0, dtype=numpy.int64)
         self.vendor = numpy.full((0, 0), -1, dtype=numpy.int8)
         self.usable = numpy.zeros((0, 0), dtype=bool)
-        self.cut = numpy.zeros((0, 0), dtype=bool)
+        self.partitioned = numpy.zeros((0, 0), dtype=bool)
         self.slots_free = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_mib = numpy.zeros((0, 0), dtype=numpy.int64)
         self.memory_free = numpy.zeros((0, 0), dtype=numpy.int64)
@@ -71,7 +71,7 @@ class Columns:
         self.model = numpy.zeros((0, 0), dtype=numpy.int32)
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for *rows* nodes of *width* devices; what is there stays."""
+        """Grows the arrays to hold *rows* nodes of *width* devices."""
         have_rows, have_width = self.vendor.shape
         if rows <= have_rows and width <= have_width:
             return
@@ -81,26 +81,26 @@ class Columns:
         for name in self.DEVICE:
             setattr(self, name, _grown(getattr(self, name), shape, fill=-1 if name == "vendor" else 0))
 
-    def write(self, row: int, views: Sequence[DeviceUsage], vendors: Sequence[int], models: Sequence[int]) -> None:
-        """Set the row's devices to *views*."""
-        width = len(views)
+    def write(self, row: int, usages: Sequence[DeviceUsage], vendors: Sequence[int], models: Sequence[int]) -> None:
+        """Sets the devices of *row*."""
+        width = len(usages)
         for name in self.DEVICE:
             getattr(self, name)[row, width:] = -1 if name == "vendor" else 0
-        if not views:
+        if not usages:
             return
-        devices = [view.device for view in views]
+        devices = [usage.device for usage in usages]
         self.vendor[row, :width] = vendors
         self.model[row, :width] = models
         self.usable[row, :width] = [d.healthy and not d.cordoned for d in devices]
-        self.cut[row, :width] = [d.is_cut for d in devices]
-        self.slots_free[row, :width] = [v.device.slots - v.slots_used for v in views]
+        self.partitioned[row, :width] = [d.is_partitioned for d in devices]
+        self.slots_free[row, :width] = [u.device.slots - u.slots_used for u in usages]
         self.memory_mib[row, :width] = [d.memory_mib for d in devices]
-        self.memory_free[row, :width] = [v.device.memory_mib - v.memory_used_mib for v in views]
-        self.cores_free[row, :width] = [v.device.cores - v.cores_used for v in views]
+        self.memory_free[row, :width] = [u.device.memory_mib - u.memory_used_mib for u in usages]
+        self.cores_free[row, :width] = [u.device.cores - u.cores_used for u in usages]
 
 
 class Index:
-    """Nodes, bookings, and what follows from them."""
+    """Nodes, bookings, and the usage that follows from them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeEntry] = {}
@@ -111,36 +111,37 @@ class Index:
         self.models: dict[str, int] = {}
         self.vendors: dict[str, int] = {}
         self.changes = 0
-        self._taken: dict[str, dict[tuple[str, str], list[int]]] = {}  # node, then vendor and uuid: amounts
-        self._held: dict[str, dict[str, list[tuple[str, Charge]]]] = {}  # node, then pod: charges with partitions or co_tenants
+        self._used: dict[str, dict[tuple[str, str], list[int]]] = {}  # by node, then by vendor and uuid
+        # charges with partitions or co-tenants, by node, then by pod uid
+        self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
         self._namespaces: dict[tuple[str, str], list[int]] = {}
         self._free_rows: list[int] = []
         self._ranked = True
-        self._unsettled: dict[str, None] = {}  # a set would search for its last members once many have left it
+        self._stale: dict[str, None] = {}  # not a set: popping from one that has shrunk is slow
 
-    def set_inventory(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
-        """*node* has these devices of *vendor* (none: it has that vendor no more); whether that is news."""
+    def set_devices(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
+        """Sets the devices of *vendor* on *node* (none: removes the vendor). Returns whether this is a change."""
         entry = self.nodes.get(node)
-        if (entry.inventory.get(vendor, ()) if entry is not None else ()) == devices:
+        if (entry.devices.get(vendor, ()) if entry is not None else ()) == devices:
             return False
         entry = entry or self._add_node(node)
         if devices:
-            entry.inventory[vendor] = devices
+            entry.devices[vendor] = devices
         else:
-            del entry.inventory[vendor]
-        if entry.inventory:
-            self._unsettled[node] = None
+            del entry.devices[vendor]
+        if entry.devices:
+            self._stale[node] = None
         else:
             self._remove_node(node, entry)
         return True
 
-    def drop_node(self, node: str) -> None:
-        """*node* is gone; what pods hold there is remembered until they are gone too."""
+    def remove_node(self, node: str) -> None:
+        """Removes *node*. Bookings on it stay until their pods are gone."""
         if (entry := self.nodes.get(node)) is not None:
             self._remove_node(node, entry)
 
     def book(self, booking: Booking) -> None:
-        """Count *booking*, in place of an earlier one of the same pod."""
+        """Adds *booking*, in place of an earlier one of the same pod."""
         known = self.bookings.get(booking.uid)
         if known == booking:
             return
@@ -150,39 +151,39 @@ class Index:
         self._count(booking, 1)
 
     def unbook(self, uid: str) -> Booking | None:
-        """Count the pod's booking no more; the booking that there was."""
+        """Removes the booking of the pod *uid* and returns it."""
         booking = self.bookings.pop(uid, None)
         if booking is not None:
             self._count(booking, -1)
         return booking
 
-    def settle(self) -> None:
-        """Carry changes over into views, scores and columns; a burst of changes to a node is worked out once."""
-        while self._unsettled:
-            node, _ = self._unsettled.popitem()
+    def refresh(self) -> None:
+        """Updates usages, scores and columns of changed nodes. Several changes of a node cost one update."""
+        while self._stale:
+            node, _ = self._stale.popitem()
             if (entry := self.nodes.get(node)) is not None:
-                self._refresh(node, entry)
+                self._refresh_node(node, entry)
 
-    def views(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
-        """The devices of *node* by vendor with what is taken of each; empty when it has none."""
-        self.settle()
+    def usages(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
+        """Returns the devices of *node* and their usage, by vendor; empty if it has none."""
+        self.refresh()
         entry = self.nodes.get(node)
-        return entry.views if entry is not None else {}
+        return entry.usages if entry is not None else {}
 
-    def used_in(self, namespace: str, vendor: str) -> tuple[int, int]:
-        """MiB and percent that the pods of *namespace* take of *vendor*'s devices."""
+    def namespace_usage(self, namespace: str, vendor: str) -> tuple[int, int]:
+        """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take."""
         used = self._namespaces.get((namespace, vendor), (0, 0))
         return used[0], used[1]
 
-    def namespaces(self) -> Mapping[tuple[str, str], Sequence[int]]:
-        """MiB and percent by namespace and vendor, where any are taken."""
+    def usage_by_namespace(self) -> Mapping[tuple[str, str], Sequence[int]]:
+        """Returns MiB and percent by namespace and vendor, without zeros."""
         return self._namespaces
 
     def rank(self) -> Array:
-        """For each row the place of its node in the order of names."""
+        """Returns, for each row, the position of its node in the order of names."""
         if not self._ranked:
-            for place, name in enumerate(sorted(self.rows)):
-                self.columns.rank[self.rows[name]] = place
+            for position, name in enumerate(sorted(self.rows)):
+                self.columns.rank[self.rows[name]] = position
             self._ranked = True
         return self.columns.rank
 
@@ -198,58 +199,59 @@ class Index:
         del self.nodes[node], self.rows[node], self.names[entry.row]
         self._free_rows.append(entry.row)
         self.columns.write(entry.row, (), (), ())
-        self._touch(entry.row)
+        self._bump_version(entry.row)
         self._ranked = False
 
     def _count(self, booking: Booking, sign: int) -> None:
-        taken = self._taken.setdefault(booking.node, {})
+        """Adds *booking* to the sums (*sign* 1) or subtracts it (-1)."""
+        used = self._used.setdefault(booking.node, {})
         for vendor, charges in booking.charges:
             for charge in charges:
                 key = vendor, charge.uuid
-                amounts = taken.setdefault(key, [0, 0, 0])
+                amounts = used.setdefault(key, [0, 0, 0])
                 _add(amounts, (charge.slots, charge.memory_mib, charge.cores), sign)
                 if not any(amounts):
-                    del taken[key]
-            spent = self._namespaces.setdefault((booking.namespace, vendor), [0, 0])
-            _add(spent, (sum(c.memory_mib for c in charges), sum(c.cores for c in charges)), sign)
-            if not any(spent):
+                    del used[key]
+            total = self._namespaces.setdefault((booking.namespace, vendor), [0, 0])
+            _add(total, total_charge(charges), sign)
+            if not any(total):
                 del self._namespaces[booking.namespace, vendor]
-        if not taken:
-            del self._taken[booking.node]
-        self._hold(booking, sign)
-        self._unsettled[booking.node] = None
+        if not used:
+            del self._used[booking.node]
+        self._keep_details(booking, sign)
+        self._stale[booking.node] = None
 
-    def _hold(self, booking: Booking, sign: int) -> None:
-        """Remember the partitions and co_tenants in *booking*, or forget them."""
-        marked = [(vendor, charge) for vendor, charges in booking.charges for charge in charges
-                  if charge.partitions or charge.co_tenants]
-        if marked and sign > 0:
-            self._held.setdefault(booking.node, {})[booking.uid] = marked
-        elif marked:
-            held = self._held[booking.node]
-            del held[booking.uid]
-            if not held:
-                del self._held[booking.node]
+    def _keep_details(self, booking: Booking, sign: int) -> None:
+        """Keeps the partitions and co-tenants of *booking* (*sign* 1) or drops them (-1)."""
+        detailed = [(vendor, charge) for vendor, charges in booking.charges for charge in charges
+                    if charge.partitions or charge.co_tenants]
+        if detailed and sign > 0:
+            self._detailed.setdefault(booking.node, {})[booking.uid] = detailed
+        elif detailed:
+            pods = self._detailed[booking.node]
+            del pods[booking.uid]
+            if not pods:
+                del self._detailed[booking.node]
 
-    def _refresh(self, node: str, entry: NodeEntry) -> None:
-        """Work out the node's views, score and columns anew."""
-        taken = self._taken.get(node, {})
-        entry.views = {vendor: tuple(DeviceUsage(device, *taken.get((vendor, device.uuid), _NOTHING)) for device in devices)
-                       for vendor, devices in entry.inventory.items()}
-        for held in self._held.get(node, {}).values():
-            for vendor, charge in held:
-                if vendor in entry.views:
-                    entry.views[vendor] = tuple(
-                        replace(view, partitions=view.partitions + charge.partitions, co_tenants=view.co_tenants + charge.co_tenants)
-                        if view.device.uuid == charge.uuid else view for view in entry.views[vendor])
-        views = tuple(entry.all_views())
-        self.columns.reserve(entry.row + 1, len(views))
-        self.columns.write(entry.row, views, [self._number(self.vendors, v.device.vendor) for v in views],
-                           [self._number(self.models, v.device.model) for v in views])
-        self.columns.score[entry.row] = node_score(views)
-        self._touch(entry.row)
+    def _refresh_node(self, node: str, entry: NodeEntry) -> None:
+        used = self._used.get(node, {})
+        entry.usages = {
+            vendor: tuple(DeviceUsage(device, *used.get((vendor, device.uuid), _NOTHING)) for device in devices)
+            for vendor, devices in entry.devices.items()}
+        for charges in self._detailed.get(node, {}).values():
+            for vendor, charge in charges:
+                if vendor in entry.usages:
+                    entry.usages[vendor] = tuple(
+                        _with_details(usage, charge) if usage.device.uuid == charge.uuid else usage
+                        for usage in entry.usages[vendor])
+        usages = tuple(entry.all_usages())
+        self.columns.reserve(entry.row + 1, len(usages))
+        self.columns.write(entry.row, usages, [self._number(self.vendors, u.device.vendor) for u in usages],
+                           [self._number(self.models, u.device.model) for u in usages])
+        self.columns.score[entry.row] = node_score(usages)
+        self._bump_version(entry.row)
 
-    def _touch(self, row: int) -> None:
+    def _bump_version(self, row: int) -> None:
         self.changes += 1
         self.columns.version[row] = self.changes
 
@@ -261,9 +263,14 @@ class Index:
 _NOTHING = (0, 0, 0)
 
 
+def _with_details(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
+    return replace(usage, partitions=usage.partitions + charge.partitions,
+                   co_tenants=usage.co_tenants + charge.co_tenants)
+
+
 def _add(amounts: list[int], more: Iterable[int], sign: int) -> None:
-    for place, amount in enumerate(more):
-        amounts[place] += sign * amount
+    for position, amount in enumerate(more):
+        amounts[position] += sign * amount
 
 
 def _grown(array: Array, shape: tuple[int, ...], fill: int = 0) -> Array:

@@ -1,9 +1,9 @@
-"""Whether a node's registered devices are offered: is the device plugin that wrote them still there?
+"""Liveness of the device plugin that registered a node's devices.
 
-A plugin is given up when the kubelet offers none of its devices and a request to report has gone unanswered for a
-minute, or at once when the kubelet has just taken them back. It is believed again as soon as the kubelet offers
-devices, or the plugin reports or registers anew; nothing needs to be deleted for that, so nothing flaps, and what
-others delete or mark as deleted is no sign of life.
+Devices stop being schedulable when the kubelet offers none of them and a handshake request has been unanswered for a
+minute, or at once when the kubelet has withdrawn them. They become schedulable again as soon as the kubelet offers
+devices, or the plugin answers or registers again. Nothing has to be deleted for that. A handshake that somebody else
+deletes, or marks as deleted, is not an answer.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from datetime import datetime
 
 from hami.codec.states import HandshakeState, parse_handshake
 
-__all__ = ["HANDSHAKE_TIMEOUT", "Signs", "Vitals", "examine", "is_offered", "wants_request"]
+__all__ = [
+    "HANDSHAKE_TIMEOUT", "PluginLiveness", "PluginObservation", "is_schedulable", "needs_handshake_request", "observe",
+]
 
-HANDSHAKE_TIMEOUT = 60.0
+HANDSHAKE_TIMEOUT = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
-    """What a node shows of one vendor's plugin: its handshake and register texts, and how many devices the kubelet
-    offers (0 if it names none)."""
+class PluginObservation:
+    """What a node shows of one vendor's device plugin.
+
+    *handshake*, *register*: annotation texts. *allocatable*: the number of devices that the kubelet offers.
+    """
 
     handshake: str | None
     register: str
@@ -29,43 +33,47 @@ class Signs:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
-    """The latest signs, since when (seconds on a steady clock) the handshake has read so, and whether the kubelet
-    took the devices back since the plugin last gave a sign of life."""
+class PluginLiveness:
+    """The latest observation of a device plugin.
 
-    signs: Signs
+    *since*: when the handshake last changed (monotonic seconds). *withdrawn*: the kubelet has withdrawn the devices
+    after the last sign of life.
+    """
+
+    observation: PluginObservation
     since: float
     withdrawn: bool = False
 
 
-def examine(known: Vitals | None, signs: Signs, clock: float) -> Vitals:
-    """The vitals after *signs* were seen at *clock*."""
+def observe(known: PluginLiveness | None, observation: PluginObservation, clock: float) -> PluginLiveness:
+    """Returns the liveness after *observation* at *clock* (monotonic)."""
     if known is None:
-        return Vitals(signs, clock)
-    before = known.signs
-    since = known.since if signs.handshake == before.handshake else clock
-    answered = parse_handshake(signs.handshake).state is HandshakeState.REPORTED
-    reported = answered and signs.handshake != before.handshake
-    if signs.allocatable > 0 or reported or signs.register != before.register:
-        return Vitals(signs, since)
-    return replace(known, signs=signs, since=since, withdrawn=known.withdrawn or before.allocatable > 0)
+        return PluginLiveness(observation, clock)
+    before = known.observation
+    since = known.since if observation.handshake == before.handshake else clock
+    answered = (observation.handshake != before.handshake
+                and parse_handshake(observation.handshake).state is HandshakeState.REPORTED)
+    if observation.allocatable > 0 or answered or observation.register != before.register:
+        return PluginLiveness(observation, since)
+    withdrawn = known.withdrawn or before.allocatable > 0
+    return replace(known, observation=observation, since=since, withdrawn=withdrawn)
 
 
-def is_offered(vitals: Vitals, clock: float, now: datetime) -> bool:
-    """Pods may be placed on the devices. *clock* is steady, *now* is the time of day."""
-    signs = vitals.signs
-    if signs.allocatable > 0:
+def is_schedulable(liveness: PluginLiveness, clock: float, now: datetime) -> bool:
+    """Reports whether pods may be placed on the devices. *clock* is monotonic, *now* is the time of day."""
+    observation = liveness.observation
+    if observation.allocatable > 0:
         return True
-    if vitals.withdrawn:
+    if liveness.withdrawn:
         return False
-    handshake = parse_handshake(signs.handshake)
+    handshake = parse_handshake(observation.handshake)
     if handshake.at is None:
         return True
-    unanswered = max(clock - vitals.since, (now - handshake.at).total_seconds())
+    unanswered = max(clock - liveness.since, (now - handshake.at).total_seconds())
     return unanswered < HANDSHAKE_TIMEOUT
 
 
-def wants_request(vitals: Vitals) -> bool:
-    """The plugin should be asked to report: nobody is asking now, or what stands there cannot be read."""
-    asked = parse_handshake(vitals.signs.handshake).state is HandshakeState.REQUESTED
-    return not vitals.withdrawn and not asked
+def needs_handshake_request(liveness: PluginLiveness) -> bool:
+    """Reports whether to write a handshake request: none is pending, or the handshake cannot be read."""
+    pending = parse_handshake(liveness.observation.handshake).state is HandshakeState.REQUESTED
+    return not liveness.withdrawn and not pending

@@ -1,4 +1,4 @@
-"""PreFilter: what a pod asks of the scheduler, as one value that can be compared and remembered."""
+"""PreFilter: a pod's request as one value that can be compared and remembered."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_node_policy, parse_weights
 from hami.codec.register import parse_bool
 from hami.model import (
-    Budget, ContainerKind, DevicePolicy, NodePolicy, Pod, Request, Selector, Share, DeviceUsage, Weights,
+    Budget, ContainerKind, DevicePolicy, DeviceUsage, NodePolicy, Pod, Request, Selector, Share, Weights,
 )
-from hami.vendors.request import requests_of
-from hami.vendors.spec import FitContext, Catalog, Rule, Vendor
+from hami.vendors.request import device_requests
+from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
-__all__ = ["PodRequest", "VendorRequest", "ContainerRequest", "make_pod_request", "node_policy_of"]
+__all__ = ["ContainerRequest", "PodRequest", "VendorRequest", "make_pod_request", "node_policy_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks, a request a vendor, sorted by vendor."""
+    """The requests of one container, one for each vendor, sorted by vendor."""
 
     kind: ContainerKind
     requests: tuple[Request, ...] = ()
@@ -27,17 +27,17 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class VendorRequest:
-    """What a pod's requests to one vendor have in common. *said*: the annotations of the pod that the vendor reads."""
+    """The part that a pod's requests to one vendor share. *annotations*: the pod annotations that the vendor reads."""
 
     vendor: Vendor
     selector: Selector
     budget: Budget
-    said: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """All that decides whether and how a pod fits a node. Equal asks get equal answers on an unchanged node."""
+    """Everything that decides whether and how a pod fits a node. Equal requests get equal results on the same usage."""
 
     containers: tuple[ContainerRequest, ...]
     vendor_requests: tuple[VendorRequest, ...]
@@ -45,40 +45,46 @@ class PodRequest:
     weights: Weights
 
     def vendor_request(self, vendor: str) -> VendorRequest:
-        """The vendor_request that goes with requests to *vendor*."""
-        return next(vendor_request for vendor_request in self.vendor_requests if vendor_request.vendor.key == vendor)
+        """The vendor request for the vendor with the key *vendor*."""
+        return next(found for found in self.vendor_requests if found.vendor.key == vendor)
 
-    def case(self, vendor: str, views: Sequence[DeviceUsage] = (), kind: ContainerKind = ContainerKind.APP,
-             placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()) -> FitContext:
-        """What the rules for *vendor*'s devices may look at, for a container of *kind* on a node with *views*."""
-        vendor_request = self.vendor_request(vendor)
-        return FitContext(vendor=vendor_request.vendor, policy=self.policy, weights=self.weights, selector=vendor_request.selector,
-                    budget=vendor_request.budget, said=vendor_request.said, views=views, kind=kind, placed=placed)
+    def fit_context(self, vendor: str, usages: Sequence[DeviceUsage] = (), kind: ContainerKind = ContainerKind.APP,
+                    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()) -> FitContext:
+        """The context for the rules of *vendor*, for a container of *kind* on a node with *usages*."""
+        shared = self.vendor_request(vendor)
+        return FitContext(
+            vendor=shared.vendor, policy=self.policy, weights=self.weights, selector=shared.selector,
+            budget=shared.budget, annotations=shared.annotations, usages=usages, kind=kind, placed=placed)
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
         """The kind of each container, init containers first."""
         return tuple(container.kind for container in self.containers)
 
+    @property
+    def distinct_requests(self) -> tuple[Request, ...]:
+        """The requests of all containers, without duplicates."""
+        return tuple(dict.fromkeys(request for container in self.containers for request in container.requests))
+
 
 def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
-           budgets: Mapping[str, Budget]) -> PodRequest | None:
-    """What *pod* asks; ``None`` when it asks for no device.
+                     budgets: Mapping[str, Budget]) -> PodRequest | None:
+    """Returns the request of *pod*; ``None`` if it requests no device.
 
-    *device_policy* holds where the pod's annotation says nothing. *budgets*: what the pod's namespace has left,
-    by vendor; no entry means no limit.
-    Raises: MalformedInput when the weights annotation cannot be read.
+    *device_policy*: the default if the pod's annotation does not set one. *budgets*: what quotas leave for the pod's
+    namespace, by vendor; a vendor without an entry has no limit.
+    Raises: MalformedInput if the weights annotation cannot be read.
     """
     containers = tuple(
-        ContainerRequest(container.kind, requests_of(vendors, container)) for container in pod.containers)
-    asked = {request.vendor for container in containers for request in container.requests}
-    if not asked:
+        ContainerRequest(container.kind, device_requests(vendors, container)) for container in pod.containers)
+    requested = {request.vendor for container in containers for request in container.requests}
+    if not requested:
         return None
     annotations = pod.annotations
     weights = annotations.get(WEIGHTS)
     return PodRequest(
         containers=containers,
-        vendor_requests=tuple(_vendor_request(vendors.named(key), annotations, budgets) for key in sorted(asked)),
+        vendor_requests=tuple(_vendor_request(vendors[key], annotations, budgets) for key in sorted(requested)),
         policy=parse_device_policy(annotations.get(GPU_POLICY, device_policy),
                                    numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
         weights=Weights() if weights is None else parse_weights(weights),
@@ -86,11 +92,11 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
 
 
 def node_policy_of(pod: Pod, default: str) -> NodePolicy:
-    """The policy by which *pod*'s node is chosen among those that fit."""
+    """Returns the policy for the choice of *pod*'s node."""
     return parse_node_policy(pod.annotations.get(NODE_POLICY, default))
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str], budgets: Mapping[str, Budget]) -> VendorRequest:
     budget = budgets.get(vendor.key, Budget()) if Rule.QUOTA in vendor.rules else Budget()
-    said = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
-    return VendorRequest(vendor, vendor.selectors.select(annotations), budget, said)
+    selected = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
+    return VendorRequest(vendor, vendor.selectors.select(annotations), budget, selected)

@@ -1,4 +1,4 @@
-"""Which of the devices that can serve are linked best."""
+"""Selection of devices by the links between them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ __all__ = ["best_linked"]
 
 Array = NDArray[Any]
 
-MOST_CHOICES = 15_000  # sets of devices that are all tried; eight of sixteen are 12,870
+MOST_COMBINATIONS = 15_000  # beyond it not all combinations are compared; eight of sixteen devices have 12,870
 
 
 def best_linked(links: Array, count: int) -> tuple[int, ...]:
-    """The places of *count* devices; ``links[a, b]`` says how well the devices at two places are linked.
+    """Returns the indexes of the *count* devices with the best links; ``links[a, b]`` is the score of one link.
 
-    One device alone is the one that the others miss least. Several are those with the greatest sum of links, of equals
-    the first in lexicographic order. Where there are too many sets to try them all, a good one.
+    For one device, it is the one with the weakest links to the others. For several, it is the combination with the
+    greatest sum of links, and the first in lexicographic order among equals; if there are too many combinations, it is
+    a good one.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, Fit.
     """
-    places = len(links)
+    size = len(links)
     if count == 1:
         return (int(links.sum(axis=1).argmin()),)
-    if math.comb(places, count) <= MOST_CHOICES:
-        choices = numpy.array(list(itertools.combinations(range(places), count)))
+    if math.comb(size, count) <= MOST_COMBINATIONS:
+        combinations = numpy.array(list(itertools.combinations(range(size), count)))
     else:
-        choices = numpy.array([_grown(links + links.T, start, count) for start in range(places)])
-    pairs = links[choices[:, :, None], choices[:, None, :]]
+        combinations = numpy.array([_grow(links + links.T, start, count) for start in range(size)])
+    pairs = links[combinations[:, :, None], combinations[:, None, :]]
     sums = numpy.triu(pairs, 1).sum(axis=(1, 2))
-    return tuple(int(place) for place in choices[sums.argmax()])
+    return tuple(int(index) for index in combinations[sums.argmax()])
 
 
-def _grown(links: Array, start: int, count: int) -> list[int]:
-    """A set around *start*: each time the device joins that is linked best to those already in it."""
+def _grow(links: Array, start: int, count: int) -> list[int]:
+    """Returns a combination that starts at *start* and adds the best linked device each time."""
     chosen, gain = [start], links[start].copy()
     while len(chosen) < count:
         gain[chosen] = numpy.iinfo(gain.dtype).min

@@ -1,18 +1,21 @@
-"""What of each device is taken, and what a pod's shares amount to over its life."""
+"""Usage of devices, and the peak of a pod's shares over its life."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hami.model import ContainerKind, Share, Partition, DeviceUsage
+from hami.model import ContainerKind, DeviceUsage, Partition, Share
 
-__all__ = ["Charge", "charge_views", "collapse", "hold_partitions", "total"]
+__all__ = ["Charge", "charge_partitions", "charge_shares", "peak_charges", "total_charge"]
+
+_Amounts = tuple[int, int, int]  # slots, memory in MiB, cores in percent
+_NONE: _Amounts = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one pod takes of one device: slots, memory in MiB, cores in percent; *partitions* and *co_tenants* as in DeviceUsage."""
+    """The amounts of one device that one pod takes. *partitions* and *co_tenants*: as in DeviceUsage."""
 
     uuid: str
     slots: int
@@ -22,43 +25,46 @@ class Charge:
     co_tenants: tuple[str, ...] = ()
 
 
-def charge_views(views: Sequence[DeviceUsage], shares: Iterable[Share]) -> tuple[DeviceUsage, ...]:
-    """*views* after *shares* were taken from them, a slot for each share."""
-    taken = list(shares)
-    return tuple(
-        _charged(view, mine) if (mine := [share for share in taken if share.uuid == view.device.uuid]) else view
-        for view in views)
+def charge_shares(usages: Sequence[DeviceUsage], shares: Iterable[Share]) -> tuple[DeviceUsage, ...]:
+    """Returns *usages* with *shares* added, one slot for each share."""
+    by_uuid: dict[str, list[Share]] = {}
+    for share in shares:
+        by_uuid.setdefault(share.uuid, []).append(share)
+    return tuple(_charged(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
+                 for usage in usages)
 
 
-def hold_partitions(views: Sequence[DeviceUsage], shares: Iterable[Share]) -> Sequence[DeviceUsage]:
-    """*views* with the partitions of *shares* taken, and nothing else of them."""
+def charge_partitions(usages: Sequence[DeviceUsage], shares: Iterable[Share]) -> Sequence[DeviceUsage]:
+    """Returns *usages* with only the partitions of *shares* added."""
     held = [share for share in shares if share.partitions]
-    return tuple(replace(view, partitions=(*view.partitions, *(partition for share in held if share.uuid == view.device.uuid
-                                                     for partition in share.partitions))) for view in views) if held else views
+    if not held:
+        return usages
+    return tuple(replace(usage, partitions=usage.partitions + _partitions(
+        share for share in held if share.uuid == usage.device.uuid)) for usage in usages)
 
 
-def collapse(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]], *,
-             init_done: bool = False) -> tuple[Charge, ...]:
-    """What the pod takes at most at any time, by device, sorted by uuid.
+def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]], *,
+                 init_done: bool = False) -> tuple[Charge, ...]:
+    """Returns the largest amounts that the pod takes at any one time, for each device, sorted by uuid.
 
-    Sidecars run all the time; init containers run one by one before the app containers:
-    ``sidecars + max(largest init container, sum of app containers)``, the init containers only until *init_done*.
-    When there are not as many *containers* as *kinds* (HAMi up to v2.10 left empty ones out) nobody can tell
-    which is which, and all are counted as running together. Spots are held by init containers and app containers
-    side by side, since a node agent hands them out before any container runs.
+    Sidecars run all the time; init containers run one after the other before the app containers:
+    ``sidecars + max(largest init container, sum of app containers)``. Init containers count until *init_done*.
+    If *containers* and *kinds* differ in number (HAMi up to v2.10 omits empty containers), the kinds are unknown and
+    all containers count as app containers. Partitions of init and app containers count together, since the node agent
+    allocates all of them before any container runs.
     """
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
-    charges = _amounts(kinds, containers, init_done)
+    charges = _peaks(kinds, containers, init_done)
     if any(share.partitions or share.co_tenants for shares in containers for share in shares):
         running = [shares for kind, shares in zip(kinds, containers) if kind is not ContainerKind.INIT or not init_done]
-        return tuple(_marked(charge, [share for shares in running for share in shares if share.uuid == charge.uuid])
-                     for charge in charges)
+        return tuple(_with_details(charge, [share for shares in running for share in shares
+                                            if share.uuid == charge.uuid]) for charge in charges)
     return charges
 
 
-def total(charges: Iterable[Charge]) -> tuple[int, int]:
-    """Memory in MiB and cores in percent over all devices: what a quota counts."""
+def total_charge(charges: Iterable[Charge]) -> tuple[int, int]:
+    """Returns memory in MiB and cores in percent over all devices: the amounts that a quota counts."""
     memory = cores = 0
     for charge in charges:
         memory += charge.memory_mib
@@ -66,53 +72,54 @@ def total(charges: Iterable[Charge]) -> tuple[int, int]:
     return memory, cores
 
 
-_NONE = (0, 0, 0)
+def _charged(usage: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:
+    return DeviceUsage(
+        usage.device, usage.slots_used + len(shares),
+        usage.memory_used_mib + sum(share.memory_mib for share in shares),
+        usage.cores_used + sum(share.cores for share in shares),
+        usage.partitions + _partitions(shares),
+        usage.co_tenants + tuple(co_tenant for share in shares for co_tenant in share.co_tenants))
 
 
-def _charged(view: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:
-    charged = view.charged(len(shares), sum(s.memory_mib for s in shares), sum(s.cores for s in shares))
-    if not any(share.partitions or share.co_tenants for share in shares):
-        return charged
-    return replace(charged, partitions=(*view.partitions, *(partition for share in shares for partition in share.partitions)),
-                   co_tenants=(*view.co_tenants, *(tag for share in shares for tag in share.co_tenants)))
+def _partitions(shares: Iterable[Share]) -> tuple[Partition, ...]:
+    return tuple(partition for share in shares for partition in share.partitions)
 
 
-def _marked(charge: Charge, shares: Sequence[Share]) -> Charge:
-    """*charge* with the partitions and co_tenants of *shares*: each partition is a slot, what several containers say of the pod counts
-    once."""
-    partitions = tuple(sorted({partition for share in shares for partition in share.partitions}))
-    co_tenants = tuple(sorted({tag for share in shares for tag in share.co_tenants}))
+def _with_details(charge: Charge, shares: Sequence[Share]) -> Charge:
+    """Returns *charge* with the partitions and co-tenants of *shares*, without duplicates. Each partition is a slot."""
+    partitions = tuple(sorted(set(_partitions(shares))))
+    co_tenants = tuple(sorted({co_tenant for share in shares for co_tenant in share.co_tenants}))
     return replace(charge, slots=max(charge.slots, len(partitions)), partitions=partitions, co_tenants=co_tenants)
 
 
-def _amounts(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]],
-             init_done: bool) -> tuple[Charge, ...]:
-    peaks: dict[str, tuple[int, int, int]] = {}
-    sums: dict[str, tuple[int, int, int]] = {}
-    always: dict[str, tuple[int, int, int]] = {}
+def _peaks(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]],
+           init_done: bool) -> tuple[Charge, ...]:
+    inits: dict[str, _Amounts] = {}
+    apps: dict[str, _Amounts] = {}
+    sidecars: dict[str, _Amounts] = {}
     for kind, shares in zip(kinds, containers):
         for uuid, amounts in _by_device(shares).items():
             if kind is ContainerKind.INIT:
                 if not init_done:
-                    peaks[uuid] = _larger(peaks.get(uuid, _NONE), amounts)
+                    inits[uuid] = _larger(inits.get(uuid, _NONE), amounts)
             else:
-                running = always if kind is ContainerKind.SIDECAR else sums
+                running = sidecars if kind is ContainerKind.SIDECAR else apps
                 running[uuid] = _plus(running.get(uuid, _NONE), amounts)
-    return tuple(Charge(uuid, *_plus(always.get(uuid, _NONE),
-                                     _larger(peaks.get(uuid, _NONE), sums.get(uuid, _NONE))))
-                 for uuid in sorted(peaks.keys() | sums.keys() | always.keys()))
+    return tuple(Charge(uuid, *_plus(sidecars.get(uuid, _NONE),
+                                     _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE))))
+                 for uuid in sorted(inits.keys() | apps.keys() | sidecars.keys()))
 
 
-def _by_device(shares: Iterable[Share]) -> dict[str, tuple[int, int, int]]:
-    amounts: dict[str, tuple[int, int, int]] = {}
+def _by_device(shares: Iterable[Share]) -> dict[str, _Amounts]:
+    amounts: dict[str, _Amounts] = {}
     for share in shares:
         amounts[share.uuid] = _plus(amounts.get(share.uuid, _NONE), (1, share.memory_mib, share.cores))
     return amounts
 
 
-def _plus(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
+def _plus(a: _Amounts, b: _Amounts) -> _Amounts:
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
-def _larger(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
+def _larger(a: _Amounts, b: _Amounts) -> _Amounts:
     return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])

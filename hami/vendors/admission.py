@@ -49,31 +49,31 @@ class Draft:
 
     def invalid(self, name: str, value: object, problem: str) -> MalformedInput:
         """The error that tells the pod's author what is wrong with the amount of *name*."""
-        says = f"invalid {name} value {value} in container {self.name}: {problem}"
-        return MalformedInput(name, value, problem, says)
+        message = f"invalid {name} value {value} in container {self.name}: {problem}"
+        return MalformedInput(name, value, problem, message)
 
-    def says(self, key: str) -> str | None:
+    def annotation(self, key: str) -> str | None:
         """The pod's annotation *key*, as it was or as it was set here."""
         annotations = (self._pod.get("metadata") or {}).get("annotations") or {}
         value = self._annotations.get(key, annotations.get(key))
         return None if value is None else str(value)
 
-    def limit(self, name: str, value: int) -> None:
+    def set_limit(self, name: str, value: int) -> None:
         """Set the limit of *name*."""
         self.limits[name] = self._added["limits"][name] = str(value)
 
-    def request(self, name: str, value: int) -> None:
+    def set_request(self, name: str, value: int) -> None:
         """Set the request of *name*."""
         self.requests[name] = self._added["requests"][name] = str(value)
 
-    def both(self, name: str, value: int) -> None:
+    def set_amount(self, name: str, value: int) -> None:
         """Set the limit of *name*, and the request where there is one, since Kubernetes wants both to be equal."""
         if self.limits.get(name) != str(value):
-            self.limit(name, value)
+            self.set_limit(name, value)
         if self.requests.get(name, str(value)) != str(value):
-            self.request(name, value)
+            self.set_request(name, value)
 
-    def env(self, name: str, value: str) -> None:
+    def set_env(self, name: str, value: str) -> None:
         """Set an environment variable, in place of one of the same name."""
         self._env[name] = value
 
@@ -87,16 +87,16 @@ class Draft:
         return [(name, value if isinstance(value := entry.get("value"), str) else None)
                 for entry in self._entries() if isinstance(name := entry.get("name"), str)]
 
-    def annotate(self, key: str, value: str) -> None:
+    def set_annotation(self, key: str, value: str) -> None:
         """Set an annotation of the pod."""
         self._annotations[key] = value
 
-    def runtime_class(self, name: str) -> None:
+    def set_runtime_class(self, name: str) -> None:
         """Have the pod run under this runtime class, if it is one and the pod names none."""
         if name and not self.spec.get("runtimeClassName"):
             self._pod_spec["runtimeClassName"] = name
 
-    def done(self, found: bool) -> Admission:
+    def result(self, found: bool) -> Admission:
         """The outcome."""
         return Admission(self._changed(), found, self._pod_spec, self._annotations)
 
@@ -142,12 +142,12 @@ def admission(*steps: Step, default_count: int = 0) -> Admit:
     def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
         draft = Draft(vendor, pod, container)
         if default_count and draft.given and vendor.count not in draft.given:
-            draft.limit(vendor.count, default_count)
+            draft.set_limit(vendor.count, default_count)
         if vendor.count not in draft.given:
-            return draft.done(found=False)
+            return draft.result(found=False)
         for step in every:
             step(draft)
-        return draft.done(found=True)
+        return draft.result(found=True)
 
     return admit
 
@@ -155,7 +155,7 @@ def admission(*steps: Step, default_count: int = 0) -> Admit:
 def check_amounts(draft: Draft) -> None:
     """Refuse amounts that are no integers, negative or too large. Raises: MalformedInput."""
     if problem := objection(draft.vendor, draft.name, draft.given):
-        raise MalformedInput(f"container {draft.name}", problem, "amount", says=problem)
+        raise MalformedInput(f"container {draft.name}", problem, "amount", message=problem)
 
 
 _COMMON = admission()

@@ -21,12 +21,13 @@ from hami.vendors.admission import admission as common_admission
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import (
-    Admission, Admit, Annotate, FitContext, Check, Choose, AnnotationContext, Inventory, MakeShare, Short, Vendor,
+    Admission, Admit, Annotate, AnnotationContext, CheckDevice, FitContext, Inventory, MakeShare, NoCombination,
+    SelectDevices, Vendor,
 )
 
 __all__ = [
-    "MODE", "NODE_MODE", "admission", "annotate", "choose", "gate", "is_networked", "node_score", "no_room",
-    "registered", "share",
+    "MODE", "NODE_MODE", "admission", "annotate", "check_node", "is_networked", "no_room", "node_score", "registered",
+    "select_devices", "share", "written_keys",
 ]
 
 MODE = "huawei.com/vnpu-mode"
@@ -61,28 +62,30 @@ def admission(chip: AscendChip, family: Collection[str], *, hides: bool) -> Admi
     Raises (the returned function): MalformedInput in words for the pod's author.
     """
     wanted = common_admission(_whole_modules(chip), _cores_only_in_software, _round_memory(chip),
-                              lambda draft: draft.runtime_class(chip.runtime_class))
+                              lambda draft: draft.set_runtime_class(chip.runtime_class))
 
     def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
         draft = Draft(vendor, pod, container)
         if hides and not any(name in draft.limits or name in draft.requests for name in family):
-            draft.env(VISIBLE, "")
-            return draft.done(found=False)
+            draft.set_env(VISIBLE, "")
+            return draft.result(found=False)
         return wanted(vendor, pod, container)
 
     return admit
 
 
-def gate(request: Request, case: FitContext) -> Reason | None:
+def check_node(request: Request, context: FitContext) -> Reason | None:
     """The pod wants the soft split and the node has none."""
-    return Reason.MODE if _is_soft(case) and not all(view.device.info.get(NODE_MODE) for view in case.views) else None
+    return Reason.MODE if _is_soft(context) and not all(usage.device.info.get(NODE_MODE)
+                                                        for usage in context.usages) else None
 
 
-def no_room(chip: AscendChip) -> Check:
+def no_room(chip: AscendChip) -> CheckDevice:
     """Too little memory is left for the template."""
 
-    def check(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
-        return Reason.NO_MEMORY if view.memory_free_mib < _sized(chip, request, case).memory_on(view.device) else None
+    def check(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+        return Reason.NO_MEMORY if usage.memory_free_mib < _sized(
+            chip, request, context).memory_on(usage.device) else None
 
     return check
 
@@ -90,23 +93,24 @@ def no_room(chip: AscendChip) -> Check:
 def share(chip: AscendChip) -> MakeShare:
     """The memory of the template in hard split, else what was asked for."""
 
-    def make(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
-        return common_share(view, _sized(chip, request, case), case, picks)
+    def make(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+        return common_share(usage, _sized(chip, request, context), context, picks)
 
     return make
 
 
-def choose(chip: AscendChip) -> Choose:
+def select_devices(chip: AscendChip) -> SelectDevices:
     """Whole modules of two, where chips come in pairs; else chips of few networks, where all are in one; else the
     first."""
 
-    def choice(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
+    def choice(eligible: Sequence[DeviceUsage], request: Request,
+               context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
         if chip.super_pod and request.count > 1:
             found = whole_pairs(eligible, request.count)
             if len(found) < request.count:
-                return Short(Reason.TOO_FEW_FITTING, len(found), request.count)
+                return NoCombination(Reason.TOO_FEW_FITTING, len(found), request.count)
             return found
-        if is_networked(chip) and all(NETWORK in view.device.info for view in case.views):
+        if is_networked(chip) and all(NETWORK in usage.device.info for usage in context.usages):
             return grouped(eligible, request.count, _network)
         return eligible[:request.count]
 
@@ -116,12 +120,12 @@ def choose(chip: AscendChip) -> Choose:
 def annotate(chip: AscendChip) -> Annotate:
     """When the chips were chosen, and what the device plugin does with each: its template, memory and cores."""
 
-    def texts(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
-        soft = emission.pod.annotations.get(MODE) == SOFT
+    def texts(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
+        soft = context.pod.annotations.get(MODE) == SOFT
         entries = [_entry(one, None if soft else _size(chip, one.memory_mib))
-                   for shares in emission.shares for one in shares]
+                   for shares in context.shares for one in shares]
         time, chips = written_keys(vendor.key)
-        return {time: emission.seconds, chips: json.dumps(entries, separators=(",", ":"))}
+        return {time: context.seconds, chips: json.dumps(entries, separators=(",", ":"))}
 
     return texts
 
@@ -131,9 +135,9 @@ def written_keys(word: str) -> tuple[str, str]:
     return "predicate-time", f"huawei.com/{word}"
 
 
-def node_score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def node_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """How much chips are kept in one network, 10 at most for each container."""
-    return NETWORK_WEIGHT * concentration(views, placement, _network)
+    return NETWORK_WEIGHT * concentration(usages, placement, _network)
 
 
 def _whole_modules(chip: AscendChip) -> Step:
@@ -146,8 +150,8 @@ def _whole_modules(chip: AscendChip) -> Step:
             return
         if count > 1:
             problem = f"{chip.common_word} device request must be 1 or 2*n, got {count}"
-            raise MalformedInput(name, count, "expected 1 or an even number", says=problem)
-        draft.both(name, 2)
+            raise MalformedInput(name, count, "expected 1 or an even number", message=problem)
+        draft.set_amount(name, 2)
 
     return step
 
@@ -156,7 +160,7 @@ def _cores_only_in_software(draft: Draft) -> None:
     name = draft.vendor.cores
     if not _wants_soft(draft) and (draft.rounded(name) or 0) > 0:
         problem = f"{name} is only supported in {SOFT} (soft split) mode"
-        raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", says=problem)
+        raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)
 
 
 def _round_memory(chip: AscendChip) -> Step:
@@ -171,7 +175,7 @@ def _round_memory(chip: AscendChip) -> Step:
         memory = chip.memory_allocatable if amount is None else amount * factor
         if amount is not None and not _wants_soft(draft):
             memory = _template_mib(chip, draft, amount, memory)
-        for write in (draft.limit, draft.request):
+        for write in (draft.set_limit, draft.set_request):
             write(vendor.memory, max(memory // factor, 1))
 
     return step
@@ -181,10 +185,10 @@ def _template_mib(chip: AscendChip, draft: Draft, amount: int, memory_mib: int) 
     name = draft.vendor.memory
     if (size := _size(chip, memory_mib)) is None:
         raise MalformedInput(name, amount, f"expected at most {chip.memory_capacity} MiB",
-                             says=f"{name} {amount} is invalid")
+                             message=f"{name} {amount} is invalid")
     if size.name and (draft.rounded(draft.vendor.count) or 0) > 1:
         raise MalformedInput(name, amount, "expected whole chips where there are several",
-                             says="vNPU not supported for multiple devices")
+                             message="vNPU not supported for multiple devices")
     return size.memory_mib
 
 
@@ -197,9 +201,9 @@ def _size(chip: AscendChip, memory_mib: int) -> Template | None:
     return Template("", chip.memory_allocatable) if memory_mib <= chip.memory_capacity else None
 
 
-def _sized(chip: AscendChip, request: Request, case: FitContext) -> Request:
+def _sized(chip: AscendChip, request: Request, context: FitContext) -> Request:
     """*request* with the memory of its template. More than a chip has stays, and fits nowhere."""
-    if _is_soft(case) or request.memory_mib <= 0 or (size := _size(chip, request.memory_mib)) is None:
+    if _is_soft(context) or request.memory_mib <= 0 or (size := _size(chip, request.memory_mib)) is None:
         return request
     return replace(request, memory_mib=size.memory_mib)
 
@@ -210,14 +214,14 @@ def _entry(one: Share, size: Template | None) -> Mapping[str, str | int]:
     return {key: value for key, value in entry.items() if value}
 
 
-def _is_soft(case: FitContext) -> bool:
-    return case.says(MODE) == SOFT
+def _is_soft(context: FitContext) -> bool:
+    return context.annotation(MODE) == SOFT
 
 
 def _wants_soft(draft: Draft) -> bool:
-    return draft.says(MODE) == SOFT
+    return draft.annotation(MODE) == SOFT
 
 
-def _network(view: DeviceUsage) -> float | None:
-    network = view.device.info.get(NETWORK)
+def _network(usage: DeviceUsage) -> float | None:
+    network = usage.device.info.get(NETWORK)
     return network if isinstance(network, (int, float)) and not isinstance(network, bool) else None

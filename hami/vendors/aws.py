@@ -19,10 +19,11 @@ from hami.vendors.admission import Draft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.request import amounts
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import Admission, FitContext, AnnotationContext, Short, Vendor
+from hami.vendors.spec import Admission, FitContext, AnnotationContext, NoCombination, Vendor
 
 __all__ = [
-    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "choose", "inventory", "read", "request", "share", "too_few_cores",
+    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "inventory", "read", "request", "select_devices", "share",
+    "too_few_cores",
 ]
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
@@ -60,7 +61,7 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
 def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
     """Nothing is changed; amounts that cannot be served anywhere are refused. Raises: MalformedInput."""
     draft = Draft(vendor, pod, container)
-    return draft.done(found=_asked(vendor, draft.limits, draft.requests) is not None)
+    return draft.result(found=_asked(vendor, draft.limits, draft.requests) is not None)
 
 
 def request(vendor: Vendor, container: Container) -> Request | None:
@@ -71,14 +72,15 @@ def request(vendor: Vendor, container: Container) -> Request | None:
         return None
 
 
-def too_few_cores(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The device has fewer free cores than it would have to give."""
-    total = _total(view.device)
+    total = _total(usage.device)
     need = min(request.cores, total) if request.cores else total
-    return Reason.NO_CORES if len(_free(view)) < need else None
+    return Reason.NO_CORES if len(_free(usage)) < need else None
 
 
-def choose(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
+def select_devices(eligible: Sequence[DeviceUsage], request: Request,
+                   context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
     """The first device that will do; several are of a run of neighbours, which are linked."""
     device = eligible[0].device
     count = -(-request.cores // _total(device)) if request.cores else request.count
@@ -86,30 +88,30 @@ def choose(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) 
         return eligible[:1]
     inferentia = "inf" in device.info["instance_type"].lower()
     if not inferentia and count not in RUNS:
-        return Short(Reason.NUMA)
-    return aligned_run(eligible, count, step=1 if inferentia else count) or Short(Reason.NUMA)
+        return NoCombination(Reason.NUMA)
+    return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(Reason.NUMA)
 
 
-def share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
+def share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """The device's first free cores, neighbours if there are any: what the container has not got yet, or all."""
-    device = view.device
+    device = usage.device
     if not request.cores:
         return Share(device.uuid, request.vendor, 0, device.cores, (_ALL,))
     left = request.cores - sum(pick.cores.bit_count() for pick in picks)
-    mask = sum(1 << core for core in _neighbours(_free(view), left))
+    mask = sum(1 << core for core in _neighbours(_free(usage), left))
     return Share(device.uuid, request.vendor, 0, mask, _runs(mask))
 
 
-def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
+def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """What the agent of the node sets in the containers: numbers of devices, or of cores, of the whole node.
 
     They follow each other for all containers, as upstream's agent expects them.
     """
     ids: list[int] = []
     of_cores = False
-    for container, shares in zip(emission.pod.containers, emission.shares, strict=True):
+    for container, shares in zip(context.pod.containers, context.shares, strict=True):
         for mine in shares:
-            device = emission.devices[mine.uuid]
+            device = context.devices[mine.uuid]
             if _wants_devices(vendor, container):
                 ids.append(device.index)
             else:
@@ -117,8 +119,8 @@ def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
                 ids += [device.index * _total(device) + core for core in _cores(mine.cores)]
     if not ids:
         return {}
-    texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: emission.nanoseconds, ALLOCATED: "false",
-             PREDICATE_NODE: emission.node}
+    texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: context.nanoseconds, ALLOCATED: "false",
+             PREDICATE_NODE: context.node}
     return texts | ({RESOURCE_TYPE: vendor.cores} if of_cores else {})
 
 
@@ -161,7 +163,7 @@ def _amount(name: str, text: str, most: int) -> int:
 
 
 def _refusal(name: str, value: object, problem: str) -> MalformedInput:
-    return MalformedInput(name, value, problem, says=f"{name} {problem}")
+    return MalformedInput(name, value, problem, message=f"{name} {problem}")
 
 
 def _wants_devices(vendor: Vendor, container: Container) -> bool:
@@ -174,9 +176,9 @@ def _total(device: Device) -> int:
     return device.cores.bit_length()
 
 
-def _free(view: DeviceUsage) -> list[int]:
-    held = {core for partition in view.partitions for core in range(partition.start, partition.start + partition.size)}
-    return [core for core in range(_total(view.device)) if core not in held]
+def _free(usage: DeviceUsage) -> list[int]:
+    held = {core for partition in usage.partitions for core in range(partition.start, partition.start + partition.size)}
+    return [core for core in range(_total(usage.device)) if core not in held]
 
 
 def _neighbours(free: Sequence[int], count: int) -> Sequence[int]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from hami.codec.device_config import AscendChip, DeviceConfig, IluvatarChip, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
-    admission, ascend, aws, emit, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
+    admission, ascend, aws, annotation_texts, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
-from hami.vendors.spec import Catalog, CoresIn, Rule, SelectorKeys, Vendor, Words
+from hami.vendors.spec import Catalog, CoreUnit, Rule, SelectorKeys, Vendor, DisplayText
 
 __all__ = ["vendors"]
 
@@ -32,15 +32,15 @@ _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
-_KUNLUN_TEXTS = {"BAIDU_COM_DEVICE_IDX": emit.last_indexes}
+_KUNLUN_TEXTS = {"BAIDU_COM_DEVICE_IDX": annotation_texts.last_indexes}
 _CAMBRICON_TEXTS = {
-    "CAMBRICON_DSMLU_ASSIGNED": emit.always("false"),
-    "CAMBRICON_DSMLU_PROFILE": emit.first_profile,
+    "CAMBRICON_DSMLU_ASSIGNED": annotation_texts.always("false"),
+    "CAMBRICON_DSMLU_PROFILE": annotation_texts.first_profile,
 }
 _MOORE_THREADS_TEXTS = {
-    "mthreads.com/gpu-index": emit.last_indexes,
-    "mthreads.com/predicate-node": emit.node,
-    "mthreads.com/predicate-time": emit.nanoseconds,
+    "mthreads.com/gpu-index": annotation_texts.last_indexes,
+    "mthreads.com/predicate-node": annotation_texts.node,
+    "mthreads.com/predicate-time": annotation_texts.nanoseconds,
 }
 
 
@@ -59,7 +59,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         memory_factor=config.memory_factor,
         default_memory=config.default_memory,
         default_cores=config.default_cores,
-        fills_cores=True,
+        defaults_to_all_cores=True,
         register="hami.io/node-nvidia-register",
         handshake="hami.io/node-handshake",
         to_allocate="hami.io/vgpu-devices-to-allocate",
@@ -77,10 +77,10 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         admits_all=config.overwrite_env or config.gpu_core_policy not in ("", "default"),
         rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_place),
-        repeats=mig.in_mig_mode,
-        share=mig.instance_share,
+        allows_repeats=mig.in_mig_mode,
+        make_share=mig.instance_share,
         annotate=mig.annotate,
-        read=mig.read,
+        read_shares=mig.read,
     )
 
 
@@ -89,8 +89,8 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         key="AWSNeuron",
         count=names.count,
         cores=names.cores,
-        cores_in=CoresIn.MASK,
-        words=Words(cores="NeuronCores"),
+        core_unit=CoreUnit.MASK,
+        display=DisplayText(cores="NeuronCores"),
         allocated="hami.io/aws-neuron-devices-allocated",
         node_keys=(aws.INSTANCE_TYPE,),
         extra_keys=aws.WRITTEN,
@@ -98,12 +98,12 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         lock="",
         inventory=aws.inventory,
         admit=aws.admit,
-        request=aws.request,
+        parse_request=aws.request,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
-        choose=aws.choose,
-        share=aws.share,
+        select_devices=aws.select_devices,
+        make_share=aws.share,
         annotate=aws.annotate,
-        read=aws.read,
+        read_shares=aws.read,
     )
 
 
@@ -129,10 +129,10 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         inventory=ascend.registered(config.hami_vnpu_core),
         admit=ascend.admission(chip, [other.names.count for other in family], hides=hides),
         admits_all=hides,
-        gate=ascend.gate,
+        check_node=ascend.check_node,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), *_CORES),
-        choose=ascend.choose(chip),
-        share=ascend.share(chip),
+        select_devices=ascend.select_devices(chip),
+        make_share=ascend.share(chip),
         annotate=ascend.annotate(chip),
         node_score=ascend.node_score if ascend.is_networked(chip) else None,
     )
@@ -149,9 +149,9 @@ def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
         inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
                                     numa=lambda index, count: int(index >= count // 2)),
         rules=(Rule.HEALTH, Rule.UUID),
-        choose=kunlun.choose_cards,
-        share=kunlun.whole_card,
-        annotate=emit.texts(_KUNLUN_TEXTS),
+        select_devices=kunlun.choose_cards,
+        make_share=kunlun.whole_card,
+        annotate=annotation_texts.texts(_KUNLUN_TEXTS),
         node_score=kunlun.node_score,
     )
 
@@ -161,7 +161,7 @@ def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
         key="XPU",
         count=names.count,
         memory=names.memory,
-        words=Words(memory="MiB, rounded up to ¼, ½ or 1 card"),
+        display=DisplayText(memory="MiB, rounded up to ¼, ½ or 1 card"),
         register="hami.io/node-register-xpu",
         handshake="hami.io/node-handshake-xpu",
         to_allocate="hami.io/xpu-devices-to-allocate",
@@ -170,9 +170,9 @@ def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
         device_cores=100,
         inventory=kunlun.registered,
         admit=admission.admission(kunlun.round_memory),
-        request=kunlun.slice_request,
+        parse_request=kunlun.slice_request,
         rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
-        choose=kunlun.choose_slices,
+        select_devices=kunlun.choose_slices,
     )
 
 
@@ -188,8 +188,8 @@ def _vastai(names: Names, config: DeviceConfig) -> Vendor:
         device_cores=100,
         inventory=inventory.registered,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
-        choose=vastai.choose,
-        share=shares.nothing_but_the_device,
+        select_devices=vastai.select_devices,
+        make_share=shares.nothing_but_the_device,
         node_score=vastai.node_score,
     )
 
@@ -209,7 +209,7 @@ def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
         lock="cambricon.com/dsmlu.lock",
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
-        annotate=emit.texts(_CAMBRICON_TEXTS),
+        annotate=annotation_texts.texts(_CAMBRICON_TEXTS),
     )
 
 
@@ -260,7 +260,7 @@ def _amd(names: Names, config: DeviceConfig) -> Vendor:
         memory=names.memory,
         cores=names.cores,
         limits_only=True,
-        cores_in=CoresIn.COMPUTE_UNITS,
+        core_unit=CoreUnit.COMPUTE_UNITS,
         default_cores=100,
         register="hami.io/node-amd-register",
         to_allocate="hami.io/amd-devices-to-allocate",
@@ -273,7 +273,7 @@ def _amd(names: Names, config: DeviceConfig) -> Vendor:
         inventory=inventory.registered,
         admit=admission.admission(steps.percentage_of_cores, admission.check_amounts, default_count=1),
         rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
-        share=shares.compute_units,
+        make_share=shares.compute_units,
     )
 
 
@@ -289,7 +289,7 @@ def _biren(names: Names, config: DeviceConfig) -> Vendor:
         device_cores=100,
         inventory=inventory.registered,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
-        share=shares.nothing_but_the_device,
+        make_share=shares.nothing_but_the_device,
     )
 
 
@@ -313,9 +313,9 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
         memory=names.memory,
         cores=names.cores,
         memory_factor=512,
-        cores_in=CoresIn.SIXTEENTHS,
-        divided=True,
-        fills_cores=True,
+        core_unit=CoreUnit.SIXTEENTHS,
+        amounts_are_totals=True,
+        defaults_to_all_cores=True,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         extra_keys=tuple(_MOORE_THREADS_TEXTS),
         selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
@@ -327,7 +327,7 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
                                                          "[2, 4, 8, 16, 32, 64, 96]"),
             steps.count_in_annotation("mthreads.com/request-gpu-num")),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
-        annotate=emit.texts(_MOORE_THREADS_TEXTS),
+        annotate=annotation_texts.texts(_MOORE_THREADS_TEXTS),
     )
 
 
@@ -357,7 +357,7 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         memory_factor=1024,
         memory_units=True,
         default_cores=100,
-        coreless=(metax.APP_CLASS, metax.ONLINE),
+        no_cores_annotation=(metax.APP_CLASS, metax.ONLINE),
         register=metax.CARDS,
         to_allocate="hami.io/metax-sgpu-devices-to-allocate",
         allocated="hami.io/metax-sgpu-devices-allocated",
@@ -368,10 +368,10 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         admit=admission.admission(metax.class_and_quality),
         rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
                metax.too_few_cores),
-        choose=metax.choose,
-        share=metax.share(config.sgpu_topology_aware),
+        select_devices=metax.select_devices,
+        make_share=metax.share(config.sgpu_topology_aware),
         annotate=metax.annotate,
-        read=metax.read(config.sgpu_topology_aware),
+        read_shares=metax.read(config.sgpu_topology_aware),
         node_score=metax.score,
     )
 
@@ -382,7 +382,7 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         count=names.count,
         memory=names.memory,
         cores=names.cores,
-        words=Words(memory="GB or MiB", default="no minimum"),
+        display=DisplayText(memory="GB or MiB", default="no minimum"),
         register="enflame.com/gcu-drs-capacity",
         allocated="hami.io/enflame-vgpu-devices-allocated",
         extra_keys=enflame.WRITTEN,
@@ -390,11 +390,11 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         lock="",
         inventory=enflame.inventory,
         admit=enflame.admit,
-        request=enflame.request,
-        gate=enflame.gate,
+        parse_request=enflame.request,
+        check_node=enflame.check_node,
         rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
                enflame.too_few_slices),
-        share=enflame.share,
+        make_share=enflame.share,
         annotate=enflame.annotate,
     )
 

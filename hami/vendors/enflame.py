@@ -20,8 +20,8 @@ from hami.vendors.shares import common_share
 from hami.vendors.spec import Admission, FitContext, AnnotationContext, Vendor
 
 __all__ = [
-    "WRITTEN", "admit", "annotate", "gate", "inventory", "no_memory", "no_profile", "no_slice", "request", "share",
-    "too_few_slices",
+    "WRITTEN", "admit", "annotate", "check_node", "inventory", "no_memory", "no_profile", "no_slice", "request",
+    "share", "too_few_slices",
 ]
 
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
@@ -64,10 +64,10 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
     check_amounts(draft)
     for name, value in found.items():
         if name not in draft.limits:
-            draft.limit(name, value)
+            draft.set_limit(name, value)
         if name not in draft.requests:
-            draft.request(name, value)
-    return draft.done(found=bool(found))
+            draft.set_request(name, value)
+    return draft.result(found=bool(found))
 
 
 def request(vendor: Vendor, container: Container) -> Request | None:
@@ -82,50 +82,50 @@ def request(vendor: Vendor, container: Container) -> Request | None:
     return Request(vendor=vendor.key, count=1, memory_mib=memory, cores=cores) if memory or cores else None
 
 
-def gate(request: Request, case: FitContext) -> Reason | None:
+def check_node(request: Request, context: FitContext) -> Reason | None:
     """The node has no profile for *request*."""
-    return Reason.MODE if all(_wanted(request, view.device) is None for view in case.views) else None
+    return Reason.MODE if all(_wanted(request, usage.device) is None for usage in context.usages) else None
 
 
-def no_profile(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_profile(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The device cannot be cut as *request* wants it."""
-    return Reason.MODE if _wanted(request, view.device) is None else None
+    return Reason.MODE if _wanted(request, usage.device) is None else None
 
 
-def no_slice(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_slice(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """All slices are taken."""
-    return Reason.NO_SLOT if _slices_used(view) >= view.device.slots else None
+    return Reason.NO_SLOT if _slices_used(usage) >= usage.device.slots else None
 
 
-def no_memory(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_memory(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The profile has more memory than the device has left."""
-    return Reason.NO_MEMORY if view.memory_free_mib < share(view, request, case, picks).memory_mib else None
+    return Reason.NO_MEMORY if usage.memory_free_mib < share(usage, request, context, picks).memory_mib else None
 
 
-def too_few_slices(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_slices(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The profile has more slices than the device has left.
 
     Slices are counted, not percents: those are rounded up, so that six sixths would be more than a whole.
     """
-    profile = _wanted(request, view.device)
-    free = view.device.slots - _slices_used(view)
+    profile = _wanted(request, usage.device)
+    free = usage.device.slots - _slices_used(usage)
     return Reason.NO_CORES if profile is not None and free < profile.slices else None
 
 
-def share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
+def share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """The memory of the profile, and its part of the device in percent, rounded up."""
-    profile = _wanted(request, view.device)
+    profile = _wanted(request, usage.device)
     if profile is None:
-        return common_share(view, request, case, picks)
-    return Share(view.device.uuid, request.vendor, profile.memory_gb * GIB, _percent(profile, view.device))
+        return common_share(usage, request, context, picks)
+    return Share(usage.device.uuid, request.vendor, profile.memory_gb * GIB, _percent(profile, usage.device))
 
 
-def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
+def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """What Enflame's agent reads: the first container's device and size, and each container's profile."""
-    taken = [(container.name, emission.devices[mine.uuid], profile)
-             for container, shares in zip(emission.pod.containers, emission.shares, strict=True)
-             for mine in shares[:1] if (profile := _given(mine, emission.devices[mine.uuid])) is not None]
-    texts = {ASSIGNED: "false", ASSIGNED_TIME: emission.nanoseconds}
+    taken = [(container.name, context.devices[mine.uuid], profile)
+             for container, shares in zip(context.pod.containers, context.shares, strict=True)
+             for mine in shares[:1] if (profile := _given(mine, context.devices[mine.uuid])) is not None]
+    texts = {ASSIGNED: "false", ASSIGNED_TIME: context.nanoseconds}
     if taken:
         _, device, profile = taken[0]
         texts |= {
@@ -139,7 +139,7 @@ def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
 
 
 def _refusal(name: str, value: object, problem: str) -> MalformedInput:
-    return MalformedInput(name, value, problem, says=f"{name} {problem}")
+    return MalformedInput(name, value, problem, message=f"{name} {problem}")
 
 
 def _profiles(device: Device) -> tuple[DrsProfile, ...]:
@@ -152,8 +152,8 @@ def _wanted(request: Request, device: Device) -> DrsProfile | None:
     profiles = _profiles(device)
     if request.slices:
         return next((profile for profile in profiles if profile.slices == request.slices), None)
-    in_mib = request.memory_mib > 2 * profiles[-1].memory_gb
-    memory_gb = -(-request.memory_mib // GIB) if in_mib else request.memory_mib
+    to_mib = request.memory_mib > 2 * profiles[-1].memory_gb
+    memory_gb = -(-request.memory_mib // GIB) if to_mib else request.memory_mib
     return next((profile for profile in profiles
                  if profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores), None)
 
@@ -168,10 +168,10 @@ def _percent(profile: DrsProfile, device: Device) -> int:
     return -(-profile.slices * WHOLE // _profiles(device)[-1].slices)
 
 
-def _slices_used(view: DeviceUsage) -> int:
+def _slices_used(usage: DeviceUsage) -> int:
     """How many slices are taken: what the percents of allocations come to, and never less than one for each.
 
     Each percent is rounded up by less than one, which makes no whole slice while a device has ten or fewer; with more
     of them it may count a slice too many, never one too few.
     """
-    return max(view.slots_used, view.cores_used * _profiles(view.device)[-1].slices // WHOLE)
+    return max(usage.slots_used, usage.cores_used * _profiles(usage.device)[-1].slices // WHOLE)

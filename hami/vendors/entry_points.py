@@ -89,7 +89,7 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
 
 def _guarded(vendor: Vendor) -> Vendor:
     """*vendor*, whose readers of nodes and pods stumble over one object only, however they do it."""
-    inventory, read = vendor.inventory, vendor.read
+    inventory, read = vendor.inventory, vendor.read_shares
 
     def guarded_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         return _read(lambda: inventory(vendor, node), vendor, f"node {node.name}")
@@ -98,7 +98,7 @@ def _guarded(vendor: Vendor) -> Vendor:
         assert read is not None
         return _read(lambda: read(vendor, pod, containers), vendor, f"pod {pod.ref}")
 
-    return replace(vendor, inventory=guarded_inventory, read=guarded_read if read is not None else None)
+    return replace(vendor, inventory=guarded_inventory, read_shares=guarded_read if read is not None else None)
 
 
 def _read(read: Callable[[], T], vendor: Vendor, where: str) -> T:

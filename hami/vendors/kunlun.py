@@ -13,7 +13,7 @@ from hami.vendors import inventory
 from hami.vendors.admission import Draft
 from hami.vendors.request import WHOLE, amounts, common_request
 from hami.vendors.select import WING, on_wings, places_of
-from hami.vendors.spec import FitContext, Short, Vendor
+from hami.vendors.spec import FitContext, NoCombination, Vendor
 
 __all__ = [
     "CARD_MIB", "choose_cards", "choose_slices", "node_score", "other_slices", "registered", "round_memory",
@@ -32,28 +32,30 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
                              for device in devices)
 
 
-def whole_card(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
+def whole_card(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """The card with all its memory and cores."""
-    return Share(view.device.uuid, request.vendor, view.device.memory_mib, view.device.cores)
+    return Share(usage.device.uuid, request.vendor, usage.device.memory_mib, usage.device.cores)
 
 
-def choose_cards(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
+def choose_cards(eligible: Sequence[DeviceUsage], request: Request,
+                 context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
     """Linked cards that nobody uses.
 
     That they are unused is no rule of its own: users see what upstream tells them then, that the NUMA node does not
     fit, and beside it what rules say of other cards.
     """
-    return choose_slices([view for view in eligible if view.slots_used == 0], request, case)
+    return choose_slices([usage for usage in eligible if usage.slots_used == 0], request, context)
 
 
-def choose_slices(eligible: Sequence[DeviceUsage], request: Request, case: FitContext) -> Sequence[DeviceUsage] | Short:
+def choose_slices(eligible: Sequence[DeviceUsage], request: Request,
+                  context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
     """Slices of linked cards."""
-    return on_wings(eligible, request.count, case.views) or Short(Reason.NUMA)
+    return on_wings(eligible, request.count, context.usages) or NoCombination(Reason.NUMA)
 
 
-def other_slices(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def other_slices(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The card is cut in slices of another size; those of one card are all equal."""
-    return None if view.memory_used_mib == view.slots_used * request.memory_mib else Reason.CUSTOM_RULE
+    return None if usage.memory_used_mib == usage.slots_used * request.memory_mib else Reason.CUSTOM_RULE
 
 
 def round_memory(draft: Draft) -> None:
@@ -61,8 +63,8 @@ def round_memory(draft: Draft) -> None:
     vendor = draft.vendor
     if vendor.memory in draft.limits:
         memory = _slice_mib(draft.rounded(vendor.memory) or 0)
-        draft.limit(vendor.memory, memory)
-        draft.request(vendor.memory, memory)
+        draft.set_limit(vendor.memory, memory)
+        draft.set_request(vendor.memory, memory)
 
 
 def slice_request(vendor: Vendor, container: Container) -> Request | None:
@@ -75,10 +77,10 @@ def slice_request(vendor: Vendor, container: Container) -> Request | None:
     return replace(found, memory_mib=memory, memory_percent=None if asked else WHOLE, cores=memory * 100 // CARD_MIB)
 
 
-def node_score(views: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
+def node_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
     """0 to 3000: how little the pod's cards cut up the wings, those in use counted with them."""
-    places = places_of(views)
-    used = {places[view.device.uuid] for view in views if view.slots_used > 0}
+    places = places_of(usages)
+    used = {places[usage.device.uuid] for usage in usages if usage.slots_used > 0}
     taken = {places[share.uuid] for shares in placement for share in shares}
     return 1000.0 * max(0, min(3, 2 + _cuts(used) - _cuts(used | taken)))
 

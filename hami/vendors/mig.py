@@ -21,36 +21,36 @@ MODE = "mig"
 _FROM_THE_TOP = ("1g.", "3g.")  # profiles whose instances are placed from the highest start down
 
 
-def in_mig_mode(view: DeviceUsage) -> bool:
+def in_mig_mode(usage: DeviceUsage) -> bool:
     """The card is cut in instances, of which one container may have several."""
-    return view.device.mode == MODE
+    return usage.device.mode == MODE
 
 
-def unaccounted(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def unaccounted(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """Somebody uses the card in a way that cannot be seen: a MIG card without a place, or another with one."""
-    if in_mig_mode(view):
-        return Reason.UNHEALTHY if len(view.partitions) < view.slots_used else None
-    return Reason.UNHEALTHY if view.partitions else None
+    if in_mig_mode(usage):
+        return Reason.UNHEALTHY if len(usage.partitions) < usage.slots_used else None
+    return Reason.UNHEALTHY if usage.partitions else None
 
 
-def no_place(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_place(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """A card in MIG mode has no profile that is large enough and has room."""
-    return Reason.MIG_TOPOLOGY if in_mig_mode(view) and _instance(view, request, picks) is None else None
+    return Reason.MIG_TOPOLOGY if in_mig_mode(usage) and _instance(usage, request, picks) is None else None
 
 
-def instance_share(view: DeviceUsage, request: Request, case: FitContext, picks: Sequence[Share]) -> Share:
+def instance_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """In MIG mode the memory and the cores of an instance, and its place; else what was asked for."""
-    found = _instance(view, request, picks) if in_mig_mode(view) else None
+    found = _instance(usage, request, picks) if in_mig_mode(usage) else None
     if found is None:
-        return common_share(view, request, case, picks)
+        return common_share(usage, request, context, picks)
     profile, partition = found
-    return Share(view.device.uuid, request.vendor, profile.memory_mib, profile.cores, (partition,))
+    return Share(usage.device.uuid, request.vendor, profile.memory_mib, profile.cores, (partition,))
 
 
-def annotate(vendor: Vendor, emission: AnnotationContext) -> Mapping[str, str]:
+def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """The places of the pod's instances; nothing when it has none."""
     found = [MigAllocation(container=container, device=device, gpu=share.uuid, partition=share.partitions[0])
-             for container, shares in enumerate(emission.shares)
+             for container, shares in enumerate(context.shares)
              for device, share in enumerate(shares) if share.partitions]
     return {MIG_ALLOCATIONS: render_mig_allocations(found)} if found else {}
 
@@ -78,18 +78,20 @@ def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) ->
                                                             f"{container} on card {share.uuid}")
     if found:
         raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more places than {vendor.allocated} has shares")
-    return tuple(tuple(replace(share, partitions=(partitions[container, device],)) if (container, device) in partitions else share
-                       for device, share in enumerate(shares)) for container, shares in enumerate(containers))
+    return tuple(tuple(replace(share, partitions=(partitions[key],)) if (key := (container, device)) in partitions
+                       else share for device, share in enumerate(shares))
+                 for container, shares in enumerate(containers))
 
 
-def _instance(view: DeviceUsage, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Partition] | None:
+def _instance(usage: DeviceUsage, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Partition] | None:
     """The smallest profile that holds what *request* needs and has room on the card, and where.
 
     The largest profile is the whole card, even if it has less memory than the card has without being cut.
     """
-    held = (*view.partitions, *(partition for share in picks if share.uuid == view.device.uuid for partition in share.partitions))
-    profiles = sorted(view.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
-    need = request.memory_on(view.device)
+    held = (*usage.partitions, *(partition for share in picks if share.uuid ==
+            usage.device.uuid for partition in share.partitions))
+    profiles = sorted(usage.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
+    need = request.memory_on(usage.device)
     if profiles and not request.memory_mib:
         need = min(need, profiles[-1].memory_mib)
     for profile in profiles:

@@ -33,21 +33,21 @@ def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runt
         _check_percent(draft)
         check_amounts(draft)
         if draft.given and vendor.count not in draft.given and default_count > 0:
-            draft.limit(vendor.count, default_count)
+            draft.set_limit(vendor.count, default_count)
         found = vendor.count in draft.given
         if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
-            draft.limit(vendor.cores, WHOLE)
+            draft.set_limit(vendor.cores, WHOLE)
 
         if vendor.priority in draft.limits:
-            draft.env("CUDA_TASK_PRIORITY", str(_priority(draft)))
+            draft.set_env("CUDA_TASK_PRIORITY", str(_priority(draft)))
         if core_policy not in ("", "default"):
-            draft.env("GPU_CORE_UTILIZATION_POLICY", core_policy)
+            draft.set_env("GPU_CORE_UTILIZATION_POLICY", core_policy)
         if found:
             _check_variables(draft)
-            draft.runtime_class(runtime_class)
+            draft.set_runtime_class(runtime_class)
         elif overwrite_env:
-            draft.env("NVIDIA_VISIBLE_DEVICES", "none")
-        return draft.done(found)
+            draft.set_env("NVIDIA_VISIBLE_DEVICES", "none")
+        return draft.result(found)
 
     return admit
 
@@ -69,9 +69,9 @@ def _check_variables(draft: Draft) -> None:
             continue
         if name == _VISIBLE or name in _OTHERS or any(
                 name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
-            says = (f"container {draft.name} sets {name}, which is the device plugin's to set: ask for memory and "
-                    f"cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
-            raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", says=says)
+            message = (f"container {draft.name} sets {name}, which is the device plugin's to set: ask for memory and "
+                       f"cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
+            raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
 
 
 def _priority(draft: Draft) -> int:

@@ -10,7 +10,15 @@ from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["WHOLE", "amounts", "asks", "common_request", "in_mib", "objection", "request_of", "requests_of"]
+__all__ = [
+    "WHOLE",
+    "amounts",
+    "requests_devices",
+    "common_request",
+    "to_mib",
+    "objection",
+    "device_request",
+    "device_requests"]
 
 WHOLE = 100
 MEBIBYTE = 1 << 20
@@ -19,12 +27,12 @@ REMEMBERED = 4096  # different quantities of containers
 Quantities = frozenset[tuple[str, str]]
 
 
-def asks(vendors: Catalog, containers: Sequence[Container]) -> bool:
+def requests_devices(vendors: Catalog, containers: Sequence[Container]) -> bool:
     """Any of *containers* asks for devices."""
-    return any(requests_of(vendors, container) for container in containers)
+    return any(device_requests(vendors, container) for container in containers)
 
 
-def requests_of(vendors: Catalog, container: Container) -> tuple[Request, ...]:
+def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
     """What *container* asks of each vendor, sorted by vendor. It follows from its quantities alone, and most pods of a
     cluster ask for the same few, so answers are remembered."""
     return _requests(vendors, frozenset(container.limits.items()), frozenset(container.requests.items()))
@@ -33,13 +41,13 @@ def requests_of(vendors: Catalog, container: Container) -> tuple[Request, ...]:
 @functools.lru_cache(maxsize=REMEMBERED)
 def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tuple[Request, ...]:
     container = Container(name="", limits=dict(limits), requests=dict(requests))
-    asked = vendors.asked_by(container.limits, container.requests)
-    return tuple(request for vendor in asked if (request := request_of(vendor, container)) is not None)
+    asked = vendors.requested_by(container.limits, container.requests)
+    return tuple(request for vendor in asked if (request := device_request(vendor, container)) is not None)
 
 
-def request_of(vendor: Vendor, container: Container) -> Request | None:
+def device_request(vendor: Vendor, container: Container) -> Request | None:
     """The request for *vendor*'s devices; ``None`` when there is none."""
-    return (vendor.request or common_request)(vendor, container)
+    return (vendor.parse_request or common_request)(vendor, container)
 
 
 def common_request(vendor: Vendor, container: Container) -> Request | None:
@@ -56,7 +64,7 @@ def common_request(vendor: Vendor, container: Container) -> Request | None:
         return None
     memory = values.get(vendor.memory, 0)
     cores = values.get(vendor.cores, vendor.default_cores)
-    if vendor.divided:
+    if vendor.amounts_are_totals:
         memory, cores = memory // count, cores // count
     percent = min(values.get(vendor.memory_percent, 0), WHOLE)
     if memory == 0 and percent <= 0:
@@ -72,7 +80,7 @@ def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, st
     return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
 
 
-def in_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
+def to_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
     """What *memory* is in MiB, where it is written for *vendor*, with a binary unit or without."""
     return memory // MEBIBYTE if is_binary and vendor.memory_units else memory * max(vendor.memory_factor, 1)
 
@@ -105,7 +113,7 @@ def _value(vendor: Vendor, name: str, text: str) -> int | None:
     if value is None or (value < 0 and name != vendor.memory_percent):
         return None
     if name == vendor.memory and value:
-        value = in_mib(vendor, value, is_binary=text.endswith("i"))
+        value = to_mib(vendor, value, is_binary=text.endswith("i"))
         if value == 0:
             return None  # it would be rounded to nothing, which means the whole device
     return value if value <= INT32_MAX else None

@@ -25,7 +25,8 @@ _ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked places of both win
 _WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # how many free devices a wing has, best first, by how many go
 
 
-def grouped(eligible: Sequence[DeviceUsage], count: int, group: Callable[[DeviceUsage], Name | None]) -> Sequence[DeviceUsage]:
+def grouped(eligible: Sequence[DeviceUsage], count: int,
+            group: Callable[[DeviceUsage], Name | None]) -> Sequence[DeviceUsage]:
     """*count* of *eligible* from few groups: the largest group first, then the next; all, when there are no more.
 
     Devices without a group are taken last. One device is simply the first.
@@ -35,18 +36,18 @@ def grouped(eligible: Sequence[DeviceUsage], count: int, group: Callable[[Device
         return eligible[:count]
     groups: dict[Name, list[DeviceUsage]] = {}
     alone: list[DeviceUsage] = []
-    for view in eligible:
-        name = group(view)
-        (alone if name is None else groups.setdefault(name, [])).append(view)
+    for usage in eligible:
+        name = group(usage)
+        (alone if name is None else groups.setdefault(name, [])).append(usage)
     largest_first: list[Name] = sorted(groups, key=lambda name: (-len(groups[name]), name))
-    return [*(view for name in largest_first for view in groups[name]), *alone][:count]
+    return [*(usage for name in largest_first for usage in groups[name]), *alone][:count]
 
 
-def concentration(views: Sequence[DeviceUsage], placement: Sequence[Sequence[Share]],
+def concentration(usages: Sequence[DeviceUsage], placement: Sequence[Sequence[Share]],
                   group: Callable[[DeviceUsage], Name | None]) -> float:
     """How much the containers' devices keep together: for each container the part of its devices that its largest
     group has, added up; 0 if any device has no group."""
-    groups = {view.device.uuid: group(view) for view in views}
+    groups = {usage.device.uuid: group(usage) for usage in usages}
     found = 0.0
     for shares in placement:
         names = [groups.get(share.uuid) for share in shares]
@@ -62,11 +63,11 @@ def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceU
     Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination910C.
     """
     pairs: dict[int, list[DeviceUsage]] = {}
-    for view in eligible:
-        pairs.setdefault(view.device.index // 2, []).append(view)
+    for usage in eligible:
+        pairs.setdefault(usage.device.index // 2, []).append(usage)
     whole = [pairs[place] for place in sorted(pairs)
-             if sorted(view.device.index for view in pairs[place]) == [2 * place, 2 * place + 1]]
-    return [view for pair in whole[:count // 2] for view in pair]
+             if sorted(usage.device.index for usage in pairs[place]) == [2 * place, 2 * place + 1]]
+    return [usage for pair in whole[:count // 2] for usage in pair]
 
 
 def on_wings(eligible: Sequence[DeviceUsage], count: int, listed: Sequence[DeviceUsage]) -> Sequence[DeviceUsage]:
@@ -78,7 +79,7 @@ def on_wings(eligible: Sequence[DeviceUsage], count: int, listed: Sequence[Devic
     Source: HAMi v2.10, pkg/device/kunlun/topo.go, graghSelect.
     """
     places = places_of(listed)
-    seated = {places[view.device.uuid]: view for view in eligible}
+    seated = {places[usage.device.uuid]: usage for usage in eligible}
     return [seated[place] for place in _linked_places(sorted(place for place in seated if place < 2 * WING), count)]
 
 
@@ -88,7 +89,7 @@ def aligned_run(eligible: Sequence[DeviceUsage], count: int, *, step: int = 1) -
     The lowest such run, in the order of indexes.
     Source: HAMi v2.10, pkg/device/awsneuron/device.go, graphSelect.
     """
-    seated = {view.device.index: view for view in eligible}
+    seated = {usage.device.index: usage for usage in eligible}
     for start in sorted(seated) if count <= len(seated) else ():  # a count may be any number
         run = [seated[index] for index in range(start, start + count) if index in seated]
         if start % step == 0 and len(run) == count:
@@ -98,10 +99,10 @@ def aligned_run(eligible: Sequence[DeviceUsage], count: int, *, step: int = 1) -
 
 def places_of(listed: Sequence[DeviceUsage]) -> Mapping[str, int]:
     """Where each device sits, by uuid: its index, or where indexes do not tell devices apart, its place in the list."""
-    indexes = [view.device.index for view in listed]
+    indexes = [usage.device.index for usage in listed]
     if len(set(indexes)) < len(indexes):
         indexes = list(range(len(listed)))
-    return {view.device.uuid: index for view, index in zip(listed, indexes)}
+    return {usage.device.uuid: index for usage, index in zip(listed, indexes)}
 
 
 def _linked_places(free: Sequence[int], count: int) -> Sequence[int]:

@@ -22,8 +22,9 @@ from hami.model import (
 )
 
 __all__ = [
-    "Admission", "Admit", "Annotate", "FitContext", "Catalog", "Check", "Choose", "CoresIn", "AnnotationContext", "Gate", "Inventory",
-    "MakeShare", "NodeScore", "Read", "RequestOf", "Rule", "SelectorKeys", "Short", "Vendor", "Words",
+    "Admission", "Admit", "Annotate", "AnnotationContext", "Catalog", "CheckDevice", "CheckNode", "CoreUnit",
+    "DisplayText", "FitContext", "Inventory", "MakeShare", "NoCombination", "NodeScore", "ParseRequest", "ReadShares",
+    "Rule", "SelectDevices", "SelectorKeys", "Vendor",
 ]
 
 
@@ -46,7 +47,7 @@ class Rule(enum.Enum):
     SAME_DEVICE = "same device"
 
 
-class CoresIn(enum.Enum):
+class CoreUnit(enum.Enum):
     """What cores are counted in: where pods ask for them, and where that differs, on devices and in allocations."""
 
     PERCENT = "percent of a device"
@@ -55,13 +56,13 @@ class CoresIn(enum.Enum):
     MASK = "a number where asked for, else a bit mask, one bit for each core"
 
     @property
-    def is_asked(self) -> bool:
+    def is_request_unit(self) -> bool:
         """Allocations are written in the unit of requests, so that a ResourceQuota can count them."""
-        return self in (CoresIn.PERCENT, CoresIn.SIXTEENTHS)
+        return self in (CoreUnit.PERCENT, CoreUnit.SIXTEENTHS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class DisplayText:
     """What people are told of amounts, where the other fields of a vendor's record do not say it; empty where they do.
 
     *memory*, *cores*: the units in which pods ask. *default*: what a container gets that does not say.
@@ -128,8 +129,9 @@ class Admission:
 class FitContext:
     """What a vendor's functions may look at besides the device and the request.
 
-    *vendor*: whose devices are asked for. *said*: those of the pod's annotations that its record names in *pod_keys*.
-    *views*: all its devices on the node, as registered. *kind*: that of the container now being placed; *placed*: the
+    *vendor*: whose devices are asked for. *annotations*: those of the pod's annotations that its record names in
+    *pod_keys*.
+    *usages*: all its devices on the node, as registered. *kind*: that of the container now being placed; *placed*: the
     shares of the pod's containers placed so far, of all vendors (``Share.type`` says whose).
     """
 
@@ -138,24 +140,24 @@ class FitContext:
     weights: Weights
     selector: Selector
     budget: Budget
-    said: tuple[tuple[str, str], ...] = ()
-    views: Sequence[DeviceUsage] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    usages: Sequence[DeviceUsage] = ()
     kind: ContainerKind = ContainerKind.APP
     placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
 
-    def says(self, key: str) -> str | None:
+    def annotation(self, key: str) -> str | None:
         """The pod's annotation *key*, one of its vendor's *pod_keys*."""
-        return next((text for name, text in self.said if name == key), None)
+        return next((text for name, text in self.annotations if name == key), None)
 
     @property
-    def mine(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
+    def placed_of_vendor(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
         """*placed*, without other vendors' shares."""
         return tuple((kind, tuple(share for share in shares if share.type == self.vendor.key))
                      for kind, shares in self.placed)
 
 
 @dataclass(frozen=True, slots=True)
-class Short:
+class NoCombination:
     """Devices pass, but no choice of them will do: *reason* holds for *count* of *devices* (all of the node's)."""
 
     reason: Reason
@@ -189,13 +191,13 @@ class AnnotationContext:
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 Admit = Callable[["Vendor", Mapping[str, Any], Mapping[str, Any]], Admission]
-RequestOf = Callable[["Vendor", Container], "Request | None"]
-Check = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
-Gate = Callable[[Request, FitContext], "Reason | None"]
-Choose = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | Short"]
+ParseRequest = Callable[["Vendor", Container], "Request | None"]
+CheckDevice = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
+CheckNode = Callable[[Request, FitContext], "Reason | None"]
+SelectDevices = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"]
 MakeShare = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share]
 Annotate = Callable[["Vendor", AnnotationContext], Mapping[str, str]]
-Read = Callable[["Vendor", Pod, "tuple[tuple[Share, ...], ...]"], "tuple[tuple[Share, ...], ...]"]
+ReadShares = Callable[["Vendor", Pod, "tuple[tuple[Share, ...], ...]"], "tuple[tuple[Share, ...], ...]"]
 NodeScore = Callable[[Sequence[DeviceUsage], "tuple[tuple[Share, ...], ...]", NodePolicy], float]
 
 
@@ -206,11 +208,11 @@ class Vendor:
     *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are resource names,
     empty where there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for one unit of
     *memory*. *memory_units*: memory may be written with a binary unit (``512Mi``) and is then no multiple of that.
-    *cores_in*: what cores are counted in. *default_memory* in MiB (0: the whole device).
-    *divided*: memory and cores are written for all of a container's devices together.
-    *fills_cores*: admission gives all cores to who asks for devices, but neither for memory nor for cores.
-    *coreless*: an annotation and its value; pods that bear it take no cores, whatever they ask.
-    *words*: what is shown of all this, and read by nobody but people.
+    *core_unit*: what cores are counted in. *default_memory* in MiB (0: the whole device).
+    *amounts_are_totals*: memory and cores are written for all of a container's devices together.
+    *defaults_to_all_cores*: admission gives all cores to who asks for devices, but neither for memory nor for cores.
+    *no_cores_annotation*: an annotation and its value; pods that bear it take no cores, whatever they ask.
+    *display*: what is shown of all this, and read by nobody but people.
 
     *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
     annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
@@ -224,12 +226,14 @@ class Vendor:
     *admit*: what admission makes of a container, given the pod as a dict; raises MalformedInput in words for the
     pod's author; ``None`` for the common admission (:mod:`hami.vendors.admission`). *admits_all*: it is asked about
     containers too that name no resource of the vendor.
-    *request*: what a container asks; ``None`` for the common reading (:mod:`hami.vendors.request`).
-    *gate*: why no device of the node will do. *rules*: what each device must pass, in order; named ones and functions.
-    *repeats*: a device that fits may be taken several times by one container.
-    *choose*: which of the devices that pass (at least as many as are asked for, in the order of trying) are taken; by
-    default the first. *share*: what is taken of a device, given what the container has taken already.
-    *annotate*: annotations beside the allocation. *read*: what only other annotations say of an allocation.
+    *parse_request*: what a container asks; ``None`` for the common reading (:mod:`hami.vendors.request`).
+    *check_node*: why no device of the node will do. *rules*: what each device must pass, in order; named ones and
+    functions.
+    *allows_repeats*: a device that fits may be taken several times by one container.
+    *select_devices*: which of the devices that pass (at least as many as are asked for, in the order of trying) are
+    taken; by
+    default the first. *make_share*: what is taken of a device, given what the container has taken already.
+    *annotate*: annotations beside the allocation. *read_shares*: what only other annotations say of an allocation.
     *node_score*: how well a placement (the shares of all containers) suits the node, given its devices before; higher
     is better, it is added to the node's score.
     """
@@ -243,13 +247,13 @@ class Vendor:
     limits_only: bool = False
     memory_factor: int = 1
     memory_units: bool = False
-    cores_in: CoresIn = CoresIn.PERCENT
+    core_unit: CoreUnit = CoreUnit.PERCENT
     default_memory: int = 0
     default_cores: int = 0
-    divided: bool = False
-    fills_cores: bool = False
-    coreless: tuple[str, str] | None = None
-    words: Words = Words()
+    amounts_are_totals: bool = False
+    defaults_to_all_cores: bool = False
+    no_cores_annotation: tuple[str, str] | None = None
+    display: DisplayText = DisplayText()
 
     register: str = ""
     handshake: str = ""
@@ -267,14 +271,14 @@ class Vendor:
     inventory: Inventory
     admit: Admit | None = None
     admits_all: bool = False
-    request: RequestOf | None = None
-    gate: Gate | None = None
-    rules: tuple[Rule | Check, ...] = ()
-    repeats: Callable[[DeviceUsage], bool] | None = None
-    choose: Choose | None = None
-    share: MakeShare | None = None
+    parse_request: ParseRequest | None = None
+    check_node: CheckNode | None = None
+    rules: tuple[Rule | CheckDevice, ...] = ()
+    allows_repeats: Callable[[DeviceUsage], bool] | None = None
+    select_devices: SelectDevices | None = None
+    make_share: MakeShare | None = None
     annotate: Annotate | None = None
-    read: Read | None = None
+    read_shares: ReadShares | None = None
     node_score: NodeScore | None = None
 
     @property
@@ -283,9 +287,14 @@ class Vendor:
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
         return tuple(name for name in names if name)
 
-    def gives_cores(self, says: Callable[[str], str | None]) -> bool:
+    @property
+    def has_memory(self) -> bool:
+        """Reports whether pods can request memory."""
+        return bool(self.memory or self.memory_percent)
+
+    def takes_cores(self, says: Callable[[str], str | None]) -> bool:
         """A pod takes the cores that it asks for; *says*: its annotations by key."""
-        return self.coreless is None or says(self.coreless[0]) != self.coreless[1]
+        return self.no_cores_annotation is None or says(self.no_cores_annotation[0]) != self.no_cores_annotation[1]
 
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"
@@ -322,11 +331,13 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._vendors)
 
-    def named(self, key: str) -> Vendor:
+    def __getitem__(self, key: str) -> Vendor:
         """The vendor of that key. Raises: KeyError."""
         return self._by_key[key]
 
-    def asked_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
+    named = __getitem__
+
+    def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """The vendors to which any of these resource names belong, sorted by key."""
         return _sorted({vendor.key: vendor for names in resources for name in names
                         if (vendor := self._by_resource.get(name)) is not None})

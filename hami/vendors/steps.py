@@ -20,7 +20,7 @@ def at_least_one(draft: Draft) -> None:
     """Refuse a count below one. Raises: MalformedInput."""
     name = draft.vendor.count
     if (count := draft.rounded(name)) is not None and count < 1:
-        raise MalformedInput(name, count, "expected at least 1", says=f"{name} must be greater than 0")
+        raise MalformedInput(name, count, "expected at least 1", message=f"{name} must be greater than 0")
 
 
 def percentage_of_cores(draft: Draft) -> None:
@@ -34,13 +34,13 @@ def percentage_of_cores(draft: Draft) -> None:
     except MalformedInput:
         cores = None
     if cores is None or not 1 <= cores <= WHOLE:
-        raise MalformedInput(name, text, problem, says=f"{name} {problem}")
+        raise MalformedInput(name, text, problem, message=f"{name} {problem}")
 
 
 def all_cores_of_several(draft: Draft) -> None:
     """Who asks for several devices has all their cores, whatever was written."""
     if (count := draft.rounded(draft.vendor.count) or 0) > 1 and draft.vendor.cores:
-        draft.both(draft.vendor.cores, count * WHOLE)
+        draft.set_amount(draft.vendor.cores, count * WHOLE)
 
 
 def whole_devices(*, memory: int, cores: int) -> Step:
@@ -54,17 +54,17 @@ def whole_devices(*, memory: int, cores: int) -> Step:
         if count > 1 or vendor.memory not in draft.given:
             for name, amount in ((vendor.cores, cores), (vendor.memory, memory)):
                 if name:
-                    draft.both(name, count * amount)
+                    draft.set_amount(name, count * amount)
     return step
 
 
-def single_size(sizes: tuple[int, ...], says: str) -> Step:
+def single_size(sizes: tuple[int, ...], message: str) -> Step:
     """A step: memory of one device is one of *sizes*; others are refused with the words *says*."""
 
     def step(draft: Draft) -> None:
         name = draft.vendor.memory
         if draft.rounded(draft.vendor.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
-            raise MalformedInput(name, size, says, says=says)
+            raise MalformedInput(name, size, message, message=message)
     return step
 
 
@@ -73,7 +73,7 @@ def count_in_annotation(key: str) -> Step:
 
     def step(draft: Draft) -> None:
         if (count := draft.rounded(draft.vendor.count) or 0) > 1:
-            draft.annotate(key, str(count))
+            draft.set_annotation(key, str(count))
     return step
 
 
@@ -82,5 +82,5 @@ def name_in_env(variable: str) -> Step:
 
     def step(draft: Draft) -> None:
         if draft.name and not draft.has_env(variable):
-            draft.env(variable, draft.name)
+            draft.set_env(variable, draft.name)
     return step

@@ -9,7 +9,7 @@ import pytest
 from hami.cli import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, entries, entry_of, render
-from hami.vendors.spec import CoresIn, SelectorKeys, Vendor, Words
+from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor, DisplayText
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 
@@ -29,20 +29,21 @@ def chip(word, **fields):
     (vendor(memory="a/m"), "MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=1024, memory_units=True), "1024 MiB, or as written (512Mi)", "", "all memory"),
-    (vendor(memory="a/m", words=Words(memory="MiB, or half")), "MiB, or half", "", "all memory"),
-    (vendor(words=Words(memory="MiB, or half", cores="Cubes")), "", "", "whole devices"),
-    (vendor(cores="a/c", cores_in=CoresIn.COMPUTE_UNITS), "", "% of a device, as compute units", "whole devices"),
+    (vendor(memory="a/m", display=DisplayText(memory="MiB, or half")), "MiB, or half", "", "all memory"),
+    (vendor(display=DisplayText(memory="MiB, or half", cores="Cubes")), "", "", "whole devices"),
+    (vendor(cores="a/c", core_unit=CoreUnit.COMPUTE_UNITS), "", "% of a device, as compute units", "whole devices"),
     (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
     (vendor(memory_percent="a/p"), "", "", "all memory"),
     (vendor(cores="a/c"), "", "% of a device", "whole devices"),
     (vendor(memory="a/m", cores="a/c", default_cores=100), "MiB", "% of a device", "all memory, 100 cores"),
-    (vendor(memory="a/m", cores="a/c", fills_cores=True), "MiB", "% of a device",
+    (vendor(memory="a/m", cores="a/c", defaults_to_all_cores=True), "MiB", "% of a device",
      "all memory, all cores if no memory is asked for"),
-    (vendor(memory="a/m", fills_cores=True), "MiB", "", "all memory"),
-    (vendor(cores="a/c", cores_in=CoresIn.MASK), "", "cores", "whole devices"),
-    (vendor(cores="a/c", cores_in=CoresIn.MASK, words=Words(cores="Cubes")), "", "Cubes", "whole devices"),
-    (vendor(memory="a/m", cores="a/c", words=Words(default="no minimum")), "MiB", "% of a device", "no minimum"),
-    (vendor(memory="a/m", memory_factor=512, cores="a/c", cores_in=CoresIn.SIXTEENTHS), "512 MiB", "1/16 of a device",
+    (vendor(memory="a/m", defaults_to_all_cores=True), "MiB", "", "all memory"),
+    (vendor(cores="a/c", core_unit=CoreUnit.MASK), "", "cores", "whole devices"),
+    (vendor(cores="a/c", core_unit=CoreUnit.MASK, display=DisplayText(cores="Cubes")), "", "Cubes", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", display=DisplayText(default="no minimum")),
+     "MiB", "% of a device", "no minimum"),
+    (vendor(memory="a/m", memory_factor=512, cores="a/c", core_unit=CoreUnit.SIXTEENTHS), "512 MiB", "1/16 of a device",
      "all memory"),
 ])
 def test_units_and_defaults(made, memory_unit, cores_unit, default):

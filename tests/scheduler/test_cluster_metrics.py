@@ -15,7 +15,7 @@ from hami.web.exposition import SLICE, Family, build_info, render
 from hami.model import PodRef, QuotaLimits, Partition, DeviceUsage
 from hami.scheduling.index import Booking
 from hami.vendors.spec import Catalog
-from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, view
+from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
 from tests.vendors.chart import CHART
 
 EMPTY = Snapshot({}, (), {}, {}, ())
@@ -166,7 +166,7 @@ def test_page_is_valid_in_both_formats(legacy):
 
 @pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
 def test_special_characters_are_escaped_in_labels(odd):
-    found = snapshot({odd: [view("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
+    found = snapshot({odd: [usage("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
                      [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
     text = page(found)
     (card, _), = samples(text, "hami_gpu_shared_count")
@@ -177,9 +177,9 @@ def test_special_characters_are_escaped_in_labels(odd):
 
 
 @pytest.mark.parametrize(("usages", "uuids"), [
-    ([view("GPU-0"), view("")], ["GPU-0"]),
-    ([view("GPU-0"), view("GPU-0", slots_used=3)], ["GPU-0"]),
-    ([view("GPU-1"), view("GPU-0")], ["GPU-1", "GPU-0"]),
+    ([usage("GPU-0"), usage("")], ["GPU-0"]),
+    ([usage("GPU-0"), usage("GPU-0", slots_used=3)], ["GPU-0"]),
+    ([usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
 ], ids=["without uuid", "registered twice", "in the order registered"])
 def test_each_device_has_one_sample(usages, uuids):
     text = page(snapshot({"n1": usages}))
@@ -187,13 +187,13 @@ def test_each_device_has_one_sample(usages, uuids):
 
 
 def test_device_without_memory_has_no_ratio():
-    text = page(snapshot({"n1": [view("GPU-0", memory_mib=0)]}))
+    text = page(snapshot({"n1": [usage("GPU-0", memory_mib=0)]}))
     assert samples(text, "hami_node_gpu_memory_allocated_ratio") == []
     assert len(samples(text, "hami_gpu_memory_limit_bytes")) == 1
 
 
 def test_same_uuid_on_two_nodes_is_two_devices():
-    text = page(snapshot({"n2": [view("GPU-0")], "n1": [view("GPU-0", slots_used=1)]}))
+    text = page(snapshot({"n2": [usage("GPU-0")], "n1": [usage("GPU-0", slots_used=1)]}))
     assert [(labels["node"], used) for labels, used in samples(text, "hami_gpu_shared_count")] == [("n1", 1), ("n2", 0)]
 
 
@@ -232,7 +232,7 @@ def test_reserved_devices_are_shown_with_their_pod():
 def test_mig_instances_are_shown_once_they_exist():
     made = Partition(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
     cut = DeviceUsage(gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made))
-    text = page(snapshot({"n1": [view("GPU-0"), cut]}), legacy=True)
+    text = page(snapshot({"n1": [usage("GPU-0"), cut]}), legacy=True)
     assert samples(text, "hami_node_gpu_mig_instance_info") == [({
         "node": "n1", "device_uuid": "GPU-m", "device_index": "1", "mig_uuid": "MIG-7", "profile": "2g.10gb",
         "gpu_instance_id": "3", "compute_instance_id": "0", "placement_start": "2", "placement_size": "2",
@@ -269,7 +269,7 @@ def test_an_unknown_percentage_is_not_shown(charges, units):
 
 
 MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
-AMD = CHART.named("AMD")
+AMD = CHART["AMD"]
 IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
 
 
@@ -324,7 +324,7 @@ def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
 @pytest.mark.parametrize("seed", range(20))
 def test_the_page_does_not_depend_on_the_order_of_arrival(seed):
     rng = random.Random(seed)
-    nodes = {f"n{i}": [view(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
+    nodes = {f"n{i}": [usage(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
     bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
     pods = [pod(name=f"p{i}", uid=f"u{i}") for i in range(20)]
     mixed = snapshot(dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20))

@@ -198,7 +198,7 @@ def test_filter_says_why_no_node_fits():
         "1 nodes CardInsufficientCore(n1)", "1 nodes CardInsufficientMemory(n1)", "1 nodes CardNotHealth(n1)",
         "1 nodes CardTimeSlicingExhausted(n1)", "no available node, 1 nodes do not meet"]
     assert set(scheduler.events.reasons()) == {"FilteringFailed"}
-    assert "asks 1 × NVIDIA with 3000 MiB, 30 cores" in scheduler.events[5][1]
+    assert "requests 1 × NVIDIA with 3000 MiB, 30 cores" in scheduler.events[5][1]
     assert len(scheduler.metrics.reasons) == 4
 
 

@@ -21,17 +21,17 @@ class Mirror:
         """An index that was told only the outcome."""
         index = Index()
         for (node, vendor), devices in sorted(self.inventories.items()):
-            index.set_inventory(node, vendor, devices)
+            index.set_devices(node, vendor, devices)
         for held in self.bookings.values():
             index.book(held)
-        index.settle()
+        index.refresh()
         return index
 
     def change(self, rng):
         """Tell the index something."""
         match rng.randrange(10):
             case 0 | 1 | 2:
-                self.set_inventory(rng, rng.choice(self.names), rng.choice(VENDORS))
+                self.set_devices(rng, rng.choice(self.names), rng.choice(VENDORS))
             case 3:
                 self.drop(rng.choice(self.names))
             case 4 | 5:
@@ -40,14 +40,14 @@ class Mirror:
             case _:
                 self.book(rng, rng.choice(self.uids), rng.choice(self.names))
 
-    def set_inventory(self, rng, node, vendor):
+    def set_devices(self, rng, node, vendor):
         devices = tuple(gpu(f"{vendor}-{place}", index=place, **some_device(rng) | {"vendor": vendor})
                         for place in range(rng.randrange(5)))
-        self.index.set_inventory(node, vendor, devices)
+        self.index.set_devices(node, vendor, devices)
         self.inventories[node, vendor] = devices
 
     def drop(self, node):
-        self.index.drop_node(node)
+        self.index.remove_node(node)
         self.inventories = {key: devices for key, devices in self.inventories.items() if key[0] != node}
 
     def book(self, rng, uid, node):

@@ -1,7 +1,7 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
 from hami.model import Budget
-from tests.builders import APP, INIT, SIDECAR, ask, container, gpus, view
+from tests.builders import APP, INIT, SIDECAR, pod_request, container, gpus, usage
 
 CPU = container({"cpu": "1"})
 MODELS = ("NVIDIA A40", "NVIDIA A100", "NVIDIA L4")
@@ -10,11 +10,11 @@ POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa", "numa,spread
 MEMORIES = ((None, None), (0, 50), (100, None), (300, None), (500, 20), (1000, None), (None, 33))  # MiB and percent
 
 
-def some_views(rng, most=8, least=0):
+def some_usages(rng, most=8, least=0):
     """The devices of a node, some of them taken, a few beyond what they have."""
     uuids = [f"GPU-{place}" for place in range(rng.randint(least, most))]
-    return [view(uuid, slots_used=rng.choice((0, 0, 0, 1, 3)), memory_used_mib=rng.choice((0, 0, 0, 100, 500, 1000)),
-                 cores_used=rng.choice((0, 0, 0, 30, 50, 120)), index=place, **some_device(rng, uuids))
+    return [usage(uuid, slots_used=rng.choice((0, 0, 0, 1, 3)), memory_used_mib=rng.choice((0, 0, 0, 100, 500, 1000)),
+                  cores_used=rng.choice((0, 0, 0, 30, 50, 120)), index=place, **some_device(rng, uuids))
             for place, uuid in enumerate(uuids)]
 
 
@@ -51,7 +51,7 @@ def some_budgets(rng):
     return {"NVIDIA": Budget(rng.choice((None, 400, 1000, 3000)), rng.choice((None, 100, 300)))}
 
 
-def some_ask(rng, containers=4):
+def some_pod_request(rng, containers=4):
     """A pod of up to so many containers that ask for devices, of all kinds, with others between them."""
     if containers == 1:
         asking = [some_request(rng)]
@@ -59,4 +59,5 @@ def some_ask(rng, containers=4):
         kinds = rng.choices((APP, INIT, SIDECAR), (2, 1, 1), k=rng.randint(1, containers))
         asking = [some_request(rng, kind, most=2) for kind in kinds] + [CPU] * rng.randrange(2)
     rng.shuffle(asking)
-    return ask(*asking, annotations=some_annotations(rng), budgets=some_budgets(rng), policy=rng.choice(POLICIES))
+    return pod_request(*asking, annotations=some_annotations(rng), budgets=some_budgets(rng),
+                       policy=rng.choice(POLICIES))

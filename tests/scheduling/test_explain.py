@@ -4,18 +4,18 @@ import pytest
 
 from hami.codec.device_config import chart_config
 from hami.model import Node, NodePolicy, Reason, Partition, DeviceUsage
-from hami.scheduling.decide import Verdicts, decide
+from hami.scheduling.decide import VerdictCache, decide
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.catalog import vendors
-from tests.builders import ask, cluster, container, gpus, view
+from tests.builders import pod_request, cluster, container, gpus, usage
 
-INDEX = cluster(node2=[view("a", 1, 46000), view("b", healthy=False)], node1=[view("c", 1, 46000, 90)],
-                node3=[view("d", 10, 6068), view("e", 10, 100)])
-ASK = ask(gpus(1, 3000, 30))
+INDEX = cluster(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
+                node3=[usage("d", 10, 6068), usage("e", 10, 100)])
+ASK = pod_request(gpus(1, 3000, 30))
 
 
 def refusal(asked=ASK, index=INDEX, names=("node1", "node2", "node3", "other")):
-    return decide(index, Verdicts(index), asked, names, NodePolicy.BINPACK)
+    return decide(index, VerdictCache(index), asked, names, NodePolicy.BINPACK)
 
 
 def test_nodes_by_reason():
@@ -30,18 +30,18 @@ def test_a_sentence_for_each_reason():
 
 
 def test_nodes_with_too_few_devices_have_no_sentence():
-    assert summarize(nodes_by_reason(refusal(ask(gpus(3))))) == []
+    assert summarize(nodes_by_reason(refusal(pod_request(gpus(3))))) == []
 
 
 def test_only_so_many_nodes_are_named():
-    crowd = cluster(**{f"n{number:03}": [view(f"g{number}", 10)] for number in range(60)})
+    crowd = cluster(**{f"n{number:03}": [usage(f"g{number}", 10)] for number in range(60)})
     (text,) = summarize(nodes_by_reason(refusal(index=crowd, names=sorted(crowd.nodes))))
     assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,") and text.endswith(",n049,…)")
 
 
 def test_what_is_asked_and_what_the_closest_nodes_have():
-    assert describe(refusal(), INDEX.views) == (
-        "asks 1 × NVIDIA with 3000 MiB, 30 cores. "
+    assert describe(refusal(), INDEX.usages) == (
+        "requests 1 × NVIDIA with 3000 MiB, 30 cores. "
         "node2: a 68/46068 MiB, 100/100 cores, 9/10 slots free (CardInsufficientMemory), "
         "b 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardNotHealth). "
         "node3: d 40000/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted), "
@@ -50,41 +50,42 @@ def test_what_is_asked_and_what_the_closest_nodes_have():
 
 
 def test_no_node_has_such_devices():
-    assert describe(refusal(names=["other"]), INDEX.views) == (
-        "asks 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
+    assert describe(refusal(names=["other"]), INDEX.usages) == (
+        "requests 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
 
 
 def test_a_percentage():
-    assert describe(refusal(ask(gpus(2, cores=0, percent=50)), names=[]), INDEX.views).startswith(
-        "asks 2 × NVIDIA with 50 % memory, 0 cores. ")
+    assert describe(refusal(pod_request(gpus(2, cores=0, percent=50)), names=[]), INDEX.usages).startswith(
+        "requests 2 × NVIDIA with 50 % memory, 0 cores. ")
 
 
 @pytest.mark.parametrize("limits, asked", [
-    ({"enflame.com/drs-gcu": 3}, "asks 1 × Enflame with 3 slices. "),
-    ({"aws.amazon.com/neuron": 4}, "asks 4 × AWSNeuron. "),
+    ({"enflame.com/drs-gcu": 3}, "requests 1 × Enflame with 3 slices. "),
+    ({"aws.amazon.com/neuron": 4}, "requests 4 × AWSNeuron. "),
 ], ids=["slices", "devices alone"])
 def test_what_is_asked_of_devices_without_amounts(limits, asked):
-    found = ask(container(limits), vendors=vendors(chart_config()))
-    assert describe(refusal(found, names=[]), INDEX.views).startswith(asked)
+    found = pod_request(container(limits), vendors=vendors(chart_config()))
+    assert describe(refusal(found, names=[]), INDEX.usages).startswith(asked)
 
 
 def test_cores_that_are_a_mask_are_counted():
     node = Node(name="neuron", capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "4"},
                 labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
     known = vendors(chart_config())
-    vendor = known.named("AWSNeuron")
+    vendor = known["AWSNeuron"]
     first, second = vendor.inventory(vendor, node)
     taken = (DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
              DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))))
-    text = describe(refusal(ask(container({vendor.cores: 2}), vendors=known), cluster(neuron=taken), ("neuron",)),
+    asked = pod_request(container({vendor.cores: 2}), vendors=known)
+    text = describe(refusal(asked, cluster(neuron=taken), ("neuron",)),
                     lambda name: {vendor.key: taken})
     assert text == (
-        "asks 1 × AWSNeuron with 2 cores. "
+        "requests 1 × AWSNeuron with 2 cores. "
         f"neuron: {first.uuid} 1/2 cores, 1/2 slots free (CardInsufficientCore), "
         f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)")
 
 
 def test_what_is_booked_beyond_a_device_leaves_nothing_free():
-    over = [view("a", 11, 50000, 102)]
+    over = [usage("a", 11, 50000, 102)]
     text = describe(refusal(index=cluster(node1=over), names=("node1",)), lambda name: {"NVIDIA": over})
     assert "a 0/46068 MiB, 0/100 cores, 0/10 slots free" in text

@@ -9,62 +9,64 @@ from pytest import param
 
 from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
-from hami.scheduling.usage import charge_views
+from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Rule, Vendor
-from tests.builders import ask, container, gpus, request, share, view
-from tests.scheduling.seeds import some_ask, some_views
+from tests.builders import pod_request, container, gpus, request, share, usage
+from tests.scheduling.seeds import some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)
 
 
-def case(views, *containers, **options):
-    return ask(*(containers or (MODEST,)), **options).case("NVIDIA", views)
+def context(usages, *containers, **options):
+    return pod_request(*(containers or (MODEST,)), **options).fit_context("NVIDIA", usages)
 
 
-def outcome(views, asked, **options):
+def outcome(usages, asked, **options):
     """The uuids in the order in which they were taken, or the reasons."""
-    found = fit(asked, case(views, **options))
+    found = fit(asked, context(usages, **options))
     return str(found) if isinstance(found, Unfit) else [s.uuid for s in found]
 
 
 ASKED = request(1, 3000, cores=30)
 RULES = [  # a device that breaks several rules: the reason is that of the first
-    param(view(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
-    param(view(cordoned=True, mode="mig"), ASKED, {"nvidia.com/nouse-gputype": "A40"}, Reason.CORDONED, id="cordoned"),
-    param(view(slots_used=10), ASKED, {"nvidia.com/nouse-gputype": "a40"}, Reason.TYPE_MISMATCH, id="type not wanted"),
-    param(view(), ASKED, {"nvidia.com/use-gputype": "L4,H100"}, Reason.TYPE_MISMATCH, id="another type wanted"),
-    param(view(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"),
-    param(view(), ASKED, {"nvidia.com/vgpu-mode": "mig"}, Reason.TYPE_MISMATCH, id="another mode wanted"),
-    param(view(slots_used=10), ASKED, {"nvidia.com/nouse-gpuuuid": "GPU-0"}, Reason.UUID_MISMATCH,
+    param(usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
+    param(usage(cordoned=True, mode="mig"), ASKED, {"nvidia.com/nouse-gputype": "A40"}, Reason.CORDONED, id="cordoned"),
+    param(usage(slots_used=10), ASKED, {"nvidia.com/nouse-gputype": "a40"}, Reason.TYPE_MISMATCH, id="type not wanted"),
+    param(usage(), ASKED, {"nvidia.com/use-gputype": "L4,H100"}, Reason.TYPE_MISMATCH, id="another type wanted"),
+    param(usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"),
+    param(usage(), ASKED, {"nvidia.com/vgpu-mode": "mig"}, Reason.TYPE_MISMATCH, id="another mode wanted"),
+    param(usage(slots_used=10), ASKED, {"nvidia.com/nouse-gpuuuid": "GPU-0"}, Reason.UUID_MISMATCH,
           id="uuid not wanted"),
-    param(view(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-00"}, Reason.UUID_MISMATCH, id="another uuid wanted"),
-    param(view(slots_used=10), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NO_SLOT, id="no slot"),
-    param(view(slots_used=1, memory_used_mib=46068), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NOT_ALONE,
+    param(usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-00"}, Reason.UUID_MISMATCH, id="another uuid wanted"),
+    param(usage(slots_used=10), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NO_SLOT, id="no slot"),
+    param(usage(slots_used=1, memory_used_mib=46068), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"},
+          Reason.NOT_ALONE,
           id="mutex"),
-    param(view(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY, id="memory"),
-    param(view(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES, id="cores"),
-    param(view(slots_used=1, cores_used=1), request(1, 1, cores=100), {}, Reason.NO_CORES, id="cores before exclusive"),
-    param(view(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE, id="exclusive"),
-    param(view(slots_used=1), request(1, 1, cores=400), {}, Reason.NOT_ALONE, id="more cores than a card has"),
-    param(view(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT, id="all cores taken"),
-    param(view(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY, id="MIG"),
-    param(view(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"),
-    param(view(), request(1, 46068, cores=100), {}, None, id="whole"),
-    param(view(cores_used=99), request(1, 1), {}, None, id="one percent is left to share"),
-    param(view(cores=0), request(1, 1), {}, None, id="a device without cores"),
-    param(view(cores=200, slots_used=1, cores_used=100), request(1, 1, cores=100), {}, None,
+    param(usage(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY, id="memory"),
+    param(usage(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES, id="cores"),
+    param(usage(slots_used=1, cores_used=1), request(1, 1, cores=100), {}, Reason.NO_CORES,
+          id="cores before exclusive"),
+    param(usage(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE, id="exclusive"),
+    param(usage(slots_used=1), request(1, 1, cores=400), {}, Reason.NOT_ALONE, id="more cores than a card has"),
+    param(usage(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT, id="all cores taken"),
+    param(usage(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY, id="MIG"),
+    param(usage(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"),
+    param(usage(), request(1, 46068, cores=100), {}, None, id="whole"),
+    param(usage(cores_used=99), request(1, 1), {}, None, id="one percent is left to share"),
+    param(usage(cores=0), request(1, 1), {}, None, id="a device without cores"),
+    param(usage(cores=200, slots_used=1, cores_used=100), request(1, 1, cores=100), {}, None,
           id="scaled cores are not exclusive"),
-    param(view(), ASKED, {"nvidia.com/use-gputype": "l4, nvidia a4 "}, None, id="type by part of its name"),
-    param(view(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None, id="uuid wanted"),
-    param(view(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None, id="mode wanted"),
-    param(view(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None, id="no mode"),
-    param(view(), ASKED, {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""}, None, id="blank lists"),
+    param(usage(), ASKED, {"nvidia.com/use-gputype": "l4, nvidia a4 "}, None, id="type by part of its name"),
+    param(usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None, id="uuid wanted"),
+    param(usage(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None, id="mode wanted"),
+    param(usage(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None, id="no mode"),
+    param(usage(), ASKED, {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""}, None, id="blank lists"),
 ]
 
 
 @pytest.mark.parametrize("device, asked, annotations, reason", RULES)
 def test_rules_in_the_order_users_see(device, asked, annotations, reason):
-    assert objection(device, asked, case([device], annotations=annotations)) is reason
+    assert objection(device, asked, context([device], annotations=annotations)) is reason
 
 
 @pytest.mark.parametrize("selector, accepted", [
@@ -76,27 +78,27 @@ def test_model_lists(selector, accepted):
     assert accepts_model(selector, "NVIDIA A40") is accepted
 
 
-FULL, MEMORY = view("slots", 10), view("memory", 1, 46000)
-CORES, SICK = view("cores", 1, 0, 90), view("sick", healthy=False)
+FULL, MEMORY = usage("slots", 10), usage("memory", 1, 46000)
+CORES, SICK = usage("cores", 1, 0, 90), usage("sick", healthy=False)
 
 
-@pytest.mark.parametrize("views, asked, text", [
+@pytest.mark.parametrize("usages, asked, text", [
     param([FULL, MEMORY, CORES, SICK], ASKED,
           "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
           "1/4 CardTimeSlicingExhausted", id="a reason each"),
-    param([view("a"), MEMORY], request(2, 3000), "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+    param([usage("a"), MEMORY], request(2, 3000), "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
           id="two"),
-    param([view("a"), view("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
+    param([usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
     param([], ASKED, "NodeInsufficientDevice", id="none"),
-    param([view("a", 1, 3000), view("b", 1, 3000)], request(1, 0, 100, 100), "2/2 CardInsufficientMemory",
+    param([usage("a", 1, 3000), usage("b", 1, 3000)], request(1, 0, 100, 100), "2/2 CardInsufficientMemory",
           id="whole"),
-    param([view("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="no cores"),
+    param([usage("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="no cores"),
 ])
-def test_reasons(views, asked, text):
-    assert outcome(views, asked) == text
+def test_reasons(usages, asked, text):
+    assert outcome(usages, asked) == text
 
 
-IDLE = [view(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
+IDLE = [usage(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
 
 
 @pytest.mark.parametrize("policy, numa_bind, uuids", [
@@ -108,51 +110,51 @@ def test_equal_devices_are_chosen_by_index_and_numa_node(policy, numa_bind, uuid
 
 
 def test_numa_bind_takes_devices_of_one_node():
-    views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
-    assert sorted(outcome(views, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
+    usages = [usage("A", 5, numa=0), usage("B", 1, numa=0), usage("C", 3, numa=1)]
+    assert sorted(outcome(usages, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
 
 
 def test_numa_bind_is_nothing_to_vendors_without_that_rule():
     vendor = Vendor(key="NVIDIA", count="x.io/card", inventory=lambda vendor, node: None, rules=(Rule.HEALTH,))
-    asked = ask(container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor])
-    found = fit(request(2), asked.case("NVIDIA", [view("A", numa=0), view("B", numa=1)]))
+    asked = pod_request(container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor])
+    found = fit(request(2), asked.fit_context("NVIDIA", [usage("A", numa=0), usage("B", numa=1)]))
     assert not isinstance(found, Unfit) and len(found) == 2
 
 
 def test_without_grouping_the_nodes_alternate():
-    views = [view("A", 5, numa=0), view("B", 1, numa=0), view("C", 3, numa=1)]
+    usages = [usage("A", 5, numa=0), usage("B", 1, numa=0), usage("C", 3, numa=1)]
     ungrouped = DevicePolicy((OrderKey.SCORE_DESCENDING,), numa_bind=True)
-    asked = replace(ask(MODEST), policy=ungrouped)
-    assert str(fit(request(2, 1), asked.case("NVIDIA", views))) == (
+    asked = replace(pod_request(MODEST), policy=ungrouped)
+    assert str(fit(request(2, 1), asked.fit_context("NVIDIA", usages))) == (
         "1/3 AllocatedCardsInsufficientRequest, 2/3 NumaNotFit")
 
 
 def links(**scores):
     """Devices a, b, … whose pairs have these scores: ``ab=100``."""
     names = sorted(set("".join(scores)))
-    return [view(name, pair_scores={other: scores.get("".join(sorted(name + other)),
-                                                      0) for other in names if other != name})
+    return [usage(name, pair_scores={other: scores.get("".join(sorted(name + other)),
+                                                       0) for other in names if other != name})
             for name in names]
 
 
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
-@pytest.mark.parametrize("views, count, uuids", [
+@pytest.mark.parametrize("usages, count, uuids", [
     param(links(ab=100, ac=200, bc=150), 1, ["b"], id="the one least missed"),
     param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="the best pair"),
     param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
     param(links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"),
     param(links(ab=0, cd=0), 1, ["d"], id="no links"),
-    param(links(ab=9, cd=5) + [view("e", healthy=False)], 2, ["b", "a"], id="only devices that can serve"),
+    param(links(ab=9, cd=5) + [usage("e", healthy=False)], 2, ["b", "a"], id="only devices that can serve"),
 ])
-def test_topology(views, count, uuids):
-    assert outcome(views, request(count, 1), annotations=TOPOLOGY) == uuids
+def test_topology(usages, count, uuids):
+    assert outcome(usages, request(count, 1), annotations=TOPOLOGY) == uuids
 
 
 def test_topology_says_why_not():
-    views = [view("a"), view("b", healthy=False)]
-    assert outcome(views, request(2, 1), annotations=TOPOLOGY) == (
+    usages = [usage("a"), usage("b", healthy=False)]
+    assert outcome(usages, request(2, 1), annotations=TOPOLOGY) == (
         "1/2 AllocatedCardsInsufficientRequest, 1/2 CardNotHealth")
 
 
@@ -160,19 +162,19 @@ def test_topology_says_why_not():
     (2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit"),
 ])
 def test_topology_with_numa_bind_stays_on_one_node(count, uuids):
-    views = [replace(v, device=replace(v.device, numa="abcd".index(v.device.uuid) // 2)) for v in links(ac=900,
-                                                                                                        bd=900, cd=1)]
-    assert outcome(views, request(count, 1), annotations=TOPOLOGY | {"nvidia.com/numa-bind": "true"}) == uuids
+    usages = [replace(v, device=replace(v.device, numa="abcd".index(v.device.uuid) // 2)) for v in links(ac=900,
+                                                                                                         bd=900, cd=1)]
+    assert outcome(usages, request(count, 1), annotations=TOPOLOGY | {"nvidia.com/numa-bind": "true"}) == uuids
 
 
 def test_topology_of_many_devices_is_soon_found():
-    views = [view(f"GPU-{i}", index=i,
-                  pair_scores={f"GPU-{j}": 100 * (i // 8 == j // 8) for j in range(64)}) for i in range(64)]
-    found = outcome(views, request(8, 1), annotations=TOPOLOGY)
+    usages = [usage(f"GPU-{i}", index=i,
+                    pair_scores={f"GPU-{j}": 100 * (i // 8 == j // 8) for j in range(64)}) for i in range(64)]
+    found = outcome(usages, request(8, 1), annotations=TOPOLOGY)
     assert len({int(uuid.removeprefix("GPU-")) // 8 for uuid in found}) == 1
 
 
-G13 = [view(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 8000), ("d2", 4000), ("d3", 6000))]
+G13 = [usage(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 8000), ("d2", 4000), ("d3", 6000))]
 
 
 @pytest.mark.parametrize("asked, left, text", [
@@ -194,28 +196,28 @@ def test_quota(asked, left, text):
     (4000, ["c", "a"]), (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
 ])
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
-    views = links(ab=100, ac=200, bc=150)
-    assert outcome(views, request(2, 2000), budgets={"NVIDIA": Budget(left)}, annotations=TOPOLOGY) == uuids
+    usages = links(ab=100, ac=200, bc=150)
+    assert outcome(usages, request(2, 2000), budgets={"NVIDIA": Budget(left)}, annotations=TOPOLOGY) == uuids
 
 
 def test_quota_counts_containers_placed_before():
     first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
-    asked = ask(MODEST, budgets={"NVIDIA": Budget(5000)})
-    assert objection(view(), ASKED, asked.case("NVIDIA", placed=first)) is Reason.QUOTA
+    asked = pod_request(MODEST, budgets={"NVIDIA": Budget(5000)})
+    assert objection(usage(), ASKED, asked.fit_context("NVIDIA", placed=first)) is Reason.QUOTA
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_fit_takes_only_what_is_free_and_nothing_twice(seed):
     rng = random.Random(seed)
-    views, asked = some_views(rng), some_ask(rng, containers=1)
+    usages, asked = some_usages(rng), some_pod_request(rng, containers=1)
     (wanted,) = asked.containers[0].requests
-    found = fit(wanted, asked.case("NVIDIA", views))
+    found = fit(wanted, asked.fit_context("NVIDIA", usages))
     if isinstance(found, Unfit):
         return
     assert len({s.uuid for s in found}) == len(found) == wanted.count
-    by_uuid = {v.device.uuid: v for v in views}
+    by_uuid = {v.device.uuid: v for v in usages}
     assert all(by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found)
-    assert not any(v.is_over for v in charge_views(views, found) if v.device.uuid in {s.uuid for s in found})
+    assert not any(v.is_overcommitted for v in charge_shares(usages, found) if v.device.uuid in {s.uuid for s in found})
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -224,10 +226,10 @@ def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
     a large device that is taken first may leave too little of the quota for a second one. (Several containers may miss
     each other too: the first may take the only device that could have served the second. So it is upstream.)"""
     rng = random.Random(seed)
-    views, asked = some_views(rng, most=5), some_ask(rng, containers=1)
+    usages, asked = some_usages(rng, most=5), some_pod_request(rng, containers=1)
     (wanted,) = asked.containers[0].requests
-    found = fit(wanted, asked.case("NVIDIA", views))
-    exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(views, wanted.count))
+    found = fit(wanted, asked.fit_context("NVIDIA", usages))
+    exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(usages, wanted.count))
     greedy_may_miss = wanted.memory_mib == 0 and asked.vendor_request("NVIDIA").budget.memory_mib is not None
     assert exists == (not isinstance(found, Unfit)) or (exists and greedy_may_miss)
 

@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.codec.states import render_request
-from hami.scheduling.liveness import Signs, Vitals, examine, is_offered, wants_request
+from hami.scheduling.liveness import PluginObservation, PluginLiveness, observe, is_schedulable, needs_handshake_request
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
 CLOCK = 1000.0
@@ -39,27 +39,27 @@ STATES = [  # handshake, seconds that we have seen it so; with no device allocat
 
 @pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
 def test_no_device_allocatable(handshake, seen, offered, wants):
-    vitals = Vitals(Signs(handshake, "[]", 0), CLOCK - seen)
-    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (offered, wants)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen)
+    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (offered, wants)
 
 
 @pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
 def test_devices_allocatable_keep_it_alive(handshake, seen, offered, wants):
-    vitals = Vitals(Signs(handshake, "[]", 20), CLOCK - seen)
-    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (True, wants)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), CLOCK - seen)
+    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (True, wants)
 
 
 @pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
 def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, wants):
-    vitals = Vitals(Signs(handshake, "[]", 0), CLOCK - seen, withdrawn=True)
-    assert (is_offered(vitals, CLOCK, NOW), wants_request(vitals)) == (False, False)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen, withdrawn=True)
+    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (False, False)
 
 
 ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00"
 REPORTED, DELETED = "Reported x", "Deleted_x"
 
 
-@pytest.mark.parametrize("signs, withdrawn", [
+@pytest.mark.parametrize("observation, withdrawn", [
     param([(None, "a", 0)], False, id="never had any"),
     param([(None, "a", 20)], False, id="has some"),
     param([(None, "a", 20), (None, "a", 0)], True, id="taken back"),
@@ -76,34 +76,34 @@ REPORTED, DELETED = "Reported x", "Deleted_x"
     param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False, id="registers anew"),
     param([(ASKED, "a", 20), (ASKED, "b", 0)], False, id="registers anew while taken back"),
 ])
-def test_withdrawn(signs, withdrawn):
-    vitals = None
-    for clock, sign in enumerate(signs):
-        vitals = examine(vitals, Signs(*sign), clock)
-    assert (vitals.signs, vitals.withdrawn) == (Signs(*signs[-1]), withdrawn)
+def test_withdrawn(observation, withdrawn):
+    liveness = None
+    for clock, sign in enumerate(observation):
+        liveness = observe(liveness, PluginObservation(*sign), clock)
+    assert (liveness.observation, liveness.withdrawn) == (PluginObservation(*observation[-1]), withdrawn)
 
 
 def test_the_minute_counts_from_when_the_handshake_last_changed():
-    vitals = examine(None, Signs(ASKED, "a", 0), 10.0)
-    assert examine(vitals, Signs(ASKED, "a", 0), 20.0).since == 10.0
-    assert examine(vitals, Signs(ASKED, "b", 0), 20.0).since == 10.0
-    assert examine(vitals, Signs(LATER, "a", 0), 20.0).since == 20.0
+    liveness = observe(None, PluginObservation(ASKED, "a", 0), 10.0)
+    assert observe(liveness, PluginObservation(ASKED, "a", 0), 20.0).since == 10.0
+    assert observe(liveness, PluginObservation(ASKED, "b", 0), 20.0).since == 10.0
+    assert observe(liveness, PluginObservation(LATER, "a", 0), 20.0).since == 20.0
 
 
 def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
-    handshake, vitals, offers = None, None, []
+    handshake, liveness, offers = None, None, []
     for minute, allocatable in enumerate([20, 20, 0, 0, 0, 0, 20]):
-        vitals = examine(vitals, Signs(handshake, "[]", allocatable), minute * 60.0)
+        liveness = observe(liveness, PluginObservation(handshake, "[]", allocatable), minute * 60.0)
         now = NOW + timedelta(minutes=minute)
-        offers.append(is_offered(vitals, minute * 60.0, now))
-        handshake = render_request(now) if wants_request(vitals) else handshake
+        offers.append(is_schedulable(liveness, minute * 60.0, now))
+        handshake = render_request(now) if needs_handshake_request(liveness) else handshake
     assert offers == [True, True, False, False, False, False, True]
     assert handshake == render_request(NOW), "asked once only"
 
 
 def test_a_plugin_that_left_its_annotation_behind_is_given_up_after_a_minute():
-    vitals = examine(None, Signs(None, "[]", 0), 0.0)
-    assert is_offered(vitals, 0.0, NOW) and wants_request(vitals)
-    vitals = examine(vitals, Signs(render_request(NOW), "[]", 0), 1.0)
-    assert is_offered(vitals, 59.0, NOW + timedelta(seconds=59))
-    assert not is_offered(vitals, 61.0, NOW + timedelta(seconds=60))
+    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0)
+    assert is_schedulable(liveness, 0.0, NOW) and needs_handshake_request(liveness)
+    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0)
+    assert is_schedulable(liveness, 59.0, NOW + timedelta(seconds=59))
+    assert not is_schedulable(liveness, 61.0, NOW + timedelta(seconds=60))

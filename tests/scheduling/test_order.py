@@ -9,35 +9,35 @@ from pytest import param
 
 from hami.codec.policies import parse_device_policy
 from hami.model import Weights
-from hami.scheduling.order import device_score, sort_views
-from tests.builders import request, view
+from hami.scheduling.order import device_score, sort_usages
+from tests.builders import request, usage
 from tests.scheduling.precision import f32
 
 G3 = request(1, 3000, cores=30)
 G4 = request(1, 1000, cores=20)
 SMALL = {"memory_mib": 8000}
 G11 = request(1, memory_percent=40)
-A, B = view("a", 1, 10, 90, memory_mib=100), view("b", 7, 20, 10, memory_mib=100)
+A, B = usage("a", 1, 10, 90, memory_mib=100), usage("b", 7, 20, 10, memory_mib=100)
 
 
 @pytest.mark.parametrize("device, asked, weights, score", [
-    param(view(), G3, Weights(), "4.65", id="idle"),
-    param(view("b0", 1, 3000, 30), G3, Weights(), "9.30", id="b0"),
-    param(view("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="device1"),
-    param(view("device2", **SMALL), G4, Weights(), "4.25", id="device2"),
-    param(view("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="device4"),
+    param(usage(), G3, Weights(), "4.65", id="idle"),
+    param(usage("b0", 1, 3000, 30), G3, Weights(), "9.30", id="b0"),
+    param(usage("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="device1"),
+    param(usage("device2", **SMALL), G4, Weights(), "4.25", id="device2"),
+    param(usage("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="device4"),
     param(A, G11, Weights(), "16.00", id="a"), param(B, G11, Weights(), "15.00", id="b"),
     param(A, G11, Weights(memory=3), "26.00", id="a memory"),
     param(B, G11, Weights(memory=3), "27.00", id="b memory"),
     param(A, G11, Weights(core=3), "34.00", id="a core"), param(B, G11, Weights(core=3), "17.00", id="b core"),
-    param(view("z", 2, 2048, 1, cores=4, memory_mib=8192), request(1, 1024, cores=1), Weights(), "11.75",
+    param(usage("z", 2, 2048, 1, cores=4, memory_mib=8192), request(1, 1024, cores=1), Weights(), "11.75",
           id="four cores"),
-    param(view(slots=0), G3, Weights(), "0.00", id="no slots"),
-    param(view(cores=0), G3, Weights(), "0.00", id="no cores"),
-    param(view(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
-    param(view(memory_mib=100), request(3, 10, cores=0), Weights(), "2.00", id="many devices are one slot"),
-    param(view(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"),
-    param(view(memory_mib=100), request(1, 10, cores=0), Weights(0, 0, 1), "1.00", id="weights of nothing"),
+    param(usage(slots=0), G3, Weights(), "0.00", id="no slots"),
+    param(usage(cores=0), G3, Weights(), "0.00", id="no cores"),
+    param(usage(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
+    param(usage(memory_mib=100), request(3, 10, cores=0), Weights(), "2.00", id="many devices are one slot"),
+    param(usage(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"),
+    param(usage(memory_mib=100), request(1, 10, cores=0), Weights(0, 0, 1), "1.00", id="weights of nothing"),
 ])
 def test_score(device, asked, weights, score):
     assert f"{device_score(device, asked, weights):.2f}" == score
@@ -48,7 +48,7 @@ amounts = st.integers(0, 100_000)
 
 @given(st.integers(1, 100), st.integers(0, 100), amounts, amounts, st.integers(0, 300), amounts, st.integers(0, 9))
 def test_score_is_rounded_to_single_precision_after_each_step(slots, used, memory, taken, cores, more, weight):
-    found = device_score(view("x", used, taken, cores, slots=slots, memory_mib=memory + 1), request(1, more, cores=7),
+    found = device_score(usage("x", used, taken, cores, slots=slots, memory_mib=memory + 1), request(1, more, cores=7),
                          Weights(weight, 1, 3))
     parts = [f32(w * f32(Fraction(n, d))) for w, n, d in (
         (weight, used + 1, slots), (1, cores + 7, 100), (3, taken + more, memory + 1))]
@@ -56,18 +56,18 @@ def test_score_is_rounded_to_single_precision_after_each_step(slots, used, memor
 
 
 @pytest.mark.parametrize("weights", [Weights(2**63 - 1, 2**63 - 1, 2**63 - 1), Weights(0, 0, 1)])
-@pytest.mark.parametrize("device", [view("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1),
-                                    view(slots=2**31 - 1)])
+@pytest.mark.parametrize("device", [usage("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1),
+                                    usage(slots=2**31 - 1)])
 def test_extreme_scores_are_numbers(device, weights):
     assert 0 <= device_score(device, request(1, 2**31 - 1, cores=2**31 - 1), weights) < float("inf")
 
 
 def tried(policy, devices, numa_bind=False):
     """The uuids in the order in which they are tried; *devices*: (uuid, score, NUMA node, slots used, index)."""
-    views = [view(uuid, used, numa=numa, index=index) for uuid, _, numa, used, index in devices]
+    usages = [usage(uuid, used, numa=numa, index=index) for uuid, _, numa, used, index in devices]
     scores = [score for _, score, _, _, _ in devices]
-    ordered = sort_views(views, parse_device_policy(policy, numa_bind=numa_bind), scores)
-    return "".join(view.device.uuid for view in reversed(ordered))
+    ordered = sort_usages(usages, parse_device_policy(policy, numa_bind=numa_bind), scores)
+    return "".join(usage.device.uuid for usage in reversed(ordered))
 
 
 MIXED = [("a", 5.0, 0, 2, 3), ("b", 5.0, 1, 0, 2), ("c", 1.0, 0, 1, 1), ("d", 9.0, 1, 1, 0)]

@@ -5,13 +5,13 @@ import pytest
 from hami.errors import MalformedInput
 from hami.model import Budget, DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.pod_request import make_pod_request, node_policy_of
-from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, ask, container, gpus, pod, request
+from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, pod_request, container, gpus, pod, request
 
 CPU = container({"cpu": "1"})
 
 
 def test_containers_in_their_order_and_kind():
-    asked = ask(gpus(1, 1000), CPU, gpus(1, 2000, kind=INIT), gpus(1, 3000, kind=SIDECAR))
+    asked = pod_request(gpus(1, 1000), CPU, gpus(1, 2000, kind=INIT), gpus(1, 3000, kind=SIDECAR))
     assert asked.kinds == (INIT, SIDECAR, APP, APP)
     assert [c.requests for c in asked.containers] == [
         (request(1, 2000),), (request(1, 3000),), (request(1, 1000),), ()]
@@ -26,7 +26,8 @@ def test_a_pod_that_asks_for_no_device(containers):
 def test_one_claim_a_vendor_with_selectors_and_budget():
     selectors = {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gpuuuid": "GPU-1",
                  "nvidia.com/vgpu-mode": "hami-core"}
-    asked = ask(gpus(), gpus(), annotations=selectors, budgets={"NVIDIA": Budget(100, None), "DCU": Budget(0, 0)})
+    budgets = {"NVIDIA": Budget(100, None), "DCU": Budget(0, 0)}
+    asked = pod_request(gpus(), gpus(), annotations=selectors, budgets=budgets)
     (vendor_request,) = asked.vendor_requests
     assert vendor_request is asked.vendor_request("NVIDIA")
     assert vendor_request.selector == Selector(use_types=("A40",), nouse_uuids=("GPU-1",), mode="hami-core")
@@ -43,19 +44,18 @@ def test_one_claim_a_vendor_with_selectors_and_budget():
     ({"nvidia.com/numa-bind": "yes"}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
 ])
 def test_policy(annotations, default, policy):
-    assert ask(gpus(), annotations=annotations, policy=default).policy == policy
+    assert pod_request(gpus(), annotations=annotations, policy=default).policy == policy
 
 
 def test_weights():
-    assert ask(gpus()).weights == Weights(1, 1, 1)
-    assert ask(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1,memory=3"}).weights == Weights(1,
-                                                                                                                    1,
-                                                                                                                    3)
+    assert pod_request(gpus()).weights == Weights(1, 1, 1)
+    weighted = pod_request(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1,memory=3"})
+    assert weighted.weights == Weights(1, 1, 3)
 
 
 def test_unreadable_weights():
     with pytest.raises(MalformedInput, match="expected slot, core, and memory weights"):
-        ask(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1"})
+        pod_request(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1"})
 
 
 def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():

@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.model import Budget
-from hami.scheduling.quota import budget, limit_of
+from hami.scheduling.quota import lowest_limit, remaining_budget
 from tests.builders import NVIDIA, nvidia, quota
 
 IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
@@ -29,11 +29,11 @@ def test_no_limit_covers_everything():
     ([quota("a", gpumem=5), quota("b", gpumem=3), quota("c")], 3),
 ], ids=["none", "one", "nothing at all", "another resource", "the lowest of several"])
 def test_limit(quotas, limit):
-    assert limit_of(quotas, "nvidia.com/gpumem") == limit
+    assert lowest_limit(quotas, "nvidia.com/gpumem") == limit
 
 
 def test_a_resource_without_name_has_no_limit():
-    assert limit_of([quota(gpumem=5)], "") is None
+    assert lowest_limit([quota(gpumem=5)], "") is None
 
 
 @pytest.mark.parametrize("vendor, quotas, used, left", [
@@ -50,9 +50,9 @@ def test_a_resource_without_name_has_no_limit():
     param(nvidia(memory_factor=0), [quota(gpumem=4)], (0, 0), Budget(4, None), id="factor of nothing"),
 ])
 def test_budget(vendor, quotas, used, left):
-    assert budget(vendor, {q.name: q for q in quotas}, used) == left
+    assert remaining_budget(vendor, {q.name: q for q in quotas}, used) == left
 
 
 def test_a_memory_factor_scales_the_quota():
-    left = budget(nvidia(memory_factor=1024), {"q": quota(gpumem=4)}, (2048, 0))
+    left = remaining_budget(nvidia(memory_factor=1024), {"q": quota(gpumem=4)}, (2048, 0))
     assert left.covers(2048, 0) and not left.covers(2049, 0)

@@ -4,10 +4,10 @@ import pytest
 from pytest import param
 
 from hami.scheduling.read_booking import read_booking
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, pod, view
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, pod, usage
 
 TWO = container(), container()
-NODE = {"NVIDIA": [view("GPU-a", memory_mib=1000), view("GPU-b", 3, 50, 10, memory_mib=2000)]}
+NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, memory_mib=2000)]}
 WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100)
 
 

@@ -3,8 +3,8 @@
 import pytest
 from pytest import param
 
-from hami.scheduling.usage import charge_views, collapse, total
-from tests.builders import APP, INIT, SIDECAR, charge, share, view
+from hami.scheduling.usage import charge_shares, peak_charges, total_charge
+from tests.builders import APP, INIT, SIDECAR, charge, share, usage
 
 A, B = "GPU-A", "GPU-B"
 
@@ -42,22 +42,22 @@ SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), hold
     param(([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"),
 ])
 def test_collapse(pod, init_done, charges):
-    assert collapse(*pod, init_done=init_done) == tuple(charges)
+    assert peak_charges(*pod, init_done=init_done) == tuple(charges)
 
 
 def test_total():
-    assert total([charge(A, 3, 8000, 30), charge(B, 1, 2000, 5)]) == (10000, 35)
-    assert total([]) == (0, 0)
+    assert total_charge([charge(A, 3, 8000, 30), charge(B, 1, 2000, 5)]) == (10000, 35)
+    assert total_charge([]) == (0, 0)
 
 
 def test_charge_views():
-    before = (view(A, 1, 100, 10), view(B))
-    assert charge_views(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (view(A, 3, 151, 15),
-                                                                                            view(B))
+    before = (usage(A, 1, 100, 10), usage(B))
+    assert charge_shares(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (usage(A, 3, 151, 15),
+                                                                                             usage(B))
 
 
 @pytest.mark.parametrize("taken, over", [
     ((10, 46068, 100), False), ((11, 0, 0), True), ((0, 46069, 0), True), ((0, 0, 101), True),
 ])
 def test_over(taken, over):
-    assert view(A, *taken).is_over is over
+    assert usage(A, *taken).is_overcommitted is over

@@ -18,7 +18,7 @@ def vendor(key, **names):
     """The vendor under the chart's configuration, with some of its names changed."""
     config = chart_config()
     changed = replace(config, names={**config.names, key: replace(config.names.get(key, Names()), **names)})
-    return vendors(changed, ascend=True, iluvatar=True).named(key)
+    return vendors(changed, ascend=True, iluvatar=True)[key]
 
 
 def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, co_tenants=(), **fields):
@@ -53,5 +53,5 @@ def denied(vendor, limits, why, id, **fields):
     return param(Denied(vendor=vendor, limits=limits, why=why, **fields), id=id)
 
 
-def fits(vendor, views, limits, outcome, id, **fields):
-    return param(Fits(vendor=vendor, views=views, limits=limits, outcome=outcome, **fields), id=id)
+def fits(vendor, usages, limits, outcome, id, **fields):
+    return param(Fits(vendor=vendor, usages=usages, limits=limits, outcome=outcome, **fields), id=id)

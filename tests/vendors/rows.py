@@ -10,10 +10,10 @@ from hami.codec.allocation import render_shares
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
 from hami.scheduling.pod_request import PodRequest, ContainerRequest, make_pod_request
 from hami.scheduling.fit import Unfit
-from hami.scheduling.place import place
-from hami.scheduling.annotations import written
+from hami.scheduling.placement import place_pod
+from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.admission import admit
-from hami.vendors.request import request_of
+from hami.vendors.request import device_request
 from hami.vendors.spec import Catalog, AnnotationContext, Vendor
 from tests.builders import APP, container
 
@@ -48,7 +48,7 @@ class Asked:
         assert (admission.annotations, admission.pod_spec) == (self.annotated, self.pod_spec)
         again = admitted(self.vendor, limits, requests, self.annotations | self.annotated)
         assert again[:2] == (limits, requests), "admission is not at rest"
-        assert request_of(self.vendor, container(limits, requests=requests)) == self.request
+        assert device_request(self.vendor, container(limits, requests=requests)) == self.request
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class Denied:
 
 @dataclass(kw_only=True)
 class Fits:
-    """What the containers get of the devices *views*, given in the order in which they are sorted (the last is tried
+    """What the containers get of the devices *usages*, given in the order in which they are sorted (the last is tried
     first), or why they get none.
 
     *limits*: of one container, or a list of them, one a container; they pass admission first. *request*: that, in
@@ -73,7 +73,7 @@ class Fits:
     """
 
     vendor: Vendor
-    views: list
+    usages: list
     outcome: str
     limits: dict | list = field(default_factory=dict)
     request: Request | None = None
@@ -86,12 +86,13 @@ class Fits:
     def check(self):
         """The row holds."""
         pod = self.pod()
-        found = place({self.vendor.key: self.views}, self.ask(pod))
+        found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod))
         assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
             not isinstance(found, Unfit) and self.vendor.writes_model)
         if not isinstance(found, Unfit):
-            devices = {view.device.uuid: view.device for view in self.views}
-            texts = written(self.vendor, AnnotationContext(pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
+            devices = {usage.device.uuid: usage.device for usage in self.usages}
+            texts = render_vendor_annotations(self.vendor, AnnotationContext(
+                pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
             assert texts.pop(self.vendor.allocated) == self.outcome
             if self.vendor.to_allocate:
                 assert texts.pop(self.vendor.to_allocate) == self.outcome
@@ -109,7 +110,7 @@ class Fits:
             containers.append(Container(name=f"c{position}", kind=kind, limits=after, requests=requests))
         return Pod(ref=PodRef("default", "pod1", "uid-1"), annotations=annotations, containers=tuple(containers))
 
-    def ask(self, pod) -> PodRequest:
+    def pod_request(self, pod) -> PodRequest:
         """What the pod asks, devices in the order given."""
         catalog = Catalog([self.vendor])
         if self.request is not None:

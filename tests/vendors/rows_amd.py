@@ -2,7 +2,7 @@
 
 from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given
 
-AMD = CHART.named("AMD")
+AMD = CHART["AMD"]
 MODEL = "AMD Instinct MI300X VF"
 PERCENT = "amd.com/gpucores must be an integer percentage between 1 and 100"
 
@@ -41,8 +41,8 @@ DENIED = [
 ]
 
 
-def units(percent, outcome, views=None, *, id, **fields):
-    return fits(AMD, views or [mi300()], {}, outcome, id=id, request=asked(AMD, 1, 16384, None, percent), **fields)
+def units(percent, outcome, usages=None, *, id, **fields):
+    return fits(AMD, usages or [mi300()], {}, outcome, id=id, request=asked(AMD, 1, 16384, None, percent), **fields)
 
 
 FITS = [

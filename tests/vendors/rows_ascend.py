@@ -8,7 +8,7 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
-from tests.builders import request, view
+from tests.builders import request, usage
 from tests.vendors.rows import Asked, Denied, Fits
 
 CHART = chart_config()
@@ -17,7 +17,7 @@ CHART = chart_config()
 def ascend(word, *, soft=False, **chip):
     """The vendor of that common word, with *chip* (fields of AscendChip) changed for that chip."""
     chips = tuple(msgspec.structs.replace(one, **chip) if one.common_word == word else one for one in CHART.ascends)
-    return vendors(replace(CHART, ascends=chips, hami_vnpu_core=soft), ascend=True).named(word)
+    return vendors(replace(CHART, ascends=chips, hami_vnpu_core=soft), ascend=True)[word]
 
 
 P310, A910, B910, C910 = map(ascend, ("Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"))
@@ -33,8 +33,8 @@ def npu(vendor, count=None, memory=None, core=None):
 def chip(uuid, slots_used=0, memory_used_mib=0, cores_used=0, *, soft=False, network=None, **fields):
     """A chip with 64 GiB; *soft*: on a node with the soft split."""
     info = {"hami-vnpu-core": soft} | ({} if network is None else {"NetworkID": network})
-    return view(uuid, slots_used, memory_used_mib, cores_used, info=info,
-                **{"memory_mib": 65536, "slots": 4} | fields)
+    return usage(uuid, slots_used, memory_used_mib, cores_used, info=info,
+                 **{"memory_mib": 65536, "slots": 4} | fields)
 
 
 def chips(*networks, used=(), **fields):
@@ -65,15 +65,15 @@ def denied(vendor, count, memory, why, id, core=None, annotations=None, void=Fal
                         annotations=annotations or {}), id=id)
 
 
-def fits(vendor, views, limits, outcome, id, written=None, annotations=None):
-    return param(Fits(vendor=vendor, views=views, limits=limits, outcome=outcome, written=written or {},
+def fits(vendor, usages, limits, outcome, id, written=None, annotations=None):
+    return param(Fits(vendor=vendor, usages=usages, limits=limits, outcome=outcome, written=written or {},
                       annotations=annotations or {}), id=id)
 
 
-def gets(vendor, views, count, uuids, id, memory=65536, annotations=None):
+def gets(vendor, usages, count, uuids, id, memory=65536, annotations=None):
     """A row of whole chips that are found."""
     outcome, written = whole(vendor, *uuids, memory=memory)
-    return fits(vendor, views, npu(vendor, count), outcome, id, written, annotations)
+    return fits(vendor, usages, npu(vendor, count), outcome, id, written, annotations)
 
 
 TENFOLD = ascend("Ascend310P", memory_factor=10)

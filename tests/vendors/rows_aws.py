@@ -8,7 +8,7 @@ from hami.vendors.catalog import vendors
 from tests.builders import INIT
 from tests.vendors.rows import Asked, Denied, Fits
 
-NEURON = vendors(chart_config()).named("AWSNeuron")
+NEURON = vendors(chart_config())["AWSNeuron"]
 COUNT, CORES = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
 ALL = Partition(0, 31)
 MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
@@ -41,8 +41,8 @@ def ids(*numbers, cores=False, **more):
     return found | ({"NEURON_RESOURCE_TYPE": CORES} if cores else {}) | more
 
 
-def fits(views, limits, outcome, id, written=None, annotations=None, **fields):
-    return param(Fits(vendor=NEURON, views=views, limits=limits, outcome=outcome, written=written or {},
+def fits(usages, limits, outcome, id, written=None, annotations=None, **fields):
+    return param(Fits(vendor=NEURON, usages=usages, limits=limits, outcome=outcome, written=written or {},
                       annotations=annotations or {}, **fields), id=id)
 
 

@@ -1,10 +1,10 @@
 """Cambricon's rows of the table."""
 
 from hami.model import QuotaLimits
-from hami.scheduling.quota import budget
+from hami.scheduling.quota import remaining_budget
 from tests.vendors.chart import CHART, asked, asks, card, denied, fits, given, on_node
 
-MLU = CHART.named("MLU")
+MLU = CHART["MLU"]
 FOUR = on_node(MLU, "n1", memory=400, cores=400)
 QUOTA = QuotaLimits(namespace="default", name="quota", uid="uid-quota", limits={MLU.memory: 50})
 
@@ -32,7 +32,7 @@ FITS = [
          id="MLU one card is whole", written=written("3_100_100")),
     fits(MLU, [card(MLU, "MLU-0", memory_mib=40960)], {}, "1/1 ResourceQuotaNotFit",
          id="MLU a quota that the memory exceeds",
-         request=asked(MLU, 1, 0, 100, 10), budgets={"MLU": budget(MLU, {"quota": QUOTA}, (0, 0))}),
+         request=asked(MLU, 1, 0, 100, 10), budgets={"MLU": remaining_budget(MLU, {"quota": QUOTA}, (0, 0))}),
     fits(MLU, [card(MLU, "device-0", memory_mib=256000)], [{"cpu": "1"}, given(MLU, 1, 1000, 1)],
          ";device-0,MLU,256000,1:;", id="MLU second of two containers", written=written("0_1_1000")),
     fits(MLU, FOUR, given(MLU, 2, 20, 10), "n1-cambricon-mlu-3,MLU,5120,10:n1-cambricon-mlu-2,MLU,5120,10:;",

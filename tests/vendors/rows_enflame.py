@@ -8,7 +8,7 @@ from hami.model import Budget, Device, Request, DeviceUsage
 from hami.vendors.catalog import vendors
 from tests.vendors.rows import Asked, Denied, Fits
 
-DRS = vendors(chart_config()).named("Enflame")
+DRS = vendors(chart_config())["Enflame"]
 COUNT, MEMORY, CORES = "enflame.com/drs-gcu", "enflame.com/gcu-memory", "enflame.com/gcu-core"
 MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 SIXTH, HALF, ALL = (DrsProfile(name=f"{slices}g.{memory}gb", number=number, slices=slices, memory_gb=memory)
@@ -59,8 +59,9 @@ def denied(limits, why, id, **fields):
     return param(Denied(vendor=DRS, limits=limits, why=why, **fields), id=id)
 
 
-def fits(views, limits, outcome, id, written=None, **fields):
-    return param(Fits(vendor=DRS, views=views, limits=limits, outcome=outcome, written=written or {}, **fields), id=id)
+def fits(usages, limits, outcome, id, written=None, **fields):
+    return param(Fits(vendor=DRS, usages=usages, limits=limits, outcome=outcome, written=written or {}, **fields),
+                 id=id)
 
 
 INT32 = "must be an integer between 0 and 2147483647"

@@ -2,7 +2,7 @@
 
 from tests.vendors.chart import CHART, INT32, MUTEX, asked, asks, card, denied, fits, given, on_node, vendor
 
-DCU = CHART.named("DCU")
+DCU = CHART["DCU"]
 SCALED = vendor("DCU", memory_factor=1024)
 REGISTERED = on_node(DCU, annotations={"hami.io/node-dcu-register": "DCU-a,30,32752,100,DCU-K100_AI,0,true:"})
 

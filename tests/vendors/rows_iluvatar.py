@@ -2,7 +2,7 @@
 
 from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given
 
-V150, V100 = CHART.named("BI-V150"), CHART.named("MR-V100")
+V150, V100 = CHART["BI-V150"], CHART["MR-V100"]
 NAMED = {"SOL_CONTINER_NAME": "c"}
 I1 = given(V150, 1, 64, 50)
 

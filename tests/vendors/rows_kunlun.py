@@ -6,18 +6,18 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
-from tests.builders import request, view
+from tests.builders import request, usage
 from tests.vendors.rows import Asked, Denied, Fits
 
-CARDS, SLICES = map(vendors(chart_config()).named, ("kunlun", "XPU"))
+CARDS, SLICES = (vendors(chart_config())[key] for key in ("kunlun", "XPU"))
 MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 USED = {"slots_used": 1, "memory_used_mib": 98304, "cores_used": 100}
 
 
 def cards(*used, name="n-kunlun-{}", order=range(8), **fields):
     """Eight cards in a server, in this order; those in *used* are taken whole."""
-    every = [view(name.format(index), index=index, memory_mib=98304, slots=100, numa=index // 4,
-                  **(USED if index in used else {}), **fields) for index in range(8)]
+    every = [usage(name.format(index), index=index, memory_mib=98304, slots=100, numa=index // 4,
+                   **(USED if index in used else {}), **fields) for index in range(8)]
     return [every[index] for index in order]
 
 
@@ -39,21 +39,22 @@ def quarters(*indexes):
     return "".join(f"xpu-{index},XPU,24576,25:" for index in indexes) + ";"
 
 
-def takes(views, count, indexes, id, annotations=None):
+def takes(usages, count, indexes, id, annotations=None):
     """A row of whole cards that are found."""
-    return param(Fits(vendor=CARDS, views=views, limits={"kunlunxin.com/xpu": count}, outcome=whole(*indexes), node="n",
-                      annotations=annotations or {}, written={"BAIDU_COM_DEVICE_IDX": ",".join(map(str, indexes))}),
+    return param(Fits(vendor=CARDS, usages=usages, limits={"kunlunxin.com/xpu": count}, outcome=whole(*indexes),
+                      node="n", annotations=annotations or {},
+                      written={"BAIDU_COM_DEVICE_IDX": ",".join(map(str, indexes))}),
                  id=id)
 
 
-def none(views, count, why, id, annotations=None):
+def none(usages, count, why, id, annotations=None):
     """A row of whole cards that are not found."""
-    return param(Fits(vendor=CARDS, views=views, limits={"kunlunxin.com/xpu": count}, outcome=why,
+    return param(Fits(vendor=CARDS, usages=usages, limits={"kunlunxin.com/xpu": count}, outcome=why,
                       annotations=annotations or {}), id=id)
 
 
-def slices(views, count, memory, outcome, id, annotations=None):
-    return param(Fits(vendor=SLICES, views=views, limits=vxpu(count, memory), outcome=outcome,
+def slices(usages, count, memory, outcome, id, annotations=None):
+    return param(Fits(vendor=SLICES, usages=usages, limits=vxpu(count, memory), outcome=outcome,
                       annotations=annotations or {}), id=id)
 
 
@@ -119,7 +120,7 @@ FITS = [  # cards used, how many are asked for, the indexes of those that are fo
                        "baidu.com/use-gpuuuid": "n-kunlun-6,n-kunlun-7"}),
     takes(cards(), 1, (2,), id="Kunlun both keys for uuids that are not wanted",
           annotations={"hami.io/no-use-xpu-uuid": "n-kunlun-0", "baidu.com/nouse-gpuuuid": "n-kunlun-1"}),
-    param(Fits(vendor=CARDS, views=cards(), node="n", limits=[{"kunlunxin.com/xpu": 1}, {}, {"kunlunxin.com/xpu": 2}],
+    param(Fits(vendor=CARDS, usages=cards(), node="n", limits=[{"kunlunxin.com/xpu": 1}, {}, {"kunlunxin.com/xpu": 2}],
                outcome=whole(0) + ";" + whole(1, 2), written={"BAIDU_COM_DEVICE_IDX": "1,2"}),
           id="Kunlun indexes of the last container"),
     slices([sliced()[0]], 1, 20000, quarters(0), id="vXPU memory is rounded to a quarter"),

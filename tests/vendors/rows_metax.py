@@ -5,7 +5,7 @@ import json
 from tests.builders import APP, INIT
 from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given, on_node
 
-GPU, SGPU = CHART.named("Metax-GPU"), CHART.named("Metax-SGPU")
+GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]
 CLASS, QOS = "metax-tech.com/sgpu-app-class", "metax-tech.com/sgpu-qos-policy"
 ONLINE, OFFLINE = {CLASS: "online"}, {CLASS: "offline"}
 BEST = {QOS: "best-effort"}
@@ -24,14 +24,14 @@ def written(*containers):
             "metax-tech.com/predicate-time": "1787313600000000000"}
 
 
-def sets(views, limits, shares, id, annotations=None, **fields):
+def sets(usages, limits, shares, id, annotations=None, **fields):
     """A row for one container that gets *shares*."""
     outcome = "".join(f"{uuid},Metax-SGPU,{memory},{cores}:" for uuid, memory, cores in shares) + ";"
-    return fits(SGPU, views, limits, outcome, id=id, annotations=annotations or {}, written=written(shares), **fields)
+    return fits(SGPU, usages, limits, outcome, id=id, annotations=annotations or {}, written=written(shares), **fields)
 
 
-def fails(views, limits, outcome, id, annotations=None, **fields):
-    return fits(SGPU, views, limits, outcome, id=id, annotations=annotations or {}, **fields)
+def fails(usages, limits, outcome, id, annotations=None, **fields):
+    return fits(SGPU, usages, limits, outcome, id=id, annotations=annotations or {}, **fields)
 
 
 def memory(text, mib, id):

@@ -3,7 +3,7 @@
 from tests.builders import APP, INIT
 from tests.vendors.chart import CHART, INT32, asked, asks, denied, fits, given, on_node
 
-MT = CHART.named("Mthreads")
+MT = CHART["Mthreads"]
 LEGAL = "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pytest import param
 
 from hami.model import MigProfile, Partition
-from tests.builders import NVIDIA, nvidia, request, view
+from tests.builders import NVIDIA, nvidia, request, usage
 from tests.vendors.rows import Asked, Denied, Fits
 
 
@@ -24,8 +24,8 @@ def denied(vendor, limits, why, id):
     return param(Denied(vendor=vendor, limits=limits, why=why), id=id)
 
 
-def fits(vendor, views, limits, annotations, outcome, id, written=None):
-    return param(Fits(vendor=vendor, views=views, limits=limits, annotations=annotations, outcome=outcome,
+def fits(vendor, usages, limits, annotations, outcome, id, written=None):
+    return param(Fits(vendor=vendor, usages=usages, limits=limits, annotations=annotations, outcome=outcome,
                       written=written or {}), id=id)
 
 
@@ -84,13 +84,13 @@ DENIED = [  # vendor, limits, why; a pod that comes in nevertheless asks for not
 
 
 def linked(uuid, **scores):
-    return view(uuid, pair_scores={f"dev-{other.removeprefix('to')}": score for other, score in scores.items()})
+    return usage(uuid, pair_scores={f"dev-{other.removeprefix('to')}": score for other, score in scores.items()})
 
 
 TRIANGLE = [linked("dev-0", to1=100, to2=200), linked("dev-1", to0=100, to2=150), linked("dev-2", to0=200, to1=150)]
 NUMA_BIND = {"nvidia.com/numa-bind": "true"}
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
-MIG = view("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
+MIG = usage("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
     MigProfile(name="3g.20gb", memory_mib=19968, cores=43, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
     MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=tuple(Partition(i, 1) for i in range(7))),
     MigProfile(name="2g.10gb", memory_mib=9984, cores=29, slices=2,
@@ -105,25 +105,25 @@ def places(*instances):
 
 
 FITS = [  # vendor, its devices in the order given to the fit (tried from the end), limits, annotations, the outcome
-    fits(NVIDIA, [view("GPU-a")], nv(1, gpumem=3000, gpucores=30), {}, "GPU-a,NVIDIA,3000,30:;",
+    fits(NVIDIA, [usage("GPU-a")], nv(1, gpumem=3000, gpucores=30), {}, "GPU-a,NVIDIA,3000,30:;",
          id="NVIDIA memory and cores"),
-    fits(NVIDIA, [view("A", 1, 3000, 30), view("B")], nv(1), {}, "B,NVIDIA,46068,100:;",
+    fits(NVIDIA, [usage("A", 1, 3000, 30), usage("B")], nv(1), {}, "B,NVIDIA,46068,100:;",
          id="NVIDIA a whole card, one is free"),
-    fits(NVIDIA, [view("A", 1, 3000, 30)], nv(1), {}, "1/1 CardInsufficientMemory",
+    fits(NVIDIA, [usage("A", 1, 3000, 30)], nv(1), {}, "1/1 CardInsufficientMemory",
          id="NVIDIA a whole card, none is free"),
-    fits(NVIDIA, [view("d0"), view("d1")], nv(2, gpumem_percentage=50, gpucores=30), {},
+    fits(NVIDIA, [usage("d0"), usage("d1")], nv(2, gpumem_percentage=50, gpucores=30), {},
          "d1,NVIDIA,23034,30:d0,NVIDIA,23034,30:;", id="NVIDIA two halves of memory"),
-    fits(NVIDIA, [view("A", 1, 1000, 100)], nv(gpumem=8000), {}, "1/1 CardComputeUnitsExhausted",
+    fits(NVIDIA, [usage("A", 1, 1000, 100)], nv(gpumem=8000), {}, "1/1 CardComputeUnitsExhausted",
          id="NVIDIA memory alone"),
-    fits(NVIDIA, [view("A", memory_mib=11264)], nv(1, gpumem_percentage=0), {}, "A,NVIDIA,11264,0:;",
+    fits(NVIDIA, [usage("A", memory_mib=11264)], nv(1, gpumem_percentage=0), {}, "A,NVIDIA,11264,0:;",
          id="NVIDIA zero percent is all memory of a free card"),
-    fits(NVIDIA, [view("A", 1, 11260, 0, memory_mib=11264)], nv(1, gpumem_percentage=0), {},
+    fits(NVIDIA, [usage("A", 1, 11260, 0, memory_mib=11264)], nv(1, gpumem_percentage=0), {},
          "1/1 CardInsufficientMemory", id="NVIDIA zero percent is all memory, some is used"),
     fits(NVIDIA, TRIANGLE, nv(1, gpumem=100, gpucores=10), TOPOLOGY, "dev-1,NVIDIA,100,10:;",
          id="NVIDIA topology, one card"),
     fits(NVIDIA, TRIANGLE, nv(2, gpumem=100, gpucores=10), TOPOLOGY,
          "dev-2,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="NVIDIA topology, two linked cards"),
-    fits(NVIDIA, [view("dev-0", numa=1), view("dev-1", numa=1), view("dev-2")], nv(2, gpumem=100, gpucores=10),
+    fits(NVIDIA, [usage("dev-0", numa=1), usage("dev-1", numa=1), usage("dev-2")], nv(2, gpumem=100, gpucores=10),
          NUMA_BIND, "dev-1,NVIDIA,100,10:dev-0,NVIDIA,100,10:;", id="NVIDIA numa-bind"),
     fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "mig"},
          "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;", written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
@@ -146,12 +146,12 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
          id="NVIDIA MIG no cores are left by rounding"),
     fits(NVIDIA, [replace(MIG, slots_used=1)], nv(1, gpumem=8000), {}, "1/1 CardNotHealth",
          id="NVIDIA MIG a user without a place"),
-    fits(NVIDIA, [replace(view("GPU-0", 1), partitions=(Partition(0, 2),))], nv(1, gpumem=8000), {},
+    fits(NVIDIA, [replace(usage("GPU-0", 1), partitions=(Partition(0, 2),))], nv(1, gpumem=8000), {},
          "1/1 CardNotHealth", id="NVIDIA a place on a card that is not cut"),
     fits(NVIDIA, [MIG], nv(2, gpumem=8000), {"nvidia.com/vgpu-mode": "hami-core"}, "1/1 CardTypeMismatch",
          id="NVIDIA MIG not wanted"),
     fits(NVIDIA, [MIG], nv(4, gpumem=8000), {}, "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest",
          id="NVIDIA MIG more than go on a card"),
-    fits(NVIDIA, [view("dev-0", cordoned=True), view("dev-1", cordoned=True)], nv(1), {}, "2/2 CardCordoned",
+    fits(NVIDIA, [usage("dev-0", cordoned=True), usage("dev-1", cordoned=True)], nv(1), {}, "2/2 CardCordoned",
          id="NVIDIA cordoned cards"),
 ]

@@ -2,7 +2,7 @@
 
 from tests.vendors.chart import CHART, INT32, MUTEX, asked, asks, card, denied, fits, given, on_node
 
-BIREN, GCU = CHART.named("Biren"), CHART.named("GCU")
+BIREN, GCU = CHART["Biren"], CHART["GCU"]
 
 
 def biren(uuid, *taken, **fields):

@@ -12,14 +12,14 @@ from hami.codec.allocation import render_shares
 from hami.errors import MalformedInput
 from hami.model import NodePolicy
 from hami.scheduling.fit import Unfit
-from hami.scheduling.place import place
-from hami.scheduling.usage import charge_views
-from hami.scheduling.annotations import written
+from hami.scheduling.placement import place_pod
+from hami.scheduling.usage import charge_shares
+from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.admission import admit
 from hami.vendors.catalog import vendors
-from hami.vendors.request import request_of
+from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
-from tests.builders import ask, container, node, pod, share
+from tests.builders import pod_request, container, node, pod, share
 from tests.vendors.rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
 
@@ -30,12 +30,12 @@ HARD, HIDDEN = {}, [{"name": "ASCEND_VISIBLE_DEVICES", "value": ""}]
 @pytest.mark.parametrize("factor, memory_mib", [(10, 1280), (100, 12800), (0, 128)])
 def test_memory_is_multiplied_by_the_factor(factor, memory_mib):
     vendor = ascend("Ascend910A", memory_factor=factor)
-    assert request_of(vendor, container(npu(vendor, 1, 128))).memory_mib == memory_mib
+    assert device_request(vendor, container(npu(vendor, 1, 128))).memory_mib == memory_mib
 
 
-def emission(*containers, annotations=None, devices=()):
+def context(*containers, annotations=None, devices=()):
     return AnnotationContext(pod=pod(annotations=annotations or {}), node="n", shares=containers,
-                             devices={view.device.uuid: view.device for view in devices}, now=NOW)
+                             devices={usage.device.uuid: usage.device for usage in devices}, now=NOW)
 
 
 @pytest.mark.parametrize("annotations, text", [
@@ -45,15 +45,15 @@ def emission(*containers, annotations=None, devices=()):
 def test_what_the_device_plugin_reads(annotations, text):
     (chip,) = (chip for chip in CHART.ascends if chip.common_word == A910.key)
     config = msgspec.structs.replace(chip, common_word="Ascend")
-    vendor = vendors(replace(CHART, ascends=(config,)), ascend=True).named("Ascend")
-    texts = written(vendor, emission((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
+    vendor = vendors(replace(CHART, ascends=(config,)), ascend=True)["Ascend"]
+    texts = render_vendor_annotations(vendor, context((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
     assert texts["hami.io/Ascend-devices-allocated"] == "device-0,Ascend,8738,1:;"
     assert (texts["huawei.com/Ascend"], texts["predicate-time"]) == (text, "1787313600")
 
 
 def test_what_the_device_plugin_reads_has_the_chips_of_all_containers_in_order():
     a, b = share("a", 3072, 0, P310.key), share("b", 21527, 0, P310.key)
-    texts = written(P310, emission((b,), (), (a,)))
+    texts = render_vendor_annotations(P310, context((b,), (), (a,)))
     assert texts[P310.allocated] == render_shares(((b,), (), (a,)))
     assert texts["huawei.com/Ascend310P"] == (
         '[{"UUID":"b","memory":21527},{"UUID":"a","temp":"vir01","memory":3072}]')
@@ -86,7 +86,7 @@ def env_after(overwriting, limits):
         msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
     catalog = vendors(config, ascend=True)
     wire = {"name": "c", "resources": {"limits": limits}}
-    for vendor in {*catalog.asked_by(limits), *catalog.admitting_all}:
+    for vendor in {*catalog.requested_by(limits), *catalog.admitting_all}:
         wire = admit(vendor, {"spec": {}}, wire).container
     return wire.get("env", [])
 
@@ -116,7 +116,7 @@ def held(*uuids):
     return tuple(share(uuid, 65536, 0, B910.key) for uuid in uuids)
 
 
-@pytest.mark.parametrize("views, placement, score", [
+@pytest.mark.parametrize("usages, placement, score", [
     param(chips(1, 1, 2), (held("d0", "d1"),), 10, id="one network"),
     param(chips(1, 1, 2), (held("d1", "d2"),), 5, id="two networks"),
     param(chips(1, 1, 2), (held("d0", "d1", "d2"), (), held("d2")), 10 * 2 / 3 + 10, id="containers add up"),
@@ -125,8 +125,8 @@ def held(*uuids):
     param(chips(1, True), (held("d1"),), 0, id="a network that is a truth"),
     param(chips(1), ((),), 0, id="no chip"),
 ])
-def test_node_score_is_higher_where_chips_share_a_network(views, placement, score):
-    assert B910.node_score(views, placement, NodePolicy.BINPACK) == pytest.approx(score)
+def test_node_score_is_higher_where_chips_share_a_network(usages, placement, score):
+    assert B910.node_score(usages, placement, NodePolicy.BINPACK) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("policy", NodePolicy)
@@ -159,7 +159,7 @@ PODS = st.lists(st.tuples(st.sampled_from([1, 1, 2]), st.integers(1, 65536), st.
 @given(pods=PODS, word=st.sampled_from(["Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"]))
 def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
     """Hard and soft split on the same chips, until one does not fit; in hard split it is templates that are taken."""
-    vendor = ALL.named(word)
+    vendor = ALL[word]
     (config,) = (one for one in CHART.ascends if one.common_word == word)
     held = chips(*[None] * 4, soft=True, memory_mib=config.memory_allocatable, slots=8)
     sizes = {config.memory_allocatable, *(template.memory_mib for template in config.templates)}
@@ -169,9 +169,9 @@ def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
             limits, _, _ = admitted(vendor, npu(vendor, count, memory, core if soft else None), {}, annotations)
         except MalformedInput:
             continue
-        found = place({word: held}, ask(container(limits), annotations=annotations, vendors=[vendor]))
+        found = place_pod({word: held}, pod_request(container(limits), annotations=annotations, vendors=[vendor]))
         if not isinstance(found, Unfit):
-            held = charge_views(held, found[0])
-            assert not any(view.is_over for view in held)
+            held = charge_shares(held, found[0])
+            assert not any(usage.is_overcommitted for usage in held)
             assert soft or {share.memory_mib for share in found[0]} <= sizes
             assert word != "Ascend910C" or sorted(share.uuid for share in found[0]) in (["d0", "d1"], ["d2", "d3"])

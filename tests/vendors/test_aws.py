@@ -36,7 +36,7 @@ def test_devices_share_the_cores_of_their_node(amounts, each):
 
 
 def test_a_device_is_one_core_where_cores_have_no_name():
-    vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)})).named("AWSNeuron")
+    vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)}))["AWSNeuron"]
     (found,) = vendor.inventory(vendor, instance(neuron=1))
     assert (found.slots, found.cores) == (1, 1)
 
@@ -103,17 +103,17 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
             bound[number] = found
         if number in gone and number in bound:
             cache.pods.remove(bound.pop(number))
-        for view in cache.usage().get("n", ()):
-            held = [core for partition in view.partitions
+        for usage in cache.usage().get("n", ()):
+            held = [core for partition in usage.partitions
                     for core in range(partition.start, min(partition.start + partition.size, each))]
             assert len(held) == len(set(held)), "a core was given twice"
-            assert view.slots_used <= view.device.slots
+            assert usage.slots_used <= usage.device.slots
     again = cache_of(node)
     for found in bound.values():
         again.pods.upsert(found)
-    assert [sorted(view.partitions) for view in again.usage()["n"]] == [
-        sorted(view.partitions) for view in cache.usage()["n"]]
-    assert [view.slots_used for view in again.usage()["n"]] == [view.slots_used for view in cache.usage()["n"]]
+    assert [sorted(usage.partitions) for usage in again.usage()["n"]] == [
+        sorted(usage.partitions) for usage in cache.usage()["n"]]
+    assert [usage.slots_used for usage in again.usage()["n"]] == [usage.slots_used for usage in cache.usage()["n"]]
 
 
 def test_a_count_among_requests_alone_is_of_devices():

@@ -13,30 +13,30 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
     (NVIDIA, "hami.io/node-nvidia-register", "hami.io/node-handshake", "hami.io/vgpu-devices-to-allocate",
      "hami.io/vgpu-devices-allocated"),
     # register stands before the name here, and behind it everywhere else
-    (CHART.named("Ascend910B4-1"), "hami.io/node-register-Ascend910B4-1", "hami.io/node-handshake-Ascend910B4-1",
+    (CHART["Ascend910B4-1"], "hami.io/node-register-Ascend910B4-1", "hami.io/node-handshake-Ascend910B4-1",
      "hami.io/Ascend910B4-1-devices-to-allocate", "hami.io/Ascend910B4-1-devices-allocated"),
-    (CHART.named("XPU"), "hami.io/node-register-xpu", "hami.io/node-handshake-xpu",
+    (CHART["XPU"], "hami.io/node-register-xpu", "hami.io/node-handshake-xpu",
      "hami.io/xpu-devices-to-allocate", "hami.io/xpu-devices-allocated"),
-    (CHART.named("kunlun"), "", "", "", "hami.io/kunlun-allocated"),  # without -devices-
-    (CHART.named("Vastai"), "hami.io/node-va-register", "hami.io/node-handshake-va",
+    (CHART["kunlun"], "", "", "", "hami.io/kunlun-allocated"),  # without -devices-
+    (CHART["Vastai"], "hami.io/node-va-register", "hami.io/node-handshake-va",
      "hami.io/Vastai-devices-to-allocate", "hami.io/Vastai-devices-allocated"),
-    (CHART.named("MLU"), "", "", "hami.io/cambricon-mlu-devices-to-allocate",
+    (CHART["MLU"], "", "", "hami.io/cambricon-mlu-devices-to-allocate",
      "hami.io/cambricon-mlu-devices-allocated"),
-    (CHART.named("DCU"), "hami.io/node-dcu-register", "hami.io/node-handshake-dcu",
+    (CHART["DCU"], "hami.io/node-dcu-register", "hami.io/node-handshake-dcu",
      "hami.io/dcu-devices-to-allocate", "hami.io/dcu-devices-allocated"),
-    (CHART.named("MR-V50"), "hami.io/node-MR-V50-register", "hami.io/node-handshake-MR-V50",
+    (CHART["MR-V50"], "hami.io/node-MR-V50-register", "hami.io/node-handshake-MR-V50",
      "hami.io/MR-V50-devices-to-allocate", "hami.io/MR-V50-devices-allocated"),
-    (CHART.named("AMD"), "hami.io/node-amd-register", "", "hami.io/amd-devices-to-allocate",
+    (CHART["AMD"], "hami.io/node-amd-register", "", "hami.io/amd-devices-to-allocate",
      "hami.io/amd-devices-allocated"),
-    (CHART.named("Biren"), "hami.io/node-biren-register", "hami.io/node-handshake-biren",
+    (CHART["Biren"], "hami.io/node-biren-register", "hami.io/node-handshake-biren",
      "hami.io/Biren-devices-to-allocate", "hami.io/Biren-devices-allocated"),  # with a capital letter, as Vastai's
-    (CHART.named("GCU"), "", "", "hami.io/enflame-gcu-devices-to-allocate", "hami.io/enflame-gcu-devices-allocated"),
-    (CHART.named("Enflame"), "enflame.com/gcu-drs-capacity", "", "", "hami.io/enflame-vgpu-devices-allocated"),
-    (CHART.named("AWSNeuron"), "", "", "", "hami.io/aws-neuron-devices-allocated"),
-    (CHART.named("Metax-GPU"), "", "", "hami.io/metax-gpu-devices-to-allocate", "hami.io/metax-gpu-devices-allocated"),
-    (CHART.named("Metax-SGPU"), "metax-tech.com/node-gpu-devices", "", "hami.io/metax-sgpu-devices-to-allocate",
+    (CHART["GCU"], "", "", "hami.io/enflame-gcu-devices-to-allocate", "hami.io/enflame-gcu-devices-allocated"),
+    (CHART["Enflame"], "enflame.com/gcu-drs-capacity", "", "", "hami.io/enflame-vgpu-devices-allocated"),
+    (CHART["AWSNeuron"], "", "", "", "hami.io/aws-neuron-devices-allocated"),
+    (CHART["Metax-GPU"], "", "", "hami.io/metax-gpu-devices-to-allocate", "hami.io/metax-gpu-devices-allocated"),
+    (CHART["Metax-SGPU"], "metax-tech.com/node-gpu-devices", "", "hami.io/metax-sgpu-devices-to-allocate",
      "hami.io/metax-sgpu-devices-allocated"),
-    (CHART.named("Mthreads"), "", "", "", "hami.io/mthreads-vgpu-devices-allocated"),  # to-allocate is never written
+    (CHART["Mthreads"], "", "", "", "hami.io/mthreads-vgpu-devices-allocated"),  # to-allocate is never written
 ]
 
 
@@ -66,7 +66,7 @@ UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
 
 @pytest.mark.parametrize("key, use, nouse", UUIDS, ids=[row[0] for row in UUIDS])
 def test_keys_of_uuids(key, use, nouse):
-    assert (CHART.named(key).selectors.use_uuids, CHART.named(key).selectors.nouse_uuids) == (use, nouse)
+    assert (CHART[key].selectors.use_uuids, CHART[key].selectors.nouse_uuids) == (use, nouse)
 
 
 LOCKS = {
@@ -87,12 +87,12 @@ TYPES = {  # keys of models that are wanted, and of those that are not
 
 @pytest.mark.parametrize("key, types", TYPES.items())
 def test_keys_of_types(key, types):
-    assert (CHART.named(key).selectors.use_types, CHART.named(key).selectors.nouse_types) == types
+    assert (CHART[key].selectors.use_types, CHART[key].selectors.nouse_types) == types
 
 
 @pytest.mark.parametrize("key, lock", LOCKS.items())
 def test_locks(key, lock):
-    assert CHART.named(key).lock == lock
+    assert CHART[key].lock == lock
 
 
 def test_nvidia_resources():

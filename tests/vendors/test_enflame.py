@@ -82,9 +82,9 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
         if number in gone and name in bound:
             cache.pods.remove(bound.pop(name))
             del slices[name]
-    for view in cache.usage()["n"]:
-        taken = sum(count for held in slices.values() for uuid, count in held if uuid == view.device.uuid)
-        assert taken <= capacity and not view.is_over
+    for usage in cache.usage()["n"]:
+        taken = sum(count for held in slices.values() for uuid, count in held if uuid == usage.device.uuid)
+        assert taken <= capacity and not usage.is_overcommitted
     again = cache_of(sliced(capacity, capacity))
     for one in bound.values():
         again.pods.upsert(one)

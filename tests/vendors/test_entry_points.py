@@ -68,7 +68,7 @@ def test_the_example_is_short():
 def test_a_pod_is_scheduled_on_the_example_s_cards(example):
     clock = Clock()
     cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
-    acme = cache.vendors.named("Acme")
+    acme = cache.vendors["Acme"]
     cards = tuple(gpu(f"ACME-{i}", model="Acme One", index=i, memory_mib=8000) for i in range(2))
     cache.nodes.upsert(Node(name="n1", annotations={acme.register: render_devices_json(cards)},
                             allocatable={acme.count: "20"}))
@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_package_ends_the_start_in_one_line(install, code, 
 STUMBLES = VENDOR + """
 def made(section):
     return make(section, register="hami.io/node-acme-register", inventory=lambda vendor, node: 1 / 0,
-                read=lambda vendor, pod, containers: containers[99])
+                read_shares=lambda vendor, pod, containers: containers[99])
 """
 
 
@@ -162,7 +162,7 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     assert cache.nodes.problems() == {
         ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"}
     assert len(cache.pods.unreadable()) == 1
-    assert [view.memory_used_mib for view in cache.usage()["n1"]] == [100]
+    assert [usage.memory_used_mib for usage in cache.usage()["n1"]] == [100]
 
 
 def test_a_package_may_have_several_vendors_or_none(install):

@@ -5,10 +5,10 @@ from pytest import param
 
 from hami.model import NodePolicy, DeviceUsage
 from hami.scheduling.fit import Unfit
-from hami.scheduling.place import place
-from hami.scheduling.usage import charge_views
-from hami.vendors.request import request_of
-from tests.builders import ask, container, node, request, share
+from hami.scheduling.placement import place_pod
+from hami.scheduling.usage import charge_shares
+from hami.vendors.request import device_request
+from tests.builders import pod_request, container, node, request, share
 from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 
@@ -35,7 +35,7 @@ def test_node_score_is_higher_the_less_wings_are_cut_up(used, placement, score, 
 
 
 def test_no_memory_is_the_smallest_slice_even_where_admission_was_not_asked():
-    assert request_of(SLICES, container(vxpu(1, 0))) == request(1, 24576, None, 25, "XPU")
+    assert device_request(SLICES, container(vxpu(1, 0))) == request(1, 24576, None, 25, "XPU")
 
 
 def test_slices_have_no_score():
@@ -58,7 +58,8 @@ def test_a_card_is_not_over_while_there_is_memory_for_slices(cores):
     """Whatever is registered as the number of its slots and cores: a pod that fits is not turned away at bind."""
     (device,) = SLICES.inventory(SLICES, node("n", annotations={SLICES.register: REGISTERED % cores}))
     card, taken = [DeviceUsage(device)], 0
-    while not isinstance(found := place({"XPU": card}, ask(container(vxpu(1, 24576)), vendors=[SLICES])), Unfit):
-        card, taken = charge_views(card, found[0]), taken + 1
-        assert not card[0].is_over
+    slice_request = pod_request(container(vxpu(1, 24576)), vendors=[SLICES])
+    while not isinstance(found := place_pod({"XPU": card}, slice_request), Unfit):
+        card, taken = charge_shares(card, found[0]), taken + 1
+        assert not card[0].is_overcommitted
     assert taken == 4

@@ -9,17 +9,17 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.scheduling.decide import Choice, Verdicts, decide
+from hami.scheduling.decide import Choice, VerdictCache, decide
 from hami.scheduling.index import Index
 from hami.scheduling.read_booking import read_booking
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
-from tests.builders import ask, container
+from tests.builders import pod_request, container
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
 
-GPU, SGPU = CHART.named("Metax-GPU"), CHART.named("Metax-SGPU")
+GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
 AWARE = "metax-tech.com/sgpu-topology-aware"
 BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD
@@ -58,10 +58,10 @@ def chosen(policy, **nodes):
     """The node that a pod with two whole cards gets; *nodes* by name with their annotations."""
     index = Index()
     for name, annotations in nodes.items():
-        index.set_inventory(name, "Metax-GPU", tuple(view.device for view in on_node(
+        index.set_devices(name, "Metax-GPU", tuple(usage.device for usage in on_node(
             GPU, name, annotations=annotations, count=8)))
-    asked = ask(container(given(GPU, 2)), vendors=(GPU,))
-    answer = decide(index, Verdicts(index), asked, [*nodes], policy)
+    asked = pod_request(container(given(GPU, 2)), vendors=(GPU,))
+    answer = decide(index, VerdictCache(index), asked, [*nodes], policy)
     assert isinstance(answer, Choice)
     return answer.node
 
@@ -77,8 +77,8 @@ def test_scores_that_change_are_seen():
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
                                 capacity={GPU.count: "1"}))
-        (view,) = cache.node_usage("n")["Metax-GPU"]
-        assert view.device.info == ({SCORES: {1: version}} if version < 3 else {})
+        (usage,) = cache.node_usage("n")["Metax-GPU"]
+        assert usage.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
 CARD = {"uuid": "GPU-0", "totalDevCount": 16, "totalCompute": 100, "totalVRam": 65536, "healthy": True}
@@ -96,7 +96,7 @@ def test_cards_that_are_reported():
 
 def test_a_card_that_is_named_twice_counts_once():
     found = reported(CARD, {**CARD, "uuid": "GPU-1"}, {**CARD, "totalVRam": 1})
-    assert [(view.device.uuid, view.device.memory_mib) for view in found] == [("GPU-0", 65536), ("GPU-1", 65536)]
+    assert [(usage.device.uuid, usage.device.memory_mib) for usage in found] == [("GPU-0", 65536), ("GPU-1", 65536)]
 
 
 @pytest.mark.parametrize("text, problem", [
@@ -114,19 +114,19 @@ def test_no_report_is_no_inventory():
 def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
     """Shares of a pod, as the rule for shares makes them."""
     vendor = aware_vendor(aware)
-    asked = ask(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
+    asked = pod_request(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
     (request,) = asked.containers[0].requests
-    return tuple(vendor.share(sgpu(uuid), request, asked.case("Metax-SGPU"), ()) for uuid in uuids)
+    return tuple(vendor.make_share(sgpu(uuid), request, asked.fit_context("Metax-SGPU"), ()) for uuid in uuids)
 
 
 def aware_vendor(aware):
-    return vendors(replace(chart_config(), sgpu_topology_aware=aware)).named("Metax-SGPU")
+    return vendors(replace(chart_config(), sgpu_topology_aware=aware))["Metax-SGPU"]
 
 
 ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
 
 
-@pytest.mark.parametrize("views, shares, score", [
+@pytest.mark.parametrize("usages, shares, score", [
     param(ZONE, taken(100, aware=True), -30, id="one of four"),
     param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="two of four"),
     param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
@@ -145,8 +145,8 @@ ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
     param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=OFFLINE), 0, id="offline pods do not mind"),
 ])
 @pytest.mark.parametrize("policy", NodePolicy)
-def test_score_of_sgpus_goes_before_usage(views, shares, score, policy):
-    assert SGPU.node_score(views, (shares,), policy) == 10_000 * score
+def test_score_of_sgpus_goes_before_usage(usages, shares, score, policy):
+    assert SGPU.node_score(usages, (shares,), policy) == 10_000 * score
 
 
 @pytest.mark.parametrize("annotations, tag", [
@@ -178,22 +178,22 @@ def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index = Index()
-    index.set_inventory("n", "Metax-SGPU", (sgpu("a").device,))
+    index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"), Container(name="d")),
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
-    index.book(read_booking(pod, "n", Catalog([SGPU]), index.views)[0])
-    (view,) = index.views("n")["Metax-SGPU"]
-    assert (view.co_tenants, view.slots_used) == (("offline best-effort",), 2)
+    index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
+    (usage,) = index.usages("n")["Metax-SGPU"]
+    assert (usage.co_tenants, usage.slots_used) == (("offline best-effort",), 2)
 
 
 def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     index = Index()
-    index.set_inventory("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
-    burst = ask(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
+    index.set_devices("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
+    burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
               annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
-    index.book(read_booking(pod, "n", Catalog([SGPU]), index.views)[0])
-    refused = decide(index, Verdicts(index), burst, ["n"], BINPACK)
+    index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
+    refused = decide(index, VerdictCache(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
     index.unbook("uid-1")
-    assert isinstance(decide(index, Verdicts(index), burst, ["n"], BINPACK), Choice)
+    assert isinstance(decide(index, VerdictCache(index), burst, ["n"], BINPACK), Choice)

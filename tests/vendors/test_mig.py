@@ -36,8 +36,8 @@ def card(uuid="GPU-m", index=0, **fields):
 CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
 
 
-def view_of(cache, uuid="GPU-m"):
-    return next(view for view in cache.usage()["n1"] if view.device.uuid == uuid)
+def usage_of(cache, uuid="GPU-m"):
+    return next(usage for usage in cache.usage()["n1"] if usage.device.uuid == uuid)
 
 
 def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
@@ -93,9 +93,9 @@ def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, take
     cache.pods.upsert(broken)
     assert cache.pods.unreadable() == [broken.ref]
     for name in "mno":
-        view = view_of(cache, f"GPU-{name}")
-        assert (view.slots_used, view.memory_free_mib) == ((view.device.slots, 0) if name in taken
-                                                           else (0, view.device.memory_mib))
+        usage = usage_of(cache, f"GPU-{name}")
+        assert (usage.slots_used, usage.memory_free_mib) == ((usage.device.slots, 0) if name in taken
+                                                             else (0, usage.device.memory_mib))
     rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300)
     (warning,) = [move for move in pod_moves(cache.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
     assert warning.reason == "AllocationUnreadable"
@@ -114,7 +114,7 @@ def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
     cache = cache_of(node("n1", card()))
     cache.pods.upsert(bound(ONE, places=""))
     assert place_pod(cache, "next", gpus(memory=4864)) is None
-    assert mig.unaccounted(view_of(cache), None, None, ()) is not None
+    assert mig.unaccounted(usage_of(cache), None, None, ()) is not None
 
 
 def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
@@ -137,7 +137,7 @@ def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
     made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
     cache.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
                           annotations=before.annotations | {PLACES: json.dumps([made])}))
-    (partition,) = view_of(cache, place["gpuUUID"]).partitions
+    (partition,) = usage_of(cache, place["gpuUUID"]).partitions
     assert partition.instance == ("MIG-7", "3", "0")
 
 
@@ -148,8 +148,8 @@ def test_containers_of_a_pod_never_share_a_place(kinds):
     found = place_pod(cache, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
     starts = [one["placement"]["start"] for one in json.loads(found.annotations[PLACES])]
     assert sorted(starts) == [0, 2, 4][:len(kinds)]
-    view = view_of(cache)
-    assert len(view.partitions) == len(kinds) == view.slots_used
+    usage = usage_of(cache)
+    assert len(usage.partitions) == len(kinds) == usage.slots_used
 
 
 def test_places_of_init_containers_are_free_when_those_are_done():
@@ -157,7 +157,7 @@ def test_places_of_init_containers_are_free_when_those_are_done():
     containers = gpus(memory=8000, kind=INIT), gpus(memory=8000)
     found = place_pod(cache, "a", *containers)
     cache.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
-    assert len(view_of(cache).partitions) == 1
+    assert len(usage_of(cache).partitions) == 1
 
 
 SIZES = st.sampled_from([1, 4864, 5000, 9984, 10000, 19968, 30000, None])
@@ -176,10 +176,10 @@ def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, g
             alive[name] = found
         if number in gone and name in alive:
             cache.pods.remove(alive.pop(name))
-        for view in cache.usage()["n1"]:
-            assert not view.is_over
-            assert len(view.partitions) == view.slots_used
-            assert {(partition.name, partition.start, partition.size) for partition in view.partitions} <= ALLOWED
+        for usage in cache.usage()["n1"]:
+            assert not usage.is_overcommitted
+            assert len(usage.partitions) == usage.slots_used
+            assert {(partition.name, partition.start, partition.size) for partition in usage.partitions} <= ALLOWED
     assert readable(cache.usage()["n1"]) == readable(read_anew(listed, alive)["n1"])
 
 
@@ -191,11 +191,11 @@ def read_anew(listed, alive):
     return again.usage()
 
 
-def readable(views):
-    """*views* without the order in which pods were seen."""
-    return [DeviceUsage(view.device, view.slots_used, view.memory_used_mib, view.cores_used,
-                        tuple(sorted(view.partitions)))
-            for view in views]
+def readable(usages):
+    """*usages* without the order in which pods were seen."""
+    return [DeviceUsage(usage.device, usage.slots_used, usage.memory_used_mib, usage.cores_used,
+                        tuple(sorted(usage.partitions)))
+            for usage in usages]
 
 
 def test_an_unreadable_text_raises():

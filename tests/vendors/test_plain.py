@@ -8,14 +8,15 @@ from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
 from hami.scheduling.decide import Choice
-from hami.scheduling.quota import budget
+from hami.scheduling.quota import remaining_budget
 from hami.vendors.admission import admit
-from hami.vendors.request import request_of
+from hami.vendors.request import device_request
 from tests.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
 from tests.vendors.placing import cache_of
 
-AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
+AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
+    CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
 
 
 @pytest.mark.parametrize("vendor, limits, requests, expected", [
@@ -25,11 +26,11 @@ AMD, BIREN, DCU, GCU, MLU, MT, V150 = map(CHART.named, ("AMD", "Biren", "DCU", "
     param(V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"),
 ])
 def test_pods_that_came_past_admission(vendor, limits, requests, expected):
-    assert request_of(vendor, container(limits, requests=requests)) == expected
+    assert device_request(vendor, container(limits, requests=requests)) == expected
 
 
-def described(views):
-    return [(view.device.uuid, view.device.slots, view.device.memory_mib, view.device.cores) for view in views]
+def described(usages):
+    return [(usage.device.uuid, usage.device.slots, usage.device.memory_mib, usage.device.cores) for usage in usages]
 
 
 @pytest.mark.parametrize("vendor, capacity, first, count", [
@@ -38,13 +39,13 @@ def described(views):
     param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
     param(MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1, id="capacity of one core"),
     param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
-    param(CHART.named("Metax-GPU"), dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
+    param(CHART["Metax-GPU"], dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
 ])
 def test_cards_by_capacity(vendor, capacity, first, count):
-    views = on_node(vendor, **capacity)
-    assert described(views)[0] == first
-    assert [view.device.index for view in views] == list(range(count))
-    assert len({view.device.uuid for view in views}) == count
+    usages = on_node(vendor, **capacity)
+    assert described(usages)[0] == first
+    assert [usage.device.index for usage in usages] == list(range(count))
+    assert len({usage.device.uuid for usage in usages}) == count
 
 
 @pytest.mark.parametrize("vendor, capacity, problem", [
@@ -67,9 +68,9 @@ def test_a_node_without_such_a_capacity_has_no_inventory(vendor):
 
 
 def test_biren_counts_all_cores_of_its_cards():
-    (view,) = on_node(BIREN, annotations={BIREN.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166",'
-                                                          '"health":true,"custominfo":{"zone":1}}]'})
-    assert (view.device.cores, view.device.model, view.device.info) == (100, "Biren166", {"zone": 1})
+    (usage,) = on_node(BIREN, annotations={BIREN.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166",'
+                                           '"health":true,"custominfo":{"zone":1}}]'})
+    assert (usage.device.cores, usage.device.model, usage.device.info) == (100, "Biren166", {"zone": 1})
 
 
 def test_hygon_without_any_card():
@@ -81,12 +82,12 @@ def test_hygon_without_any_card():
     param(MLU, {MLU.memory: 50, MLU.cores: 100}, (12800, 100), id="MLU in units of 256 MiB"),
     param(MT, {MT.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
     param(DCU, {DCU.memory: 2000}, (2000, None), id="Hygon"),
-    param(CHART.named("Metax-SGPU"), {CHART.named("Metax-SGPU").memory: 4}, (4096, None), id="sGPU in GiB"),
+    param(CHART["Metax-SGPU"], {CHART["Metax-SGPU"].memory: 4}, (4096, None), id="sGPU in GiB"),
     param(AMD, {AMD.memory: 100, AMD.cores: 50}, (100, None), id="AMD compute units are no percentage"),
 ])
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
-    found = budget(vendor, {"quota": quota}, (0, 0))
+    found = remaining_budget(vendor, {"quota": quota}, (0, 0))
     assert (found.memory_mib, found.cores) == left
 
 

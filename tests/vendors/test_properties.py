@@ -14,10 +14,10 @@ from hami.model import Device, DeviceUsage
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.index import Index
-from hami.scheduling.place import place
+from hami.scheduling.placement import place_pod
 from hami.scheduling.read_booking import read_booking
-from hami.scheduling.usage import collapse
-from hami.scheduling.annotations import written
+from hami.scheduling.usage import peak_charges
+from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.spec import Catalog, AnnotationContext
 from tests.builders import APP, INIT, SIDECAR
 from tests.vendors.chart import CHART, given
@@ -90,7 +90,7 @@ def some_pod(rng, vendor, plain, kinds, annotations):
               for _ in kinds]
     limits = [{name: amount for name, amount in one.items() if name} for one in limits]
     try:
-        return Fits(vendor=vendor, views=[], outcome="", limits=limits, kinds=kinds, annotations=annotations).pod()
+        return Fits(vendor=vendor, usages=[], outcome="", limits=limits, kinds=kinds, annotations=annotations).pod()
     except MalformedInput:
         return None
 
@@ -98,28 +98,28 @@ def some_pod(rng, vendor, plain, kinds, annotations):
 @pytest.mark.parametrize("key", PLAIN)
 @pytest.mark.parametrize("seed", range(60))
 def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
-    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART.named(key), PLAIN[key]
-    views = [some_view(rng, device) for device in some_devices(rng, key, plain)]
+    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN[key]
+    usages = [some_view(rng, device) for device in some_devices(rng, key, plain)]
     annotations, policy = some_annotations(rng), rng.choice(POLICIES)
     pod = some_pod(rng, vendor, plain, (APP,), annotations)
     if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), policy, {})) is None:
         return
     (request,) = asked.containers[0].requests
-    found = fit(request, asked.case(key, views))
-    exists = any(all(serves(view, request, plain.must.split(), annotations, policy) for view in choice)
-                 for choice in itertools.combinations(views, request.count))
+    found = fit(request, asked.fit_context(key, usages))
+    exists = any(all(serves(usage, request, plain.must.split(), annotations, policy) for usage in choice)
+                 for choice in itertools.combinations(usages, request.count))
     assert exists == (not isinstance(found, Unfit))
     if exists:
-        chosen = [view for view in views if view.device.uuid in {share.uuid for share in found}]
+        chosen = [usage for usage in usages if usage.device.uuid in {share.uuid for share in found}]
         assert len(chosen) == len(found) == request.count
-        assert all(serves(view, request, plain.must.split(), annotations, policy) for view in chosen)
+        assert all(serves(usage, request, plain.must.split(), annotations, policy) for usage in chosen)
 
 
-def serves(view, request, must, annotations, policy):
+def serves(usage, request, must, annotations, policy):
     """The card is one that *request* may have a part of."""
-    device, cores = view.device, min(request.cores, 100)
+    device, cores = usage.device, min(request.cores, 100)
     memory = request.memory_mib or device.memory_mib * (request.memory_percent or 0) // 100
-    free_mib, free_cores = device.memory_mib - view.memory_used_mib, device.cores - view.cores_used
+    free_mib, free_cores = device.memory_mib - usage.memory_used_mib, device.cores - usage.cores_used
     units = max(device.cores * cores // 100, 1) if cores else device.cores * (memory >= device.memory_mib)
     wants, shuns = ({key: value for key, value in annotations.items() if key in keys}
                     for keys in ((*USE, *TYPE), (*NOUSE, *NOTYPE)))
@@ -129,13 +129,13 @@ def serves(view, request, must, annotations, policy):
         and (not shuns.keys() & set(NOTYPE) or device.model != "K100"),
         "uuid": (not wants.keys() & set(USE) or device.uuid in ("c0", "c1", "c2"))
         and (not shuns.keys() & set(NOUSE) or device.uuid != "c1"),
-        "slots": view.slots_used < device.slots,
-        "unused": view.slots_used == 0,
-        "mutex": policy != "mutex" or view.slots_used == 0,
+        "slots": usage.slots_used < device.slots,
+        "unused": usage.slots_used == 0,
+        "mutex": policy != "mutex" or usage.slots_used == 0,
         "memory": memory <= free_mib,
         "cores": cores <= free_cores,
-        "alone": not (device.cores == cores == 100 and view.slots_used),
-        "full": not (cores == 0 != device.cores == view.cores_used),
+        "alone": not (device.cores == cores == 100 and usage.slots_used),
+        "full": not (cores == 0 != device.cores == usage.cores_used),
         "units": units <= free_cores and (cores == 0 or device.cores > 0),
     }
     return all(passes[name] for name in must)
@@ -145,7 +145,7 @@ def serves(view, request, must, annotations, policy):
 @pytest.mark.parametrize("seed", range(25))
 def test_no_card_is_ever_given_beyond_what_it_has_and_what_is_written_says_so(key, seed):
     for index in walk(key, seed):
-        assert not [view for view in index.views("n")[key] if is_over(view)]
+        assert not [usage for usage in index.usages("n")[key] if is_overcommitted(usage)]
 
 
 @pytest.mark.parametrize("key", [*PLAIN, "Metax-SGPU"])
@@ -155,9 +155,9 @@ def test_the_walks_lead_somewhere(key):
 
 def walk(key, seed):
     """Pods come and go on one node; the books after each that came. They are kept by what is written alone."""
-    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART.named(key), PLAIN.get(key, SGPU)
+    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN.get(key, SGPU)
     index = Index()
-    index.set_inventory("n", key, some_devices(rng, key, plain, most=8))
+    index.set_devices("n", key, some_devices(rng, key, plain, most=8))
     for number in range(50):
         annotations = some_annotations(rng) | some_classes(rng)
         kinds = tuple(rng.choices((APP, INIT, SIDECAR), (4, 1, 1), k=rng.choice((1, 1, 2, 3))))
@@ -165,7 +165,7 @@ def walk(key, seed):
         if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES), {})) is None:
             continue
         index.unbook(f"uid-{number - rng.randint(3, 9)}")
-        found = place(index.views("n"), asked)
+        found = place_pod(index.usages("n"), asked)
         if not isinstance(found, Unfit):
             index.book(bound(replace(pod, ref=replace(pod.ref, uid=f"uid-{number}")), vendor, asked, found, index))
             yield index
@@ -180,18 +180,19 @@ def some_classes(rng):
 
 def bound(pod, vendor, asked, found, index):
     """The booking that is read back from what is written, which says all that was decided."""
-    devices = {view.device.uuid: view.device for view in index.views("n")[vendor.key]}
-    texts = written(vendor, AnnotationContext(pod=pod, node="n", shares=found, devices=devices, now=NOW))
+    devices = {usage.device.uuid: usage.device for usage in index.usages("n")[vendor.key]}
+    context = AnnotationContext(pod=pod, node="n", shares=found, devices=devices, now=NOW)
+    texts = render_vendor_annotations(vendor, context)
     pod = replace(pod, annotations={**pod.annotations, **texts})
-    booking, problems = read_booking(pod, "n", Catalog([vendor]), index.views)
-    assert (booking.charges, problems) == (((vendor.key, collapse(asked.kinds, found)),), ())
+    booking, problems = read_booking(pod, "n", Catalog([vendor]), index.usages)
+    assert (booking.charges, problems) == (((vendor.key, peak_charges(asked.kinds, found)),), ())
     return booking
 
 
-def is_over(view):
+def is_overcommitted(usage):
     """More is taken of the card than there is, or pods share it that may not."""
-    device, words = view.device, [set(tag.split()) for tag in view.co_tenants]
+    device, words = usage.device, [set(tag.split()) for tag in usage.co_tenants]
     of_class = {bool(one & {"online", "offline"}) for one in words}
     qualities = {word for one in words for word in one} - {"online", "offline"}
-    return (view.slots_used > device.slots or view.memory_used_mib > device.memory_mib
-            or view.cores_used > device.cores or len(of_class) > 1 or len(qualities) > 1)
+    return (usage.slots_used > device.slots or usage.memory_used_mib > device.memory_mib
+            or usage.cores_used > device.cores or len(of_class) > 1 or len(qualities) > 1)

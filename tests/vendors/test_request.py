@@ -3,7 +3,7 @@
 import pytest
 from pytest import param
 
-from hami.vendors.request import amounts, objection, request_of
+from hami.vendors.request import amounts, objection, device_request
 from tests.builders import NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
@@ -16,14 +16,14 @@ GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem
     param({MEMORY: 7}, {}, None, id="no count"),
 ])
 def test_limits_then_requests(limits, requests, expected):
-    assert request_of(NVIDIA, container(limits, requests=requests)) == expected
+    assert device_request(NVIDIA, container(limits, requests=requests)) == expected
 
 
 @pytest.mark.parametrize("percent, expected", [
     ("100", 100), ("1", 1), ("120", 100), ("0", 100), ("-5", 100), ("2147483647", 100),
 ])
 def test_a_percentage_is_clamped(percent, expected):
-    assert request_of(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)
+    assert device_request(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)
 
 
 def test_amounts_leave_out_names_that_are_not_in_use():
@@ -32,7 +32,7 @@ def test_amounts_leave_out_names_that_are_not_in_use():
 
 @pytest.mark.parametrize("text", ["1.5", "-1", "500m", "9999999999999", "x", "", "NaN", "9" * 5000])
 def test_what_makes_a_request_void_is_objected_to(text):
-    assert request_of(NVIDIA, container({GPU: 1, MEMORY: text})) is None
+    assert device_request(NVIDIA, container({GPU: 1, MEMORY: text})) is None
     assert objection(NVIDIA, "c", {GPU: "1", MEMORY: text}) == (
         f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647")
 

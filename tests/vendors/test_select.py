@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.vendors.select import grouped, on_wings, places_of, whole_pairs
-from tests.builders import view, views
+from tests.builders import usage, usages
 
 WINGS = [{0, 1, 2, 3}, {4, 5, 6, 7}]
 PAIRS = {(a, b) for wing in WINGS for a, b in combinations(sorted(wing), 2)} | {(0, 4), (1, 5), (2, 6), (3, 7)}
 FOURS = [*WINGS, {0, 1, 4, 5}, {2, 3, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7}, {0, 3, 4, 7}, {1, 2, 5, 6}]
 LEGAL = {1: [{place} for place in range(8)], 2: [set(pair) for pair in PAIRS], 4: FOURS, 8: [set(range(8))]}
-EVERY = views(*(f"c{index}" for index in range(8)))
+EVERY = usages(*(f"c{index}" for index in range(8)))
 
 
 def indexes(found):
-    return [view.device.index for view in found]
+    return [usage.device.index for usage in found]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -57,7 +57,7 @@ def test_wings_are_those_of_the_reference(count):
 @given(order=st.permutations(range(8)), free=st.sets(st.integers(0, 7)), count=st.sampled_from([1, 2, 3, 4, 5, 8]))
 def test_wings_do_not_depend_on_the_order_of_trying(order, free, count):
     shuffled = [EVERY[place] for place in order]
-    tried = [view for view in shuffled if view.device.index in free]
+    tried = [usage for usage in shuffled if usage.device.index in free]
     found = indexes(on_wings(tried, count, shuffled))
     assert found == indexes(on_wings([EVERY[place] for place in sorted(free)], count, EVERY))
     assert count in LEGAL or not found
@@ -79,8 +79,8 @@ def test_a_card_that_is_not_registered_leaves_the_others_in_their_places():
 
 
 @pytest.mark.parametrize("listed, places", [
-    (views("a", "b"), {"a": 0, "b": 1}), ([view("a", index=5), view("b", index=2)], {"a": 5, "b": 2}),
-    ([view("a"), view("b"), view("c")], {"a": 0, "b": 1, "c": 2}), ([], {}),
+    (usages("a", "b"), {"a": 0, "b": 1}), ([usage("a", index=5), usage("b", index=2)], {"a": 5, "b": 2}),
+    ([usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}), ([], {}),
 ], ids=["in order", "by index", "no indexes", "none"])
 def test_places(listed, places):
     assert places_of(listed) == places
@@ -92,7 +92,7 @@ GROUPED = st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=12)
 @given(names=GROUPED, data=st.data())
 def test_groups_have_the_size_asked_for_and_are_few(names, data):
     count = data.draw(st.integers(1, len(names)))
-    listed = [view(f"d{place}", info={"name": name}) for place, name in enumerate(names)]
+    listed = [usage(f"d{place}", info={"name": name}) for place, name in enumerate(names)]
     found = grouped(listed, count, name_of)
     assert len({one.device.uuid for one in found}) == len(found) == count
     sizes = sorted(Counter(name for name in names if name is not None).values(), reverse=True)
@@ -105,7 +105,7 @@ def test_groups_have_the_size_asked_for_and_are_few(names, data):
 
 @given(names=GROUPED, count=st.integers(1, 12))
 def test_more_than_there_are_is_never_made_up(names, count):
-    listed = [view(f"d{place}", info={"name": name}) for place, name in enumerate(names)]
+    listed = [usage(f"d{place}", info={"name": name}) for place, name in enumerate(names)]
     assert len(grouped(listed, count, name_of)) == min(count, len(names))
 
 
@@ -115,7 +115,7 @@ def name_of(one):
 
 @given(free=st.sets(st.integers(0, 15)), order=st.randoms(use_true_random=False), count=st.integers(1, 16))
 def test_pairs_are_whole_and_lowest_first(free, order, count):
-    tried = [view(f"d{index}", index=index) for index in sorted(free)]
+    tried = [usage(f"d{index}", index=index) for index in sorted(free)]
     order.shuffle(tried)
     found = indexes(whole_pairs(tried, count))
     there = [place for place in range(8) if {2 * place, 2 * place + 1} <= free]
@@ -124,8 +124,8 @@ def test_pairs_are_whole_and_lowest_first(free, order, count):
 
 
 def test_chips_of_one_index_are_no_pair():
-    assert whole_pairs([view("a", index=2), view("b", index=2)], 2) == []
+    assert whole_pairs([usage("a", index=2), usage("b", index=2)], 2) == []
 
 
 def test_two_of_a_pair_come_in_the_order_of_trying():
-    assert indexes(whole_pairs([view("a", index=3), view("b", index=2)], 2)) == [3, 2]
+    assert indexes(whole_pairs([usage("a", index=3), usage("b", index=2)], 2)) == [3, 2]

@@ -43,9 +43,9 @@ CARDS = Vendor(key="Y", count="y.io/card", memory="y.io/memory", inventory=lambd
 def test_a_catalog_finds_vendors_by_key_and_by_resource():
     catalog = Catalog([CARDS, PLAIN])
     assert list(catalog) == [PLAIN, CARDS] and len(catalog) == 2
-    assert catalog.named("Y") is CARDS
-    assert catalog.asked_by({"y.io/memory": "1"}, {"cpu": "1", "x.io/card": "2"}) == (PLAIN, CARDS)
-    assert catalog.asked_by({"cpu": "1"}) == ()
+    assert catalog["Y"] is CARDS
+    assert catalog.requested_by({"y.io/memory": "1"}, {"cpu": "1", "x.io/card": "2"}) == (PLAIN, CARDS)
+    assert catalog.requested_by({"cpu": "1"}) == ()
 
 
 @pytest.mark.parametrize("other, says", [

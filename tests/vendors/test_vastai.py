@@ -4,7 +4,7 @@ import pytest
 from pytest import param
 
 from hami.model import NodePolicy
-from tests.builders import node, share, view
+from tests.builders import node, share, usage
 from tests.vendors.rows_vastai import VASTAI, die, dies
 
 
@@ -15,18 +15,18 @@ def held(*uuids):
 FOUR = dies("1", "1", "2", "3")
 
 
-@pytest.mark.parametrize("views, placement, score", [
+@pytest.mark.parametrize("usages, placement, score", [
     param(FOUR, (held("d1", "d0"),), 1, id="a free die beside a used one"),
     param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
     param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
     param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
-    param([view("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
-    param([view("d0", info={"AIC": "1", "DeviceStrategy": "full"})], (held("d0"),), 0, id="another strategy"),
+    param([usage("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
+    param([usage("d0", info={"AIC": "1", "DeviceStrategy": "full"})], (held("d0"),), 0, id="another strategy"),
     param([die("d0", 1)], (held("d0"),), 0, id="a card that is no text"),
 ])
 @pytest.mark.parametrize("policy", NodePolicy)
-def test_node_score_is_higher_where_dies_share_a_card(views, placement, score, policy):
-    assert VASTAI.node_score(views, placement, policy) == score
+def test_node_score_is_higher_where_dies_share_a_card(usages, placement, score, policy):
+    assert VASTAI.node_score(usages, placement, policy) == score
 
 
 def test_devices_count_100_cores_whatever_is_registered():

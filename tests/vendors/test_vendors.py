@@ -6,7 +6,7 @@ A vendor is added as a file of rows.
 import pytest
 
 from hami.errors import MalformedInput
-from hami.vendors.request import request_of
+from hami.vendors.request import device_request
 from tests.builders import container
 from tests.vendors import (
     rows_amd, rows_ascend, rows_aws, rows_cambricon, rows_enflame, rows_hygon, rows_iluvatar, rows_kunlun,
@@ -35,7 +35,7 @@ def test_denied(row):
         admitted(row.vendor, row.limits, row.requests, row.annotations)
     assert str(caught.value) == row.why
     if row.void:
-        assert request_of(row.vendor, container(row.limits, requests=row.requests)) is None
+        assert device_request(row.vendor, container(row.limits, requests=row.requests)) is None
 
 
 @pytest.mark.parametrize("row", rows("FITS"))

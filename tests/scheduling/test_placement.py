@@ -6,20 +6,20 @@ import pytest
 from pytest import param
 
 from hami.codec.allocation import render_shares
-from hami.model import Budget
+from hami.model import Budget, DeviceUsage
 from hami.scheduling.fit import Unfit
-from hami.scheduling.place import place
-from hami.scheduling.usage import collapse, total
-from tests.builders import INIT, SIDECAR, ask, container, gpus, view, views
-from tests.scheduling.seeds import some_ask, some_views
+from hami.scheduling.placement import place_pod
+from hami.scheduling.usage import peak_charges, total_charge
+from tests.builders import INIT, SIDECAR, pod_request, container, gpus, usage, usages
+from tests.scheduling.seeds import some_pod_request, some_usages
 
 CPU = container({"cpu": "1"})
-PAIR = views("GPU-0", "GPU-1")
-ONE = [view("GPU-a0", memory_mib=10_000)]
+PAIR = usages("GPU-0", "GPU-1")
+ONE = [usage("GPU-a0", memory_mib=10_000)]
 
 
 def outcome(devices, *containers, **options):
-    found = place({"NVIDIA": devices}, ask(*containers, **options))
+    found = place_pod({"NVIDIA": devices}, pod_request(*containers, **options))
     return str(found) if isinstance(found, Unfit) else render_shares(found)
 
 
@@ -31,13 +31,13 @@ def outcome(devices, *containers, **options):
     param(PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;", id="two devices"),
     param(ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="second of two"),
     param(ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;", id="in the middle"),
-    param(views("GPU-B", "GPU-A"), [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)], "spread",
+    param(usages("GPU-B", "GPU-A"), [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)], "spread",
           ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;", id="plain init container"),
-    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=30, percent=50)], "spread", "GPU-0,NVIDIA,23034,30:;",
+    param([usage("GPU-0", memory_mib=46068)], [gpus(1, cores=30, percent=50)], "spread", "GPU-0,NVIDIA,23034,30:;",
           id="half"),
-    param([view("GPU-0", memory_mib=46068)], [gpus(1, percent=33)], "spread", "GPU-0,NVIDIA,15202,0:;",
+    param([usage("GPU-0", memory_mib=46068)], [gpus(1, percent=33)], "spread", "GPU-0,NVIDIA,15202,0:;",
           id="truncated"),
-    param([view("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="whole"),
+    param([usage("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="whole"),
 ])
 def test_shares_by_container(devices, containers, policy, text):
     assert outcome(devices, *containers, policy=policy) == text
@@ -78,25 +78,28 @@ def test_what_runs_together(containers, text):
           id="also after a plain init container"),
 ])
 def test_quota_counts_what_runs_together(containers, left, text):
-    assert outcome([view()], *containers, budgets={"NVIDIA": Budget(left)}) == text
+    assert outcome([usage()], *containers, budgets={"NVIDIA": Budget(left)}) == text
 
 
 def test_a_vendor_that_the_node_does_not_have():
-    assert str(place({}, ask(gpus()))) == "NodeInsufficientDevice"
+    assert str(place_pod({}, pod_request(gpus()))) == "NodeInsufficientDevice"
 
 
 @pytest.mark.parametrize("seed", range(600))
 def test_the_pod_never_takes_more_than_is_free(seed):
     rng = random.Random(seed)
-    devices, asked = some_views(rng, least=2), some_ask(rng)
-    placement = place({"NVIDIA": devices}, asked)
+    devices, asked = some_usages(rng, least=2), some_pod_request(rng)
+    placement = place_pod({"NVIDIA": devices}, asked)
     if isinstance(placement, Unfit):
         return
     assert [len(shares) for shares in placement] == [sum(r.count for r in c.requests) for c in asked.containers]
-    charges = collapse(asked.kinds, placement)
+    charges = peak_charges(asked.kinds, placement)
     by_uuid = {v.device.uuid: v for v in devices}
     for taken in charges:
-        assert not by_uuid[taken.uuid].charged(taken.slots, taken.memory_mib, taken.cores).is_over
+        before = by_uuid[taken.uuid]
+        after = DeviceUsage(before.device, before.slots_used + taken.slots,
+                            before.memory_used_mib + taken.memory_mib, before.cores_used + taken.cores)
+        assert not after.is_overcommitted
         assert by_uuid[taken.uuid].device.healthy and not by_uuid[taken.uuid].device.cordoned
-    assert asked.vendor_request("NVIDIA").budget.covers(*total(charges))
+    assert asked.vendor_request("NVIDIA").budget.covers(*total_charge(charges))
     assert all(len({s.uuid for s in shares}) == len(shares) for shares in placement)

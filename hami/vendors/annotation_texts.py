@@ -1,0 +1,46 @@
+"""Annotations that a vendor's agent reads beside the allocation: a record names them, each with what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hami.vendors.spec import Annotate, AnnotationContext, Vendor
+
+__all__ = ["RenderText", "always", "first_profile", "last_indexes", "nanoseconds", "node", "texts"]
+
+RenderText = Callable[[Vendor, AnnotationContext], str]
+
+
+def texts(says: Mapping[str, RenderText]) -> Annotate:
+    """Annotations with these keys."""
+
+    def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
+        return {key: text(vendor, context) for key, text in says.items()}
+    return annotate
+
+
+def always(text: str) -> RenderText:
+    """The same for every pod."""
+    return lambda vendor, context: text
+
+
+def node(vendor: Vendor, context: AnnotationContext) -> str:
+    """The name of the pod's node."""
+    return context.node
+
+
+def nanoseconds(vendor: Vendor, context: AnnotationContext) -> str:
+    """The Unix time in nanoseconds."""
+    return context.nanoseconds
+
+
+def last_indexes(vendor: Vendor, context: AnnotationContext) -> str:
+    """Where on the node the devices of the last container that has any stand: ``7,6``."""
+    shares = next(shares for shares in reversed(context.shares) if shares)
+    return ",".join(str(context.devices[share.uuid].index) for share in shares)
+
+
+def first_profile(vendor: Vendor, context: AnnotationContext) -> str:
+    """The first device of the first container that has any: ``<index>_<cores>_<memory in the vendor's unit>``."""
+    share = next(share for shares in context.shares for share in shares)
+    return f"{context.devices[share.uuid].index}_{share.cores}_{share.memory_mib // vendor.memory_factor}"
