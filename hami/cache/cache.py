@@ -66,7 +66,6 @@ class Cache:
     """
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
-                 matches: Callable[[Node], bool] = lambda node: True,
                  on_lock_change: Callable[[str], None] = lambda node: None,
                  on_reservation_end: Callable[[str], None] = lambda uid: None,
                  yield_lock: Callable[[], None] = lambda: time.sleep(YIELD_S)) -> None:
@@ -81,7 +80,7 @@ class Cache:
         self._pending = PendingPods()
         bookings = PodBookings(vendors, self._index)
         self.reservations = Reservations(self._index, self._lock, clock=clock, now=now, on_end=on_reservation_end)
-        self.nodes = NodeCache(vendors, self._lock, self._index, bookings, clock=clock, now=now, matches=matches,
+        self.nodes = NodeCache(vendors, self._lock, self._index, bookings, clock=clock, now=now,
                                on_lock_change=on_lock_change)
         self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes, clock=clock, now=now)
         self.quotas = QuotaCache(self._lock)

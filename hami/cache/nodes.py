@@ -63,14 +63,14 @@ class NodeRecord:
 
 
 class NodeCache:
-    """Nodes by name, those that *matches* accepts.
+    """Nodes by name.
 
     *lock* is the cache's: it guards the records and *index*, and is never held across I/O. *on_lock_change* is called
     with the name of each node whose locks have changed, without the lock.
     """
 
     def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, index: Index, bookings: PodBookings, *,
-                 clock: Callable[[], float], now: Callable[[], datetime], matches: Callable[[Node], bool],
+                 clock: Callable[[], float], now: Callable[[], datetime],
                  on_lock_change: Callable[[str], None]) -> None:
         self._vendors = tuple(vendors)
         self._lock = lock
@@ -79,7 +79,6 @@ class NodeCache:
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
         self._clock = clock
         self._now = now
-        self._matches = matches
         self._on_lock_change = on_lock_change
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
@@ -90,9 +89,6 @@ class NodeCache:
         with self._lock:
             record = self._records.get(node.name)
             if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
-                return
-            if not self._matches(node):
-                self.remove(node)
                 return
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())
@@ -110,13 +106,21 @@ class NodeCache:
         if before != record.locks:
             self._on_lock_change(node.name)
 
+    def upsert_answer(self, node: Node) -> None:
+        """Stores *node*, the answer to a request. Only the watch restores a node that it has removed, since the label
+        selector may exclude it."""
+        with self._lock:
+            removed = node.name not in self._records and node.name in self._tombstones
+        if not removed:
+            self.upsert(node)
+
     def upsert_unwatched(self, node: Node) -> None:
         """Stores *node*, which was read ahead of the watch: a lock may have come and gone in between."""
-        self.upsert(node)
+        self.upsert_answer(node)
         self.mark_foreign(node.name)
 
     def remove(self, node: Node) -> None:
-        """Removes *node*, which is deleted or no longer matches; a late version of it is ignored."""
+        """Removes *node*, which was deleted or no longer matches the selector; a late version of it is ignored."""
         with self._lock:
             self._tombstones[node.name] = parse_resource_version(node.resource_version)
             self._tombstones.move_to_end(node.name)

@@ -30,7 +30,7 @@ from hami.plugin.settings import (
 from hami.runtime import logs
 from hami.runtime.options import parse_address, parse_boolean, parse_seconds
 from hami.scheduler.settings import (
-    DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, parse_node_selector, read_settings,
+    DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ THREADS = Text("int", _whole(1))
 RATE = Text("number", _rate)
 DURATION = Text("duration", parse_seconds)
 ADDRESS = Text("host:port", parse_address)
-SELECTOR = Text("selector", parse_node_selector)
+SELECTOR = Text("selector", str)
 NODE_POLICY = Text("policy", parse_word(*NODE_POLICIES))
 DEVICE_POLICY = Text("policy", parse_device_policy_flag)
 RESOURCE = Text("name", parse_resource_name)
@@ -202,7 +202,8 @@ SCHEDULING = (
          f"{', '.join(DEVICE_POLICIES)}, or several with commas.", "gpu_scheduler_policy"),
     Flag("--force-overwrite-default-scheduler", BOOLEAN, "Take over pods that name the default-scheduler.",
          "force_overwrite_default_scheduler"),
-    Flag("--node-label-selector", SELECTOR, "Labels of the nodes to look at, such as gpu=on,zone!=b; empty for all.",
+    Flag("--node-label-selector", SELECTOR, "Label selector of the nodes to use, evaluated by the API server, such as "
+         "gpu=on,zone!=b; empty for all.",
          "node_selector"),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s; without the flag the "
          "environment's HAMI_NODELOCK_EXPIRE counts.", "node_lock_timeout"),

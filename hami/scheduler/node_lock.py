@@ -183,7 +183,7 @@ class NodeLocks:
         try:
             if not self._is_free(lock, known[0]):
                 return False
-            self._nodes.upsert(self._cluster.annotate_node(node, {key: None}, str(known[1])))
+            self._nodes.upsert_answer(self._cluster.annotate_node(node, {key: None}, str(known[1])))
             return True
         finally:
             self._unclaim(lock)
@@ -270,7 +270,7 @@ class NodeLocks:
             state.leftover = releasable  # it may have been written all the same
             raise
         state.releasable, state.leftover = releasable, None
-        self._nodes.upsert(answer)
+        self._nodes.upsert_answer(answer)
         return True
 
     def _read(self, lock: LockId) -> tuple[str | None, int] | None:
@@ -292,7 +292,7 @@ class NodeLocks:
             if known is None or known[0] is None or known[0] != text:
                 return
             try:
-                self._nodes.upsert(self._cluster.annotate_node(lock.node, {lock.key: None}, str(known[1])))
+                self._nodes.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(known[1])))
                 return
             except Conflict:
                 self._read(lock)

@@ -87,9 +87,8 @@ class SchedulerProgram:
         self._queue = LockQueue()
         self._cache = Cache(
             vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
-            matches=settings.node_selector.matches, on_lock_change=self._queue.wake_node,
-            on_reservation_end=self._queue.wake_pod)
-        self._watches = Watches(api, self._cache)
+            on_lock_change=self._queue.wake_node, on_reservation_end=self._queue.wake_pod)
+        self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
 
         # What it tells

@@ -13,15 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from hami.codec.device_config import DeviceConfig, Fallback, chart_config, parse_device_config
-from hami.codec.device_config import Flagged
+from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config, parse_device_config
 from hami.errors import HamiError, MalformedInput
-from hami.model import Node
 from hami.runtime.options import Address, parse_seconds, read_text
 
 __all__ = [
-    "DEVICE_POLICIES", "NODE_POLICIES", "NodeSelector", "Settings", "parse_device_policy_flag",
-    "parse_node_selector", "read_settings",
+    "DEVICE_POLICIES", "NODE_POLICIES", "Settings", "parse_device_policy_flag", "read_settings",
 ]
 
 SELF_SIGNED_FILE = "tls.pem"
@@ -34,41 +31,6 @@ DAY = 86_400.0  # seconds
 LEAST_LIFETIME = 20.0  # seconds; what is shorter is renewed faster than it can be handed on
 
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # sections that count when switched on only
-
-_KEY = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
-_TERM = re.compile(
-    rf"\s*(?:(?P<absent>!\s*)?(?P<bare>{_KEY})"
-    rf"|(?P<key>{_KEY})\s*(?P<operator>==|=|!=)\s*(?P<value>{_VALUE})"
-    rf"|(?P<member>{_KEY})\s+(?P<set>in|notin)\s*\((?P<values>\s*{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)\))\s*(?=,|\Z)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """One requirement: the label's value is, or is not, among *values* (``None``: the label is there at all)."""
-
-    key: str
-    values: frozenset[str] | None
-    negated: bool = False
-
-    def holds(self, labels: Mapping[str, str]) -> bool:
-        present = self.key in labels and (self.values is None or labels[self.key] in self.values)
-        return present is not self.negated
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSelector:
-    """Which nodes are looked at; without terms all of them. *text*: as it was written."""
-
-    text: str = ""
-    terms: tuple[_Term, ...] = ()
-
-    def matches(self, node: Node) -> bool:
-        """Whether *node* has the labels asked for."""
-        return all(term.holds(node.labels) for term in self.terms)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +64,7 @@ class Settings:
     node_scheduler_policy: str = "binpack"
     gpu_scheduler_policy: str = "spread"
     force_overwrite_default_scheduler: bool = True
-    node_selector: NodeSelector = NodeSelector()
+    node_selector: str = ""
     node_lock_timeout: float = 300.0
     node_lock_retry_timeout: float = 28.0
 
@@ -213,30 +175,3 @@ def parse_device_policy_flag(text: str) -> str:
     if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
         raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several of them with commas")
     return text
-
-
-def parse_node_selector(text: str) -> NodeSelector:
-    """A label selector as kubectl takes it: ``k=v``, ``k!=v``, ``k in (a,b)``, ``k notin (a,b)``, ``k``, ``!k``, with
-    commas for «and». A label that is missing is not equal to any value.
-
-    Raises: MalformedInput. Source: k8s.io/apimachinery, pkg/labels, Parse.
-    """
-    terms: list[_Term] = []
-    place = -1
-    while text.strip() and place < len(text):
-        found = _TERM.match(text, place + 1)
-        if found is None:
-            raise MalformedInput("label selector", text, "expected key=value, key!=value, key in (a,b), "
-                                                         "key notin (a,b), key or !key, with commas between them")
-        terms.append(_term(found))
-        place = found.end()
-    return NodeSelector(text, tuple(terms))
-
-
-def _term(found: re.Match[str]) -> _Term:
-    if found["bare"] is not None:
-        return _Term(found["bare"], None, found["absent"] is not None)
-    if found["key"] is not None:
-        return _Term(found["key"], frozenset({found["value"]}), found["operator"] == "!=")
-    values = frozenset(value.strip() for value in found["values"].split(","))
-    return _Term(found["member"], values, found["set"] == "notin")

@@ -18,11 +18,15 @@ RELIST_TIMEOUT_S = 30.0
 
 
 class Watches:
-    """Three reflectors, each in a thread of its own, that fill *cache*."""
+    """Three reflectors, each in a thread of its own, that fill *cache*.
 
-    def __init__(self, api: Api, cache: Cache) -> None:
+    *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
+    """
+
+    def __init__(self, api: Api, cache: Cache, *, node_selector: str) -> None:
         self._nodes: Reflector[Node] = Reflector(
-            api, "/api/v1/nodes", parse_node, lambda node: node.name, cache.nodes, name="nodes")
+            api, "/api/v1/nodes", parse_node, lambda node: node.name, cache.nodes, name="nodes",
+            query={"labelSelector": node_selector} if node_selector else {})
         self._pods: Reflector[Pod] = Reflector(
             api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, cache.pods, name="pods")
         self._quotas: Reflector[QuotaLimits] = Reflector(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hami.cache.nodes import NodeCache
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from tests.builders import NVIDIA, gpu, node
@@ -65,16 +66,18 @@ def test_a_device_that_is_registered_twice_counts_once():
     assert len(cache.usage()["n1"]) == 1
 
 
-def test_a_node_that_ceases_to_match_is_gone():
-    cache = SmallCache(matches=lambda one: one.labels.get("gpu") != "off")
-    cache.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="9"))
+@pytest.mark.parametrize("store", [NodeCache.upsert_answer, NodeCache.upsert_unwatched])
+def test_a_node_that_stops_matching_the_label_selector_stays_removed_whatever_a_request_to_it_answers(store):
+    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="8"))
+    cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="9"))  # the watch sends DELETED
+    store(cache.nodes, node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="10"))
     assert names(cache) == [] and cache.nodes.lock_of("n1") is None
 
 
-def test_an_older_state_in_which_a_node_did_not_match_does_not_count():
-    cache = SmallCache(matches=lambda one: one.labels.get("gpu") != "off")
+def test_a_node_that_matches_the_label_selector_again_is_back():
+    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="7"))
+    cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
-    cache.nodes.upsert(node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="8"))
     assert names(cache) == ["n1"]
 
 

@@ -95,7 +95,7 @@ def test_an_unknown_node_is_an_error():
 
 def test_a_node_that_no_watch_has_shown_is_asked_for():
     scene = Scene()
-    scene.replica.cache.nodes.remove(node("n1"))
+    scene.replica.cache.nodes.prune(set(), 0.0)
     scene.take()
     assert scene.lock == f"{NOW},default,a"
 

@@ -5,9 +5,8 @@ import pytest
 from hami.codec.device_config import chart_config
 from hami.codec.device_config import Flagged
 from hami.errors import HamiError, MalformedInput
-from hami.model import Node
 from hami.runtime.options import Address, parse_address, parse_boolean, parse_seconds
-from hami.scheduler.settings import Settings, parse_device_policy_flag, parse_node_selector, read_settings
+from hami.scheduler.settings import Settings, parse_device_policy_flag, read_settings
 
 
 def test_nothing_given_means_the_defaults():
@@ -171,29 +170,3 @@ def test_device_policies(text):
 def test_other_words_are_no_device_policies(text):
     with pytest.raises(MalformedInput, match="expected binpack, spread"):
         parse_device_policy_flag(text)
-
-
-LABELS = {"gpu": "on", "zone": "a", "example.com/pool": "big", "empty": ""}
-
-
-@pytest.mark.parametrize("text, matched", [
-    ("", True), ("gpu=on", True), ("gpu==on", True), ("gpu = on", True), ("gpu=off", False), ("none=on", False),
-    ("gpu=on,zone=a", True), ("gpu=on,zone=b", False), ("gpu!=off", True), ("gpu!=on", False), ("none!=on", True),
-    ("example.com/pool=big", True), ("zone in (a,b)", True), ("zone in (b, c)", False), ("none in (a)", False),
-    ("zone notin (b,c)", True), ("zone notin (a)", False), ("none notin (a)", True), ("gpu", True), ("none", False),
-    ("!none", True), ("! gpu", False), ("empty=", True), ("gpu=", False), ("empty", True), ("in in (in)", False),
-    ("zone in (a),gpu=on,!none", True), (" gpu=on , zone=a ", True),
-])
-def test_node_selectors(text, matched):
-    selector = parse_node_selector(text)
-    assert selector.matches(Node(name="n1", labels=LABELS)) is matched
-    assert str(selector) == text
-
-
-@pytest.mark.parametrize("text", [
-    ",", "gpu=on,", ",gpu=on", "gpu=on,,zone=a", "gpu=on zone=a", "=on", "gpu=a b", "gpu>1", "zone in a", "zone in (a",
-    "zone in", "zone in ()b", "gpu=on;zone=a", "-gpu", "!gpu=on", "gpu=" + "a" * 64, "zonein(a)b",
-])
-def test_what_is_no_selector_is_refused(text):
-    with pytest.raises(MalformedInput, match="expected key=value"):
-        parse_node_selector(text)
