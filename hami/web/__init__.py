@@ -1,1 +1,1 @@
-"""HTTP: the routes that kube-scheduler and the API server call, and the server that answers them."""
+"""HTTP: the server for the webhook and the extender, TLS, and plain pages such as metrics."""

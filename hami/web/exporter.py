@@ -10,39 +10,24 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from hami.web.exposition import Family, render
-from hami.web.pages import Page, PageServer, RequestTimeouts
+from hami.web.pages import Page, PageServer
 
 __all__ = ["Exporter"]
 
 PAUSE_SECONDS = 0.0002  # between slices, so that other threads can run
 
 
-class Exporter:
-    """Serves the gauges of *families*, then those of *registry*, in daemon threads from `start` to `stop`."""
+class Exporter(PageServer):
+    """Serves the gauges of *families*, then those of *registry*."""
 
     def __init__(self, registry: CollectorRegistry, bind: tuple[str, int],
-                 families: Callable[[], Iterable[Family]] = tuple, *, timeouts: RequestTimeouts = RequestTimeouts(),
+                 families: Callable[[], Iterable[Family]] = tuple, *, timeout: float = 30.0,
                  pause: Callable[[float], object] = time.sleep) -> None:
-        """*bind*: host and port; an empty host means all addresses. *families* is called for each page, *pause* between
-        its slices."""
+        """*bind*, *timeout*: as for PageServer. *families* is called for each page, *pause* between its slices."""
+        super().__init__("metrics", bind, {"/metrics": self._page}, flag="--metrics-bind-address", timeout=timeout)
         self._registry = registry
         self._families = families
         self._pause = pause
-        self._server = PageServer("metrics", bind, {"/metrics": self._page}, flag="--metrics-bind-address",
-                                  timeouts=timeouts)
-
-    def start(self) -> None:
-        """Start to serve. Raises: HamiError when the address cannot be bound."""
-        self._server.start()
-
-    def stop(self) -> None:
-        """Stop listening. Pages being served complete in the background."""
-        self._server.stop()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port that the server listens on; never port 0."""
-        return self._server.address
 
     def _page(self, accept: str) -> Page:
         """Returns the page in the format that *accept*, a header of the request, asks for."""

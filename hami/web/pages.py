@@ -1,13 +1,13 @@
-"""Serves a page or two over plain HTTP, on an address of their own: metrics, or how a process is.
+"""Serves pages over plain HTTP at an address of their own, such as metrics and readiness.
 
-A page is made and sent slice by slice: a large one is never in memory as a whole, and what else the process does gets
-its turn between two slices. A client has a deadline for all that it sends and for all that it takes, so a slow one
-holds a thread for a while and no longer. This module does not know what is on a page.
+A page is made and sent in slices: a large one is never in memory as a whole, and other threads run between two slices.
+A client has a deadline for the whole exchange, so a slow one holds a thread for a limited time. This module does not
+know what is on a page.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import logging
 import os
 import socket
@@ -17,34 +17,26 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
-from socketserver import TCPServer, ThreadingMixIn
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client.exposition import gzip_accepted
 
 from hami.errors import HamiError
 
-__all__ = ["CLIENTS", "Page", "PageServer", "RequestTimeouts", "listen"]
+__all__ = ["CLIENTS", "Page", "PageServer", "listen"]
 
 log = logging.getLogger(__name__)
 
-CLIENTS = 16  # connections at a time; Prometheus is one or two
+CLIENTS = 16  # connections at a time; Prometheus uses one or two
+POLL_SECONDS = 0.1  # between two checks for a stop and for deadlines
 LINE_LIMIT = 65_536  # bytes of a request line
-BODY_LIMIT = 65_536  # bytes of a body nobody asked for that are read before the refusal
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimeouts:
-    """Seconds that a client may take in all. *head*: to send its request. *page*: to take the answer."""
-
-    head: float = 10.0
-    page: float = 60.0
+BODY_LIMIT = 65_536  # bytes of an unexpected body that are read before the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a client gets. *slices* are made while they are sent."""
+    """A page. *slices* are made while they are sent."""
 
     slices: Iterable[bytes]
     content_type: str = "text/plain; charset=utf-8"
@@ -52,100 +44,82 @@ class Page:
 
 
 Make = Callable[[str], Page]
-"""A page for a client that accepts a content type."""
+"""Makes a page for a client that accepts a content type."""
 
 
 class PageServer:
     """Serves pages in daemon threads from `start` to `stop`."""
 
     def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *, flag: str,
-                 timeouts: RequestTimeouts = RequestTimeouts()) -> None:
-        """*name*: what is served, as log lines begin. *bind*: host and port; an empty host listens on all addresses.
-        *pages*: by their paths; each is made anew for each request. *flag*: what said where. Nothing listens yet."""
+                 timeout: float = 30.0) -> None:
+        """*name*: begins log messages. *bind*: host and port; an empty host listens on all addresses. *pages*: by path;
+        each is made again for each request. *flag*: the command-line flag of *bind*. *timeout*: seconds that a client
+        may take for its request and the answer together. Nothing listens yet."""
         self._name = name
-        self._flag = flag
         self._bind = bind
         self._pages = pages
-        self._timeouts = timeouts
+        self._flag = flag
+        self._timeout = timeout
         self._server: _Server | None = None
 
     def start(self) -> None:
-        """Listen and serve. Raises: HamiError with the flag when the address cannot be listened on."""
+        """Listens and serves. Raises: HamiError with the flag if the address cannot be listened on."""
         try:
             listener = listen(*self._bind)
         except HamiError as error:
             raise HamiError(f"{self._flag}: {error}") from error
-        self._server = _Server(self._name, listener, self._pages, self._timeouts)
-        threading.Thread(target=self._server.run, name=self._name, daemon=True).start()
+        self._server = _Server(self._name, listener, self._pages, self._timeout)
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name=self._name, daemon=True).start()
 
     def stop(self) -> None:
-        """Listen no more; pages under way end by themselves, or with the process."""
+        """Stops listening. Pages that are being sent end by themselves, or with the process."""
         if self._server is not None:
-            self._server.stop()
+            self._server.shutdown()
+            self._server.server_close()
             self._server = None
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that are listened on; the port is a real one also where 0 was asked for."""
+        """Host and port that are listened on; the actual port where 0 was given."""
         if self._server is None:
             raise RuntimeError(f"{self._name}: the server has not been started")
-        host, port = self._server.server_address[:2]
+        host, port = self._server.socket.getsockname()[:2]
         return str(host), port
 
 
-class _Server(ThreadingMixIn, TCPServer):
-    """A thread for each connection, up to a limit."""
+class _Server(ThreadingHTTPServer):
+    """One thread for each connection, up to a limit."""
 
-    daemon_threads = True
+    block_on_close = False
 
-    def __init__(self, name: str, listener: socket.socket, pages: Mapping[str, Make], timeouts: RequestTimeouts) -> None:
-        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+    def __init__(self, name: str, listener: socket.socket, pages: Mapping[str, Make], timeout: float) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.server_address = listener.getsockname()
         self.name = name
         self.pages = pages
-        self.timeouts = timeouts
-        self._places = threading.BoundedSemaphore(CLIENTS)
-        self._stopping = threading.Event()
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        """Take connections until `stop`. Unlike `serve_forever` it sleeps as long as nobody comes."""
-        while not self._stopping.is_set():
-            self.handle_request()
-        self._stopped.set()
-
-    def stop(self) -> None:
-        """End `run`, which must have been started, and listen no more."""
-        self._stopping.set()
-        self.socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for a connection
-        self._stopped.wait()
-        self.server_close()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError:
-            self._stopping.wait(0.1)  # out of file descriptors, most likely: the connection will still be waiting
-            raise
+        self._client_timeout = timeout
+        self._clients: dict[Any, float] = {}  # open connections, and the monotonic time at which each is ended
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if len(self._clients) >= CLIENTS:
             log.warning("%s: too many connections, one refused", self.name, extra={"client": client_address[0]})
             self.shutdown_request(request)
             return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
-            self._places.release()
-            raise
+        self._clients[request] = time.monotonic() + self._client_timeout
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Called at the end of each connection, also if its thread could not be started."""
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called every POLL_SECONDS: ends connections whose time is up."""
+        for client, deadline in self._clients.copy().items():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         lost = isinstance(sys.exception(), OSError)
@@ -154,48 +128,43 @@ class _Server(ThreadingMixIn, TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, one answer, and the connection is closed."""
+    """Answers one request and closes the connection."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
     server_version = "hami"
     sys_version = ""
 
-    def setup(self) -> None:
-        super().setup()
-        head = _Deadline(self.connection, self.server.timeouts.head)
-        self.rfile = io.BufferedReader(_Reader(self.connection, head))
-
     def handle(self) -> None:
         self.close_connection = True
-        try:
-            self.raw_requestline = self.rfile.readline(LINE_LIMIT + 1)
-            if len(self.raw_requestline) > LINE_LIMIT:
-                self.requestline, self.request_version, self.command = "", "", ""
-                self.send_error(414)
-            elif self.raw_requestline and self.parse_request():
-                self._answer()
-        except TimeoutError:
-            log.debug("%s: client too slow", self.server.name, extra={"client": self.client_address[0]})
+        self.raw_requestline = self.rfile.readline(LINE_LIMIT + 1)
+        if len(self.raw_requestline) > LINE_LIMIT:
+            self.requestline, self.request_version, self.command = "", "", ""
+            self.send_error(414)
+        elif self.raw_requestline and self.parse_request():
+            self._send(self._page())
 
-    def _answer(self) -> None:
+    def _page(self) -> Page:
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
-            self._refuse(404, f"not found: here is {', '.join(self.server.pages)}")
-        elif self.command != "GET":
-            self._refuse(405, "only GET is served here")
-        else:
-            self._send(make)
-
-    def _send(self, make: Make) -> None:
+            return Page([f"not found; pages: {', '.join(self.server.pages)}\n".encode()], status=404)
+        if self.command != "GET":
+            return Page([b"only GET is served here\n"], status=405)
         try:
-            page = make(", ".join(self.headers.get_all("Accept", ())))
+            return make(", ".join(self.headers.get_all("Accept", ())))
         except Exception:
             log.exception("%s: page failed", self.server.name)
-            return self._refuse(500, "the page cannot be made: the log says why")
+            return Page([b"internal error, see the log\n"], status=500)
+
+    def _send(self, page: Page) -> None:
+        """Sends *page*. A short body is read first: a client that is still sending would miss the answer."""
+        length = self.headers.get("Content-Length", "")
+        self.rfile.read(min(int(length), BODY_LIMIT) if length.isdigit() else 0)
         slices = page.slices
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
+        if page.status == 405:
+            self.send_header("Allow", "GET")
         if gzip_accepted(", ".join(self.headers.get_all("Accept-Encoding", ()))):
             self.send_header("Content-Encoding", "gzip")
             slices = _compressed(slices)
@@ -204,62 +173,15 @@ class _Handler(BaseHTTPRequestHandler):
             slices = _chunked(slices)
         self.send_header("Connection", "close")
         self.end_headers()
-        deadline = _Deadline(self.connection, self.server.timeouts.page)
-        for part in slices:
-            deadline.apply()
+        for part in slices if self.command != "HEAD" else ():
             self.wfile.write(part)
 
-    def _refuse(self, status: int, text: str) -> None:
-        """Answer with *status* and one line. A short body is read first: who is still sending would miss the answer."""
-        length = self.headers.get("Content-Length", "")
-        self.rfile.read(min(int(length), BODY_LIMIT) if length.isdigit() else 0)
-        body = f"{text}\n".encode()
-        self.send_response(status)
-        if status == 405:
-            self.send_header("Allow", "GET")
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no news."""
-
-
-class _Deadline:
-    """The moment until which a client's socket may be used."""
-
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
-        self._connection = connection
-        self._end = time.monotonic() + seconds
-
-    def apply(self) -> None:
-        """Let the next call on the socket last no longer. Raises: TimeoutError when it is too late for one."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the client has had its time")
-        self._connection.settimeout(left)
-
-
-class _Reader(io.RawIOBase):
-    """What a client sends until the deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: _Deadline) -> None:
-        self._connection = connection
-        self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._deadline.apply()
-        return self._connection.recv_into(buffer)
+        """Requests are not logged."""
 
 
 def _compressed(slices: Iterable[bytes]) -> Iterator[bytes]:
-    """*slices* as one gzip stream; the interpreter is free for others while it is made."""
+    """*slices* as one gzip stream. zlib releases the interpreter lock meanwhile."""
     packer = zlib.compressobj(1, wbits=31)
     for part in slices:
         if packed := packer.compress(part):
@@ -268,7 +190,7 @@ def _compressed(slices: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _chunked(slices: Iterable[bytes]) -> Iterator[bytes]:
-    """*slices* in HTTP/1.1's chunks. Without the last one the client knows that the page is not whole."""
+    """*slices* in HTTP/1.1 chunks. If the last one is missing, the client knows that the page is incomplete."""
     for part in slices:
         if part:
             yield b"%x\r\n%b\r\n" % (len(part), part)

@@ -1,7 +1,7 @@
-"""TLS for the main listener: certificates that renew while the process runs, and who counts as a trusted caller.
+"""TLS for the main listener: certificates that are renewed while the process runs, and the check for trusted callers.
 
-gunicorn asks for a context at each accepted connection (setting ``ssl_context``); the one that stands is handed out
-until one of its files is another. This module knows nothing of what is served, and does not look at expiry.
+gunicorn asks for a context for each connection (setting ``ssl_context``); it gets the same one until one of the files
+changes. This module knows nothing of what is served, and does not check expiry.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hami.errors import HamiError
+from hami.runtime.once import OncePerKey
 
 __all__ = ["TlsContext", "client_is_trusted"]
 
@@ -26,13 +27,13 @@ _Signature = tuple[tuple[int, int, int], ...]
 
 
 class TlsContext:
-    """Hands out the server's SSLContext, made anew when a file has changed. Safe for many threads.
+    """Provides the server's SSLContext and replaces it when a file changes. Threads may share it.
 
-    Files count as changed by inode, modification time and size. While the new ones cannot be used (key and certificate
-    replaced one after the other, say) the last good context stays; they are tried again after RETRY_SECONDS, and what
-    is wrong is logged once.
-    With *client_ca_file* a caller may show a certificate; one that this CA did not sign ends the handshake.
-    Raises: HamiError when it is made and the files cannot be used.
+    A file has changed if its inode, modification time or size differs. While the new files cannot be used, for example
+    because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
+    after RETRY_SECONDS, and each problem is logged once.
+    With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
+    Raises: HamiError if the files cannot be used when the object is made.
     """
 
     def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None = None, *,
@@ -44,14 +45,14 @@ class TlsContext:
         if client_ca_file:
             self._files["--client-ca-file"] = client_ca_file
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all that follows; held while the files are read
         self._signature = self._read_signature()
-        self._problem = ""
+        self._reported = OncePerKey()
         self._retry_at = float("-inf")
         self._context = self._build()
 
     def __call__(self, config: object, default_factory: object) -> ssl.SSLContext:
-        """The context for the next connection; both arguments are gunicorn's and of no interest."""
+        """Returns the context for the next connection. gunicorn's arguments are ignored."""
         with self._lock:
             self._refresh()
             return self._context
@@ -64,12 +65,11 @@ class TlsContext:
             if signature != self._signature:
                 self._context, self._signature = self._build(), signature
                 log.info("TLS files read again", extra={"cert_file": self.cert_file})
-            self._problem = ""
+            self._reported.clear("files")
         except HamiError as error:
             self._retry_at = self._clock() + RETRY_SECONDS
-            if str(error) != self._problem:
+            if self._reported.is_new("files", str(error)):
                 log.warning("TLS files cannot be used, the last good ones stay", extra={"problem": str(error)})
-            self._problem = str(error)
 
     def _read_signature(self) -> _Signature:
         return tuple(_signature(flag, path) for flag, path in self._files.items())
@@ -77,7 +77,7 @@ class TlsContext:
     def _build(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # never h2: one thread would serve all streams of a connection one after another
+        # not h2: one thread would serve all streams of a connection, one after another
         context.set_alpn_protocols(["http/1.1"])
         try:
             # a key with a passphrase must fail, not ask the terminal for it
@@ -100,7 +100,7 @@ class TlsContext:
 
 def _signature(flag: str, path: str) -> tuple[int, int, int]:
     try:
-        # opened, since a file that exists may still not be readable
+        # opened, because a file that exists may not be readable
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
     except OSError as error:
@@ -115,9 +115,9 @@ def _reason(error: Exception) -> str:
 
 
 def client_is_trusted(environ: Mapping[str, object]) -> bool:
-    """Whether a request came from this machine, or over a connection that showed a certificate our client CA signed.
+    """Reports whether a request came from this machine or with a client certificate that our client CA signed.
 
-    *environ*: WSGI's, as gunicorn fills it; headers, which anyone can write, are not looked at.
+    *environ*: the WSGI environment of gunicorn. Headers are ignored, because any client can set them.
     """
     return _is_loopback(str(environ.get("REMOTE_ADDR", ""))) or _has_certificate(environ.get("gunicorn.socket"))
 
@@ -132,6 +132,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _has_certificate(connection: object) -> bool:
-    """A certificate is only kept by the connection once it was verified."""
+    """Reports whether the client presented a certificate. The connection has one only after verification."""
     return (isinstance(connection, ssl.SSLSocket) and connection.context.verify_mode != ssl.CERT_NONE
             and bool(connection.getpeercert()))

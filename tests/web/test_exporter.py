@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from hami.errors import HamiError
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family
-from hami.web.pages import CLIENTS, RequestTimeouts
+from hami.web.pages import CLIENTS
 
 OURS = Family("hami_gauge", "Ours", ())
 
@@ -161,7 +161,7 @@ def test_a_truncated_page_is_recognizably_incomplete(serve, caplog):
 
 
 def test_a_client_that_does_not_finish_its_request_is_dropped(serve):
-    exporter = serve(timeouts=RequestTimeouts(head=0.05))
+    exporter = serve(timeout=0.05)
     assert send(exporter, b"GET /metrics HTT") == b""
     assert send(exporter, b"") == b""
 
@@ -176,7 +176,7 @@ def test_a_client_that_does_not_read_is_dropped(serve):
         finally:
             left.set()
 
-    exporter = serve(lambda: [Family("f", "Endless", endless())], timeouts=RequestTimeouts(page=0.05))
+    exporter = serve(lambda: [Family("f", "Endless", endless())], timeout=0.05)
     with socket.create_connection(exporter.address, timeout=30) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert left.wait(30)
