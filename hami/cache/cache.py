@@ -97,8 +97,8 @@ class Cache:
             if not requests_devices(self.vendors, pod.containers):
                 return None
             self._check_unbound(pod.ref)
-            if (reservation := self.reservations.unresolved(pod.ref.uid)) is not None:
-                return _assume_again(reservation, names)
+            if (assumed := self.reservations.find(pod.ref.uid)) is not None and assumed.outcome_unknown:
+                return _assume_again(assumed.reservation, names)
             self.reservations.forget(pod.ref.uid)
             self.pods.take_over(pod.ref.uid)
             request = self._request(pod, self._budgets(pod.ref.namespace))
@@ -223,16 +223,13 @@ class Cache:
             raise Rejected(f"pod {ref} has terminated")
         if node := (record.node if record is not None else "") or self._finished_node(ref.uid):
             raise Rejected(f"pod {ref} is already bound to node {node}")
-        match self.reservations.find(ref.uid):
-            case reservation, BindingStage.WRITING:
-                raise Rejected(f"pod {ref} is being bound to node {reservation.node}")
+        if (assumed := self.reservations.find(ref.uid)) is not None and assumed.stage is BindingStage.WRITING:
+            raise Rejected(f"pod {ref} is being bound to node {assumed.reservation.node}")
 
     def _finished_node(self, uid: str) -> str | None:
         """Returns the node that the pod is bound to by a Binding of ours that the watch has not shown yet."""
-        match self.reservations.find(uid):
-            case reservation, BindingStage.FINISHED:
-                return reservation.node
-        return None
+        assumed = self.reservations.find(uid)
+        return assumed.reservation.node if assumed and assumed.stage is BindingStage.FINISHED else None
 
     def _explain(self, request: PodRequest, names: Sequence[str]) -> Refusal:
         """Returns why *request* fits none of the nodes *names*. Nodes that have changed and fit by now are left out.

@@ -18,7 +18,7 @@ from hami.model import PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
-__all__ = ["RESERVATION_TTL_S", "BindingStage", "Rejected", "Reservation", "Reservations"]
+__all__ = ["RESERVATION_TTL_S", "AssumedPod", "BindingStage", "Rejected", "Reservation", "Reservations"]
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
 
@@ -53,13 +53,16 @@ class Reservation:
 
 
 @dataclass(slots=True)
-class _Assumed:
-    """*since*: when the reservation was assumed, or its Binding written or last tried."""
+class AssumedPod:
+    """A pod with a reservation. *since*: when it was assumed, or its Binding written or last tried.
+
+    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
+    """
 
     reservation: Reservation
     since: float
     stage: BindingStage = BindingStage.ASSUMED
-    outcome_unknown: bool = False  # a Binding was sent without an answer: it may have been written
+    outcome_unknown: bool = False
 
 
 class Reservations:
@@ -76,7 +79,7 @@ class Reservations:
         self._clock = clock
         self._now = now
         self._on_end = on_end
-        self._assumed: dict[str, _Assumed] = {}
+        self._assumed: dict[str, AssumedPod] = {}
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._assumed
@@ -84,7 +87,7 @@ class Reservations:
     def assume(self, reservation: Reservation, booking: Booking) -> None:
         """Adds *reservation* and books its devices."""
         with self._lock:
-            self._assumed[reservation.ref.uid] = _Assumed(reservation, self._clock())
+            self._assumed[reservation.ref.uid] = AssumedPod(reservation, self._clock())
             self._index.book(booking)
 
     def get(self, uid: str) -> Reservation | None:
@@ -93,17 +96,9 @@ class Reservations:
             assumed = self._assumed.get(uid)
             return assumed.reservation if assumed and assumed.stage is not BindingStage.FINISHED else None
 
-    def find(self, uid: str) -> tuple[Reservation, BindingStage] | None:
-        """Returns the reservation of the pod and its stage."""
-        with self._lock:
-            assumed = self._assumed.get(uid)
-            return (assumed.reservation, assumed.stage) if assumed else None
-
-    def unresolved(self, uid: str) -> Reservation | None:
-        """Returns the pod's reservation if the outcome of its Binding is unknown."""
-        with self._lock:
-            assumed = self._assumed.get(uid)
-            return assumed.reservation if assumed and assumed.outcome_unknown else None
+    def find(self, uid: str) -> AssumedPod | None:
+        """Returns the pod's reservation and its state. The caller holds the lock and does not change it."""
+        return self._assumed.get(uid)
 
     def is_current(self, reservation: Reservation) -> bool:
         """Reports whether *reservation* still holds: no later filter has replaced it and the pod is not gone."""
@@ -230,10 +225,10 @@ class Reservations:
                 if uid not in seen and assumed.stage is BindingStage.FINISHED and assumed.since < started:
                     self.forget(uid)
 
-    def _is_resolvable(self, assumed: _Assumed) -> bool:
+    def _is_resolvable(self, assumed: AssumedPod) -> bool:
         return assumed.outcome_unknown and self._is_overdue(assumed)
 
-    def _is_overdue(self, assumed: _Assumed) -> bool:
+    def _is_overdue(self, assumed: AssumedPod) -> bool:
         return assumed.stage is BindingStage.ASSUMED and self._clock() - assumed.since >= RESERVATION_TTL_S
 
     def _problem(self, reservation: Reservation) -> str | None:

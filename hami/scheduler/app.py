@@ -20,7 +20,7 @@ from hami import __version__
 from hami.cache.reservations import Reservation
 from hami.codec import admission, extender
 from hami.codec.admission import Review
-from hami.errors import HamiError, NodeLocked
+from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
@@ -84,26 +84,17 @@ def _webhook(admitter: Admitter, observe: Observe) -> flask.Blueprint:
     @blueprint.post("/webhook")
     def webhook() -> flask.Response:
         """Mutating admission of pods."""
-        begun = time.monotonic()
         review: Review | None = None
-        try:
-            body, problem = _body(WEBHOOK_LIMIT), _content_problem()
-            if not body or problem:
-                code, text = 400, problem or "request body is empty"
-                answer, outcome = admission.render_denied(None, code, text), "error"
-            else:
-                review = admission.parse_review(body)
-                answer, outcome = _admit(admitter, review)
-        except RequestEntityTooLarge:
-            answer = admission.render_denied(None, 413, f"request body is larger than {WEBHOOK_LIMIT} bytes")
-            outcome = "error"
-        except HamiError as error:
-            answer, outcome = admission.render_denied(review, 400, str(error)), "error"
-        except Exception:
-            log.exception("admission failed")
-            answer, outcome = admission.render_denied(review, 500, "internal error, see the scheduler's log"), "error"
-        observe("webhook", outcome, time.monotonic() - begun)
-        return _json(answer)
+
+        def act(body: bytes) -> tuple[bytes, str]:
+            nonlocal review
+            if problem := _content_problem() or ("" if body else "request body is empty"):
+                raise MalformedInput("body", "", problem, says=problem)
+            review = admission.parse_review(body)
+            return _admit(admitter, review)
+
+        return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
+                     observe)
 
     return blueprint
 
@@ -131,12 +122,13 @@ def _extender(verbs: Verbs, health: Health, observe: Observe, most_binds: int) -
     def filter_nodes() -> flask.Response:
         """Scheduler extender: names the one node that should run the pod, or why none can."""
         return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, health, body),
-                     lambda text: extender.render_filter(None, error=text), observe)
+                     lambda text, code: extender.render_filter(None, error=text), observe)
 
     @blueprint.post("/bind")
     def bind() -> flask.Response:
         """Scheduler extender: binds the pod with the devices reserved for it."""
-        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs.binder, binds, body), extender.render_bind, observe)
+        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs.binder, binds, body),
+                     lambda text, code: extender.render_bind(text), observe)
 
     @blueprint.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
@@ -150,18 +142,20 @@ def _extender(verbs: Verbs, health: Health, observe: Observe, most_binds: int) -
     return blueprint
 
 
-def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refuse: Callable[[str], bytes],
+def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refuse: Callable[[str, int], bytes],
           observe: Observe) -> flask.Response:
+    """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status."""
     begun = time.monotonic()
+    outcome = "error"
     try:
         answer, outcome = act(_body(limit))
     except RequestEntityTooLarge:
-        answer, outcome = refuse(f"request body is larger than {limit} bytes"), "error"
+        answer = refuse(f"request body is larger than {limit} bytes", 413)
     except HamiError as error:
-        answer, outcome = refuse(str(error)), "error"
+        answer = refuse(str(error), 400)
     except Exception:
         log.exception("verb failed", extra={"verb": name})
-        answer, outcome = refuse("internal error, see the scheduler's log"), "error"
+        answer = refuse("internal error, see the scheduler's log", 500)
     observe(name, outcome, time.monotonic() - begun)
     return _json(answer)
 
@@ -227,9 +221,9 @@ def _body(limit: int) -> bytes:
     return body
 
 
-def _content_problem() -> str | None:
+def _content_problem() -> str:
     given = flask.request.headers.get("Content-Type", "")
-    return None if given == JSON else f"contentType={given}, expected {JSON}"
+    return "" if given == JSON else f"contentType={given}, expected {JSON}"
 
 
 def _json(body: bytes, status: int = 200) -> flask.Response:
