@@ -89,7 +89,7 @@ def _webhook(admitter: Admitter, observe: Observe) -> flask.Blueprint:
         def act(body: bytes) -> tuple[bytes, str]:
             nonlocal review
             if problem := _content_problem() or ("" if body else "request body is empty"):
-                raise MalformedInput("body", "", problem, says=problem)
+                raise MalformedInput("body", "", problem, message=problem)
             review = admission.parse_review(body)
             return _admit(admitter, review)
 

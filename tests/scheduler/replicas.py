@@ -1,0 +1,20 @@
+"""Replicas of the scheduler over a few nodes."""
+
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.world import Clock, Replica, WatchedCluster
+
+
+def cards(name, *taken):
+    """A node of A40s."""
+    return node(name, *(gpu(f"GPU-{name}-{n}", index=n, **fields) for n, fields in enumerate(taken)))
+
+
+def holding(name, on, text, **fields):
+    return pod(gpus(), name=name, node_name=on, annotations={
+        ASSIGNED_NODE: on, BIND_PHASE: "success", NVIDIA.allocated: text}, **fields)
+
+
+def replica(*nodes, pods=(), policies=None, copies_labels=True, **options):
+    fake = WatchedCluster(nodes=nodes, pods=pods, copies_labels=copies_labels)
+    return Replica(fake, Clock(), policies=policies, **options)

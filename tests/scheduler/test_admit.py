@@ -1,0 +1,135 @@
+"""Admission: which pods are denied and why, and what is changed in the others."""
+
+import pytest
+
+from hami.codec.admission import Review
+from hami.codec.device_config import DeviceConfig, NvidiaConfig
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.vendors.catalog import vendors
+from tests.builders import NVIDIA, quota
+from tests.world import Clock, Replica, WatchedCluster
+
+SCHEDULER = "hami-scheduler"
+
+
+def raw(*containers, scheduler="default-scheduler", inits=(), spec=None, meta=None):
+    """A pod as the API server sends it."""
+    made = {"containers": list(containers), "schedulerName": scheduler} | (spec or {})
+    return {"metadata": {"name": "p"} | (meta or {}), "spec": made | ({"initContainers": list(inits)} if inits else {})}
+
+
+def asking(limits=None, **fields):
+    return {"name": "c"} | ({"resources": {"limits": limits}} if limits is not None else {}) | fields
+
+
+def gpu_limits(**amounts):
+    return asking({f"nvidia.com/{name.replace('_', '-')}": value for name, value in amounts.items()})
+
+
+ONE = {"nvidia.com/gpu": 1}
+PRIVILEGED = {"securityContext": {"privileged": True}}
+
+
+def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
+    """The admission of an empty cluster."""
+    clock, fake = Clock(), WatchedCluster()
+    replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
+    for one in quotas:
+        replica.cache.quotas.upsert(one)
+    return Admitter(replica.cache, scheduler_name=name, force_overwrite=force)
+
+
+def admit(thing, namespace="default", **options):
+    return admitter(**options).admit(Review("u", namespace, thing, "v1", "AdmissionReview"))
+
+
+@pytest.mark.parametrize(("thing", "options", "code", "message"), [
+    (None, {}, 400, "there is no content to decode"),
+    ({}, {}, 400, "there is no content to decode"),
+    ({"spec": {"containers": "x"}}, {}, 400, "pod"),
+    ({"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}}, {}, 400, "pod"),
+    (raw(), {}, 403, "pod has no containers"),
+    ({"metadata": {}}, {}, 403, "pod has no containers"),
+    (raw(gpu_limits(gpu=1, gpumem_percentage=120)), {}, 500,
+     "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100"),
+    (raw(gpu_limits(gpu=1, gpumem_percentage=-1)), {}, 500, "invalid nvidia.com/gpumem-percentage value -1"),
+    (raw(gpu_limits(gpu=1, gpumem="1500m")), {}, 500, "invalid nvidia.com/gpumem value 1500m"),
+    (raw(gpu_limits(gpu=1, gpumem="lots")), {}, 500, "lots"),
+    (raw(gpu_limits(gpu=1, gpumem=2**31)), {}, 500, "must be an integer between 0 and 2147483647"),
+    (raw(asking(), inits=[gpu_limits(gpu=1, gpumem_percentage=101)]), {}, 500, "value 101 in container c"),
+    (raw(asking(ONE, **PRIVILEGED)), {}, 403, "container c is privileged"),
+    (raw(asking(ONE), inits=[asking(name="i", **PRIVILEGED)]), {}, 403, "container i is privileged"),
+    (raw(asking(ONE), spec={"nodeName": "n1"}), {}, 403, "pod has node assigned"),
+    (raw(gpu_limits(gpu=1, gpumem=2000)), {"quotas": [quota(gpumem=1000)]}, 403, "exceeding resource quota"),
+    (raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]), {"quotas": [quota(gpumem=24000)]},
+     403, "exceeding resource quota"),
+    (raw(gpu_limits(gpu=1, gpucores=30)), {"quotas": [quota(gpucores=0)]}, 403, "exceeding resource quota")])
+def test_denied_pods_and_the_reason(thing, options, code, message):
+    answer = admit(thing, **options)
+    assert isinstance(answer, Denied) and answer.code == code and message in answer.message
+
+
+@pytest.mark.parametrize(("thing", "options", "message"), [
+    (raw(asking(ONE), scheduler="volcano"), {}, "pod already has different scheduler assigned"),
+    (raw(asking(ONE, **PRIVILEGED), scheduler="volcano", spec={"nodeName": "n1"}), {},
+     "pod already has different scheduler assigned"),
+    (raw(asking(ONE)), {"force": False}, "pod already has different scheduler assigned"),
+    (raw(asking(ONE), scheduler="x"), {"name": ""}, "pod already has different scheduler assigned"),
+    (raw(asking()), {}, ""),
+    (raw(asking(**PRIVILEGED)), {}, ""),
+    (raw(asking(), spec={"nodeName": "n1"}), {}, ""),
+    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {}, ""),
+    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {"force": False}, "")])
+def test_pods_that_are_admitted_unchanged(thing, options, message):
+    answer = admit(thing, **options)
+    assert isinstance(answer, Admitted) and answer.pod is thing and answer.message == message
+
+
+@pytest.mark.parametrize(("thing", "options", "scheduler", "limits"), [
+    (raw(asking(ONE)), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
+    (raw(asking(ONE), scheduler=""), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
+    (raw(asking(ONE)), {"name": ""}, "default-scheduler", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
+    (raw(gpu_limits(gpumem=10)), {}, SCHEDULER, {"nvidia.com/gpumem": 10, "nvidia.com/gpu": "1"}),
+    (raw(gpu_limits(gpu=1, gpumem_percentage=100)), {}, SCHEDULER,
+     {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": "100"}),
+    (raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
+     {"quotas": [quota(gpumem=24000)]}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10})])
+def test_admission_completes_a_pod(thing, options, scheduler, limits):
+    answer = admit(thing, **options)
+    assert isinstance(answer, Admitted)
+    assert answer.pod["spec"]["schedulerName"] == scheduler
+    assert answer.pod["spec"]["containers"][0]["resources"]["limits"] == limits
+
+
+def test_the_larger_of_init_and_app_containers_counts_for_the_quota():
+    thing = raw(gpu_limits(gpu=1, gpumem=10000), inits=[gpu_limits(gpu=1, gpumem=20000)])
+    assert isinstance(admit(thing, quotas=[quota(gpumem=24000)]), Admitted)
+
+
+def test_the_quota_of_the_review_s_namespace_applies():
+    thing = raw(gpu_limits(gpu=1, gpumem=2000), meta={"namespace": "other"})
+    assert isinstance(admit(thing, quotas=[quota(gpumem=1000)]), Denied)
+
+
+def test_unknown_fields_survive_admission():
+    thing = raw(asking(ONE, newField={"a": [1]}), spec={"hostUsers": False, "fromTheFuture": 7}, meta={"x": "y"})
+    after = admit(thing).pod
+    assert after["metadata"] == thing["metadata"] and after["spec"]["fromTheFuture"] == 7
+    assert after["spec"]["containers"][0]["newField"] == {"a": [1]}
+
+
+def test_admission_does_not_change_its_argument():
+    thing = raw(asking({"nvidia.com/gpu": 1}))
+    before = repr(thing)
+    admit(thing)
+    assert repr(thing) == before
+
+
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+@pytest.mark.parametrize("key", [ASSIGNED_NODE, "hami.io/vgpu-time", BIND_PHASE, "hami.io/bind-time",
+                                 NVIDIA.to_allocate, NVIDIA.allocated, "hami.io/any-devices-allocated"])
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano"])
+def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
+    answer = admit(raw(asking(), meta={where: {key: "x"}}, scheduler=scheduler))
+    assert isinstance(answer, Denied) and answer.code == 403 and key in answer.message

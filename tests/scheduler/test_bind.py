@@ -1,0 +1,306 @@
+"""Bind: the writes in their order, what a failure leaves behind, unknown outcomes, and other replicas."""
+
+from dataclasses import replace
+
+import pytest
+
+from hami.cache.reservations import Rejected
+from hami.codec.keys import NODE_LOCK
+from hami.errors import ClusterError, Conflict, HamiError, NotFound
+from hami.scheduler.reconcile import PodRules, pod_moves
+from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
+from tests.fake_cluster import no_answer
+from tests.scheduler.replicas import cards, holding, replica
+
+ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")
+
+
+def ready(**options):
+    """A replica that has filtered a pod."""
+    scheduler = replica(cards("n1", {}), pods=[ASKED], **options)
+    assert scheduler.filter(ASKED) == "n1"
+    scheduler.fake.calls.clear()
+    scheduler.events.clear()
+    return scheduler
+
+
+def bind(scheduler, asked=ASKED, on="n1"):
+    scheduler.binder.bind(asked.ref, on)
+
+
+@pytest.mark.parametrize("copies_labels", [True, False])
+def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
+    scheduler = ready(copies_labels=copies_labels)
+    scheduler.cache.nodes.clear_foreign("n1")
+    bind(scheduler)
+    assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "bind"]
+    bound = scheduler.fake.pods["default", "pod1"]
+    assert bound.node_name == "n1" and bound.annotations == {
+        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": "1787313600", "hami.io/bind-phase": "allocating",
+        "hami.io/bind-time": "1787313600", NVIDIA.allocated: "GPU-n1-0,NVIDIA,3000,30:;",
+        NVIDIA.to_allocate: "GPU-n1-0,NVIDIA,3000,30:;"}
+    assert bound.labels == ({"hami.io/vgpu-node": "n1"} if copies_labels else {})
+    assert scheduler.fake.lock_of("n1") == "2026-08-21T12:00:00Z,default,pod1"
+    assert scheduler.events == [("BindingSucceed", "Successfully binding node [n1] to default/pod1")]
+    assert len(scheduler.metrics.waits) == 1
+
+
+def test_the_allocation_timeout_starts_at_the_binding():
+    scheduler = ready()
+    scheduler.clock.seconds += 24
+    bind(scheduler)
+    scheduler.watch()
+    rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True,
+                     allocation_timeout=20.0)
+    record = scheduler.cache.pods.get(ASKED.ref.uid)
+    assert record.allocating and pod_moves(record, rules, scheduler.clock.unix()) == []
+    assert pod_moves(record, rules, scheduler.clock.unix() + 21)
+
+
+def nothing_left(scheduler):
+    return scheduler.fake.lock_of("n1") is None and not scheduler.fake.pods["default", "pod1"].annotations
+
+
+@pytest.mark.parametrize(("prepare", "message", "kept"), [
+    (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
+    (lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))), 'pod "pod1" not found', False),
+    (lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
+    (lambda s: s.fake.fail("bind", ClusterError("too many", 429)), "too many", True),
+    (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
+    (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
+    (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
+    (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
+    (lambda s: s.queue.close(), "shutting down", True)],
+    ids=["deleted", "another uid", "forbidden", "too many", "lock forbidden", "list fails", "device gone", "no leader",
+         "shutdown"])
+def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
+    scheduler = ready()
+    prepare(scheduler)
+    with pytest.raises(HamiError, match=message):
+        bind(scheduler)
+    scheduler.locks.retry_releases()
+    assert scheduler.fake.lock_of("n1") is None
+    assert not any(p.annotations for p in scheduler.fake.pods.values())
+    assert scheduler.events.reasons() == ["BindingFailed"] and message in scheduler.events[0][1]
+    assert (scheduler.cache.reservations.get("uid-pod1") is not None) is kept
+
+
+def test_an_unknown_node_is_an_error_and_drops_the_reservation():
+    scheduler = ready()
+    scheduler.fake.delete_node("n1")
+    scheduler.watch()
+    with pytest.raises(NotFound, match='node "n1" not found'):
+        bind(scheduler)
+    assert scheduler.cache.reservations.get("uid-pod1") is None
+
+
+@pytest.mark.parametrize(("asked", "on", "error", "message"), [
+    (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
+    (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
+    (ASKED, "n2", Rejected, "is reserved on node n1, not on n2")])
+def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, message):
+    scheduler = ready()
+    with pytest.raises(error, match=message):
+        bind(scheduler, asked, on)
+    assert scheduler.fake.calls_of("bind", "annotate_node") == []
+
+
+def test_a_bind_without_a_reservation_is_refused():
+    scheduler = replica(cards("n1", {}), pods=[ASKED])
+    with pytest.raises(Rejected, match="has no reservation"):
+        bind(scheduler)
+
+
+def test_a_second_bind_while_the_first_waits_is_refused():
+    scheduler = ready()
+    scheduler.cache.reservations.start_binding(ASKED.ref, "n1")
+    with pytest.raises(Rejected, match="already being bound"):
+        bind(scheduler)
+
+
+def test_a_bind_whose_answer_was_lost_may_be_repeated():
+    scheduler = ready()
+    bind(scheduler)
+    bind(scheduler)
+    scheduler.watch()
+    bind(scheduler)
+    assert len(scheduler.fake.calls_of("bind")) == 1
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_pod_that_requests_no_device_is_bound_without_annotations(seen):
+    plain = pod(gpus(0))
+    scheduler = replica(cards("n1", {}), pods=[plain])
+    if not seen:
+        scheduler.fake.put_pod(replace(plain, ref=replace(plain.ref, name="later", uid="later")))
+    bind(scheduler, plain)
+    (call,) = scheduler.fake.calls_of("bind")
+    assert (dict(call.annotations), dict(call.labels)) == ({}, {}) and scheduler.fake.lock_of("n1") is None
+
+
+def test_a_binding_takes_no_longer_than_the_leadership_lasts():
+    scheduler = ready(patient=True)
+    scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
+    bind(scheduler)
+    assert scheduler.fake.calls_of("bind")[0].timeout == 7.0
+
+
+# Bindings without an answer
+
+ANSWERS = [no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503)]
+
+
+@pytest.mark.parametrize("error", ANSWERS, ids=str)
+def test_a_binding_that_was_written_without_an_answer_counts(error):
+    scheduler = ready()
+    scheduler.fake.fail("bind", error, after=True)
+    bind(scheduler)
+    assert scheduler.events.reasons() == ["BindingSucceed"] and scheduler.cache.reservations.unbound() == 0
+    assert scheduler.fake.lock_of("n1")
+
+
+@pytest.mark.parametrize("error", ANSWERS, ids=str)
+def test_a_binding_without_an_answer_keeps_its_reservation_and_lock(error):
+    scheduler = ready()
+    scheduler.fake.fail("bind", error)
+    with pytest.raises(ClusterError, match="no answer whether it was bound"):
+        bind(scheduler)
+    assert scheduler.fake.lock_of("n1") and scheduler.cache.reservations.get("uid-pod1")
+    assert scheduler.schedule(ASKED) == "n1" and scheduler.fake.bindings == 1
+
+
+def test_a_binding_whose_outcome_is_unknown_keeps_its_reservation():
+    scheduler = ready()
+    scheduler.fake.fail("bind", no_answer(), after=True)
+    scheduler.fake.fail("pod", no_answer())
+    with pytest.raises(ClusterError, match="no answer"):
+        bind(scheduler)
+    assert scheduler.schedule(ASKED) == "n1", "a conflict with our own earlier Binding is success"
+    assert scheduler.cache.reservations.unbound() == 0 and scheduler.fake.pods["default", "pod1"].node_name == "n1"
+
+
+def test_a_conflict_whose_outcome_is_unknown_keeps_its_reservation():
+    scheduler = ready()
+    scheduler.fake.fail("bind", no_answer(), after=True)
+    scheduler.fake.fail("pod", no_answer(), times=2)
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="no answer"):
+            scheduler.schedule(ASKED)
+    assert scheduler.cache.reservations.get("uid-pod1") and scheduler.fake.lock_of("n1")
+
+
+def test_a_binding_that_was_written_and_allocated_meanwhile_is_recognized():
+    scheduler = ready()
+    scheduler.fake.fail("bind", no_answer(), after=True)
+    scheduler.fake.fail("pod", no_answer())
+    with pytest.raises(ClusterError):
+        bind(scheduler)
+    scheduler.fake.allocate("n1")
+    bind(scheduler)
+    assert scheduler.events.reasons() == ["BindingFailed", "BindingSucceed"]
+
+
+@pytest.mark.parametrize(("where", "lock_stays"), [("n1", True), ("n2", False)])
+def test_a_pod_that_another_replica_bound_is_dropped_and_keeps_its_lock(where, lock_stays):
+    scheduler = ready()
+    other = holding("pod1", where, "GPU-other,NVIDIA,1,1:;", uid="uid-pod1")
+
+    def overtake(call):
+        if call.method == "bind":
+            scheduler.fake.on_call = lambda call: None
+            scheduler.fake.put_pod(other)
+
+    scheduler.fake.on_call = overtake
+    with pytest.raises(Conflict, match=f"already bound to node {where}"):
+        bind(scheduler)
+    assert bool(scheduler.fake.lock_of("n1")) is lock_stays
+    assert scheduler.cache.reservations.get("uid-pod1") is None
+    assert scheduler.cache.node_usage("n1")["NVIDIA"][0].memory_used_mib == 0
+
+
+# another replica on the same node
+
+def test_after_another_process_locked_the_node_its_pods_are_read_before_the_binding():
+    scheduler = ready()
+    scheduler.cache.nodes.clear_foreign("n1")
+    free = scheduler.fake.nodes["n1"]
+    theirs = {NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}
+    scheduler.fake.put_node(replace(free, annotations=free.annotations | theirs))
+    scheduler.fake.release("n1")
+    scheduler.fake.put_pod(holding("other", "n1", "GPU-n1-0,NVIDIA,45000,0:;"))
+    scheduler.watch("nodes")
+    with pytest.raises(Rejected, match="taken by another pod meanwhile"):
+        bind(scheduler)
+    assert scheduler.fake.calls_of("pods_on") and scheduler.fake.bindings == 0
+
+
+def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
+    scheduler = ready()
+    scheduler.cache.nodes.clear_foreign("n1")
+    allocated_elsewhere(scheduler)
+    with pytest.raises(Rejected, match="taken by another pod meanwhile"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0
+
+
+def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
+    scheduler = ready()
+    scheduler.cache.nodes.clear_foreign("n1")
+    allocated_elsewhere(scheduler)
+    scheduler.controller.tick()
+    assert NVIDIA.handshake not in scheduler.fake.nodes["n1"].annotations, "the node was not as it was known"
+    with pytest.raises(Rejected, match="taken by another pod meanwhile"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0
+    scheduler.watch("nodes")
+    scheduler.controller.tick()
+    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
+
+
+def test_a_handshake_does_not_make_a_node_foreign():
+    scheduler = ready()
+    scheduler.cache.nodes.clear_foreign("n1")
+    scheduler.controller.tick()
+    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
+    bind(scheduler)
+    assert scheduler.fake.calls_of("pods_on") == []
+
+
+def allocated_elsewhere(scheduler):
+    """Another process locks the node, binds a pod and releases it; the watch has shown none of that yet."""
+    scheduler.fake.put_node(replace(scheduler.fake.nodes["n1"], annotations=scheduler.fake.nodes["n1"].annotations | {
+        NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}))
+    scheduler.fake.put_pod(holding("other", "n1", "GPU-n1-0,NVIDIA,45000,0:;"))
+    scheduler.fake.release("n1")
+
+
+def test_a_node_whose_pods_could_not_be_read_is_read_again():
+    scheduler = ready()
+    scheduler.fake.fail("pods_on", no_answer())
+    with pytest.raises(ClusterError):
+        bind(scheduler)
+    scheduler.fake.put_pod(holding("other", "n1", "GPU-n1-0,NVIDIA,45000,0:;"))
+    with pytest.raises(Rejected, match="taken by another pod"):
+        bind(scheduler)
+
+
+def test_filtering_again_cancels_the_waiting_bind():
+    scheduler = ready()
+
+    def filter_again(call):
+        if call.method == "annotate_node":
+            scheduler.fake.on_call = lambda call: None
+            scheduler.filter(ASKED)
+
+    scheduler.fake.on_call = filter_again
+    with pytest.raises(Rejected, match="replaced or dropped"):
+        bind(scheduler)
+    assert nothing_left(scheduler) and scheduler.cache.reservations.unbound() == 1
+
+
+def test_drain_waits_for_binds_in_progress():
+    scheduler = ready()
+    seen = []
+    scheduler.fake.on_call = lambda call: seen.append(scheduler.binder.drain(0))
+    bind(scheduler)
+    assert seen and not any(seen) and scheduler.binder.drain(0)
