@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from hami.devices.mig import Mig
+from hami.devices.dynamic_mig import DynamicMig
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
 from hami.node.host import Host
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class NodeCleanup:
     """Cleans up one node: deferred writes, stale node locks, directories of containers, MIG instances."""
 
-    def __init__(self, node: str, cluster: Cluster, host: Host, mig: Mig | None, allocator: Allocator,
+    def __init__(self, node: str, cluster: Cluster, host: Host, mig: DynamicMig | None, allocator: Allocator,
                  deferred: DeferredWrites) -> None:
         self._node = node
         self._cluster = cluster

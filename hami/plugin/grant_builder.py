@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
-from hami.devices.mig import Mig
+from hami.devices.dynamic_mig import DynamicMig
 from hami.errors import AllocationRefused
 from hami.kube.cluster import Cluster
 from hami.node.grant import Grant, Recipient, instances_grant, shares_grant
@@ -22,7 +22,7 @@ class GrantBuilder:
     """Builds grants from the cards, files and MIG instances of one node."""
 
     def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
-                 mig: Mig | None = None, *, node_pods: NodePods | None = None,
+                 mig: DynamicMig | None = None, *, node_pods: NodePods | None = None,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
         the API server. *token*: returns a text that is new each time."""
@@ -54,13 +54,14 @@ class GrantBuilder:
         parts = cards_of(match, call, self._inventory.snapshot(), limited=self._mig is None,
                          aligned=config.aligned and self._mig is None)
         if self._mig is not None:
-            made = self._mig.make(pod, container.position, container.shares)
+            prepared = self._mig.prepare(pod, container.position, container.shares)
             cards = [card for card, _ in parts]
             facts = self._host.facts(limited=False, instances=[
                 (card.minor, one.gpu_instance, one.compute_instance)
-                for card, one in zip(cards, made.instances, strict=True)])
+                for card, one in zip(cards, prepared.instances, strict=True)])
             recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token())
-            return instances_grant(config, [one.uuid for one in made.instances], cards, facts, recipient), made.writes
+            grant = instances_grant(config, [one.uuid for one in prepared.instances], cards, facts, recipient)
+            return grant, prepared.annotations
         recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token(),
                               env=self._environment(match))
         facts = self._host.facts(limited=True)

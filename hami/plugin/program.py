@@ -31,7 +31,7 @@ from hami.node.cdi_specs import CdiSpecs
 from hami.node.driver import shared_node
 from hami.node.grant import CDI, wanted_extras
 from hami.node.host import Host, install_library
-from hami.devices.mig import Mig
+from hami.devices.dynamic_mig import DynamicMig
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
@@ -93,7 +93,8 @@ class DevicePluginProgram:
         host = Host(config, classes=self._cdi.classes) if self._cdi is not None else Host(config)
         self._mig = None
         if config.operating_mode == MIG and has_cards:
-            self._mig = Mig(config.node, cluster, self._source.instances, self._inventory.cards, tell=on_instances)
+            self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
+                                   publish=on_instances)
         self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)

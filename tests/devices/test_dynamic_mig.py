@@ -1,4 +1,4 @@
-"""Instances come and go with the pods that have them."""
+"""MIG instances are created and destroyed with the pods that hold them."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import AllocationRefused, Conflict, HamiError, HostError
 from hami.model import MigProfile, Partition
 from hami.devices.cards import Instance
-from hami.devices.mig import Mig
+from hami.devices.dynamic_mig import DynamicMig
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import (
     A, AWAY, B, C, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share,
@@ -23,25 +23,25 @@ CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
 
 @pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
 def watched(request, monkeypatch):
-    """Whether the plugin has a watch of the node's pods: what comes of its calls is the same."""
+    """Whether the plugin watches the node's pods. The results are the same."""
     monkeypatch.setattr(Stage, "watched", request.param)
     return request.param
 
 
 class Driver:
-    """Instances as a driver keeps them; *refuses*: places (card, start) that it will not make. ``lost``: cards that
-    say nothing; ``asked``: those that were asked what is on them."""
+    """Instances in memory. *refuses*: placements (card, start) that cannot be created. ``lost``: unreadable cards.
+    ``reads``: cards whose instances were read."""
 
     def __init__(self, *instances, refuses=()):
         self.instances = list(instances)
         self.refuses = refuses
         self.enabled = []
         self.lost = set()
-        self.asked = []
+        self.reads = []
         self.made = 0
 
     def existing(self, gpu):
-        self.asked.append(gpu)
+        self.reads.append(gpu)
         if gpu in self.lost:
             raise HamiError(f"{gpu}: GPU is lost")
         return [one for one in self.instances if one.gpu == gpu]
@@ -79,7 +79,7 @@ def partition(start=0, gpu=A, container=0, device=0, profile="1g.5gb", size=1):
 
 
 def cut(*allocations, containers=None, name="p", **fields):
-    """A pod that was given these places, each its container's."""
+    """A pod with these placements, each in its container."""
     sizes = {}
     for one in allocations:
         sizes.setdefault(one.container, []).append(share(one.gpu, 4864, 15))
@@ -88,27 +88,29 @@ def cut(*allocations, containers=None, name="p", **fields):
 
 
 def numbered(gpu, phase="Running"):
-    """A pod that HAMi v2.5 to v2.9 gave an instance of the card, without saying where it lies."""
+    """A pod with an instance on the card from HAMi v2.5 to v2.9, whose annotation has no placement."""
     return placed(asking(), shares=[[share(f"{gpu}[1-0]", 4864, 15)]], phase=phase)
 
 
 def garbled(text_of_mig="[", **fields):
-    """A pod whose owner has written nonsense where its instances stand."""
+    """A pod with a malformed annotation of its instances."""
     return placed(asking(), **{"name": "bad", "phase": "Running", "annotations": {KEY: text_of_mig}} | fields)
 
 
-def mig_of(driver, *pods, cards=CUT):
-    return Mig(NODE, FakeCluster(pods=pods), driver, lambda: cards)
+def mig_of(driver, *pods, cluster=None, cards=CUT, **options):
+    """Dynamic MIG on a node with these pods."""
+    cluster = cluster or FakeCluster(pods=pods)
+    return DynamicMig(lambda: cluster.pods_on(NODE), driver, lambda: cards, **options)
 
 
 def stage_of(driver, pod, *others, cards=CUT):
     stage = Stage(pod, *others, lock=lock_of(pod), operating_mode="mig", cards=cards)
-    stage.mig = Mig(NODE, stage.cluster, driver, lambda: cards)
+    stage.mig = mig_of(driver, cluster=stage.cluster, cards=cards)
     stage.start()
     return stage
 
 
-def test_an_instance_is_made_recorded_and_made_visible():
+def test_an_instance_is_created_recorded_and_made_visible():
     driver = Driver()
     stage = stage_of(driver, cut(partition(1)))
     grant = stage.allocator.allocate(ids(B))
@@ -120,28 +122,27 @@ def test_an_instance_is_made_recorded_and_made_visible():
     assert stage.host.prepared == []
 
 
-def test_all_instances_are_told_of_before_a_new_one_is_handed_out():
-    driver, told = Driver(instance(B, 1)), []
-    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=lambda all: told.append([one.uuid for one in all]))
-    pod = cut(partition(1))
-    mig.make(pod, 0, [share(A)])
-    assert told == [driver.uuids[::-1]] == [["MIG-new-1", "MIG-00000001-1"]]
-    mig.reconcile([pod])
-    assert told[1:] == [["MIG-new-1"]]
+def test_all_instances_are_published_before_a_new_one_is_handed_out():
+    driver, published, pod = Driver(instance(B, 1)), [], cut(partition(1))
+    mig = mig_of(driver, pod, publish=lambda all: published.append([one.uuid for one in all]))
+    mig.prepare(pod, 0, [share(A)])
+    assert published == [driver.uuids[::-1]] == [["MIG-new-1", "MIG-00000001-1"]]
+    mig.reconcile()
+    assert published[1:] == [["MIG-new-1"]]
 
 
-def test_an_instance_that_cannot_be_told_of_is_not_handed_out():
+def test_an_instance_that_cannot_be_published_is_not_handed_out():
     def refuse(instances):
         if instances:
             raise HostError("/var/run/cdi: No space left on device")
     driver = Driver()
-    mig = Mig(NODE, FakeCluster(), driver, lambda: CUT, tell=refuse)
+    mig = mig_of(driver, publish=refuse)
     with pytest.raises(HostError, match="No space left"):
-        mig.make(cut(partition(1)), 0, [share(A)])
+        mig.prepare(cut(partition(1)), 0, [share(A)])
     assert driver.uuids == []
 
 
-def test_several_containers_have_instances_of_their_own():
+def test_each_container_has_instances_of_its_own():
     driver = Driver()
     stage = stage_of(driver, cut(partition(0), partition(1, container=1), partition(0, gpu=B, container=1, device=1)))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
@@ -171,13 +172,13 @@ def test_defect_12_a_pod_that_changes_meanwhile_is_read_again_and_the_instance_k
     assert driver.uuids == ["MIG-new-1"]
 
 
-def test_an_instance_that_exists_is_used():
+def test_an_existing_instance_is_used():
     driver = Driver(instance(start=1))
     stage = stage_of(driver, cut(partition(1)))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": instance(start=1).uuid}
 
 
-def test_what_was_made_is_undone_when_the_rest_cannot_be():
+def test_created_instances_are_destroyed_when_another_cannot_be_created():
     driver = Driver(refuses=[(A, 1)])
     stage = stage_of(driver, cut(partition(0), partition(1, device=1)))
     with pytest.raises(HamiError, match="insufficient resources"):
@@ -186,7 +187,7 @@ def test_what_was_made_is_undone_when_the_rest_cannot_be():
     assert (stage.said(PHASE), stage.held) == ("failed", None)
 
 
-def test_an_instance_in_the_way_that_no_pod_has_is_destroyed_first():
+def test_an_unused_instance_in_the_way_is_destroyed_first():
     driver = Driver(instance(start=0, profile="2g.10gb", size=2))
     stage = stage_of(driver, cut(partition(1)))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
@@ -197,7 +198,7 @@ def test_an_instance_in_the_way_that_no_pod_has_is_destroyed_first():
     param([cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")], False, id="of another pod"),
     param([], True, id="in use"),
 ])
-def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
+def test_a_used_instance_in_the_way_is_kept(other, busy):
     driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
     stage = stage_of(driver, cut(partition(1)), *other)
     stage.remember("c0", "other")
@@ -206,15 +207,15 @@ def test_an_instance_in_the_way_that_is_needed_stays(other, busy):
     assert driver.uuids == [instance().uuid]
 
 
-HALF = instance(uuid="")  # without a compute instance, and so without a name
+HALF = instance(uuid="")  # without a compute instance, and so without a UUID
 
 
 @pytest.mark.parametrize("there", [
-    param(HALF, id="made by half"),
+    param(HALF, id="incomplete"),
     param(instance(profile="1g.5gb+me"), id="of another profile"),
 ])
 @pytest.mark.parametrize("recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")])
-def test_what_lies_at_the_place_and_is_not_what_the_pod_shall_have_is_made_anew(there, recorded):
+def test_an_unsuitable_instance_at_the_placement_is_replaced(there, recorded):
     driver, place = Driver(there), partition()
     stage = stage_of(driver, cut(replace(place, partition=replace(place.partition, instance=recorded))))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
@@ -223,13 +224,13 @@ def test_what_lies_at_the_place_and_is_not_what_the_pod_shall_have_is_made_anew(
 
 
 @pytest.mark.parametrize("there, others, says", [
-    param(replace(HALF, busy=True), [], "MIG instance 7, made by half, .1g.5gb. is in the way", id="made by half"),
+    param(replace(HALF, busy=True), [], "MIG instance 7 .incomplete. .1g.5gb. is in the way", id="incomplete"),
     param(instance(profile="1g.5gb+me", busy=True), [], "in the way", id="of another profile, in use"),
     param(instance(profile="1g.5gb+me"), [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
           "in the way",
           id="of another pod"),
 ])
-def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
+def test_an_unsuitable_instance_that_may_be_in_use_is_kept(there, others, says):
     driver = Driver(there)
     stage = stage_of(driver, cut(partition()), *others)
     stage.remember("c0", "other")
@@ -238,7 +239,7 @@ def test_what_lies_at_the_place_and_may_be_in_use_stays(there, others, says):
     assert driver.instances == [there]
 
 
-def test_a_pod_s_own_instance_is_used_whatever_it_is_called():
+def test_a_pod_s_own_instance_is_used_under_any_profile_name():
     there, place = instance(profile="1g.6gb", busy=True), partition()
     named = replace(place.partition, instance=(there.uuid, "7", "0"))
     stage = stage_of(Driver(there), cut(replace(place, partition=named)))
@@ -246,7 +247,7 @@ def test_a_pod_s_own_instance_is_used_whatever_it_is_called():
 
 
 @pytest.mark.parametrize("recorded", [param(False, id="unknown"), param(True, id="its own")])
-def test_an_instance_at_the_place_that_is_in_use(recorded):
+def test_an_instance_in_use_at_the_placement(recorded):
     there = instance(busy=True)
     place = partition()
     if recorded:
@@ -255,7 +256,7 @@ def test_an_instance_at_the_place_that_is_in_use(recorded):
     if recorded:
         assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
     else:
-        with pytest.raises(AllocationRefused, match="in use by processes of which no pod is known"):
+        with pytest.raises(AllocationRefused, match="in use by processes of no known pod"):
             stage.allocator.allocate(ids(A))
 
 
@@ -266,14 +267,14 @@ def test_an_instance_at_the_place_that_is_in_use(recorded):
     param(placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}), "expected a list of MIG allocations",
           id="unreadable"),
 ])
-def test_places_that_do_not_fit_the_shares_are_refused(pod, why):
+def test_placements_that_do_not_match_the_shares_are_refused(pod, why):
     stage = stage_of(Driver(), pod)
     with pytest.raises(HamiError, match=why):
         stage.allocator.allocate(ids(A))
     assert (stage.said(PHASE), stage.held) == ("failed", None)
 
 
-def test_a_card_that_is_not_in_mig_mode_is_switched():
+def test_mig_mode_is_enabled_before_an_instance_is_created():
     driver = Driver()
     stage = stage_of(driver, cut(partition(0), partition(1, device=1)), cards=(replace(CUT[0], mig=False), *CUT[1:]))
     stage.allocator.allocate(ids(A, A))
@@ -297,7 +298,7 @@ def test_a_card_that_is_not_in_mig_mode_is_switched():
     param([numbered(B)], False, False, id="somewhere on another card"),
     param([numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"),
 ])
-def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
+def test_instances_are_destroyed_when_no_live_pod_holds_them(pods, busy, left):
     driver = Driver(instance(busy=busy))
     mig_of(driver, *pods).reconcile()
     assert bool(driver.instances) is left
@@ -305,8 +306,9 @@ def test_instances_are_destroyed_when_no_live_pod_has_them(pods, busy, left):
 
 def test_when_pods_cannot_be_listed_nothing_is_destroyed():
     driver = Driver(instance())
-    mig = mig_of(driver, cut(partition(1), phase="Running"))
-    mig._cluster.fail("pods_on", AWAY)
+    cluster = FakeCluster(pods=[cut(partition(1), phase="Running")])
+    cluster.fail("pods_on", AWAY)
+    mig = mig_of(driver, cluster=cluster)
     with pytest.raises(HamiError):
         mig.reconcile()
     assert len(driver.instances) == 1
@@ -317,11 +319,11 @@ def test_when_pods_cannot_be_listed_nothing_is_destroyed():
     param(garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'), [A, C], id="on several"),
     param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
     param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
-    param(garbled(text="GPU,", left=";"), [A, B, C], id="on any, as it does not say its cards either"),
-    param(garbled(text="", left=""), [], id="placed by nobody"),
+    param(garbled(text="GPU,", left=";"), [A, B, C], id="on all, as its cards are unreadable too"),
+    param(garbled(text="", left=""), [], id="not scheduled"),
     param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
 ])
-def test_nothing_is_destroyed_on_cards_of_a_pod_that_does_not_say_what_it_has(pod, kept, caplog):
+def test_nothing_is_destroyed_on_the_cards_of_an_unreadable_pod(pod, kept, caplog):
     driver = Driver(instance(), instance(gpu=B), instance(gpu=C))
     mig = mig_of(driver, pod)
     mig.reconcile()
@@ -330,7 +332,7 @@ def test_nothing_is_destroyed_on_cards_of_a_pod_that_does_not_say_what_it_has(po
     assert [record.pod for record in caplog.records if record.levelname == "WARNING"] == ["default/bad"] * bool(kept)
 
 
-def test_a_pod_that_does_not_say_what_it_has_keeps_no_other_from_its_instance():
+def test_an_unreadable_pod_does_not_block_other_pods():
     driver = Driver(instance(start=0, profile="2g.10gb", size=2), instance(gpu=B))
     stage = stage_of(driver, cut(partition(1)), garbled(shares=[[share(B)]]))
     stage.remember("c", "bad")
@@ -338,32 +340,32 @@ def test_a_pod_that_does_not_say_what_it_has_keeps_no_other_from_its_instance():
     assert driver.uuids == [instance(gpu=B).uuid, "MIG-new-1"]
 
 
-def test_a_lost_card_keeps_no_other_from_being_tidied(caplog):
-    driver, told = Driver(instance(), instance(gpu=B)), []
-    mig = Mig(NODE, FakeCluster(pods=[cut(partition(gpu=B), phase="Running")]), driver, lambda: CUT,
-              tell=lambda all: told.append([one.uuid for one in all]))
+def test_a_lost_card_does_not_block_reconciling_the_others(caplog):
+    driver, published = Driver(instance(), instance(gpu=B)), []
+    cluster = FakeCluster(pods=[cut(partition(gpu=B), phase="Running")])
+    mig = mig_of(driver, cluster=cluster, publish=lambda all: published.append([one.uuid for one in all]))
     mig.reconcile()
     driver.lost = {B}
     driver.instances.append(instance(start=1))
-    mig._cluster.delete_pod("default", "p")
+    cluster.delete_pod("default", "p")
     mig.reconcile()
     mig.reconcile()
     assert driver.uuids == [instance(gpu=B).uuid]
-    assert told == [driver.uuids] * 3
+    assert published == [driver.uuids] * 3
     assert [record.card for record in caplog.records if record.levelname == "WARNING"] == [B]
 
 
-def test_a_lost_card_keeps_no_pod_from_an_instance_of_another():
+def test_a_lost_card_does_not_block_instances_on_other_cards():
     driver = Driver()
     driver.lost = {B}
     stage = stage_of(driver, cut(partition()))
     stage.mig.start()
-    driver.asked.clear()
+    driver.reads.clear()
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
-    assert driver.asked == [A]
+    assert driver.reads == [A]
 
 
-def test_nothing_is_made_on_a_lost_card():
+def test_nothing_is_created_on_a_lost_card():
     driver = Driver()
     driver.lost = {A}
     stage = stage_of(driver, cut(partition()))
@@ -372,7 +374,7 @@ def test_nothing_is_made_on_a_lost_card():
     assert (driver.made, stage.said(PHASE)) == (0, "failed")
 
 
-def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
+def test_an_instance_that_cannot_be_destroyed_does_not_block_the_others():
     driver = Driver(instance(), instance(start=1))
 
     def destroy(one):
@@ -384,24 +386,25 @@ def test_an_instance_that_cannot_be_destroyed_does_not_keep_the_others():
     assert mig_of(driver).reconcile() == [instance(start=1)]
 
 
-def test_instances_on_cards_that_are_not_offered_are_somebody_else_s():
+def test_instances_on_cards_that_are_not_offered_are_kept():
     driver = Driver(instance(), instance(gpu=B))
     mig_of(driver, cards=CUT[:1]).reconcile()
     assert [one.gpu for one in driver.instances] == [B]
 
 
-def test_a_restarted_plugin_adopts_what_pods_have_and_switches_the_rest():
+def test_a_restarted_plugin_keeps_held_instances_and_enables_mig_mode():
     driver = Driver(instance(), instance(start=1), instance(gpu=B), refuses=[()])
     cards = tuple(replace(card, mig=card.uuid == A) for card in CUT)
     mig_of(driver, cut(partition(), phase="Running"), cards=cards).start()
     assert driver.uuids == [instance().uuid]
-    assert driver.enabled == [card.uuid for card in CARDS[2:]]  # the second has to be reset first
+    assert driver.enabled == [card.uuid for card in CARDS[2:]]  # the second must be reset first
 
 
 def test_a_start_without_an_api_server_destroys_nothing():
     driver = Driver(instance())
-    mig = mig_of(driver)
-    mig._cluster.fail("pods_on", AWAY)
+    cluster = FakeCluster()
+    cluster.fail("pods_on", AWAY)
+    mig = mig_of(driver, cluster=cluster)
     mig.start()
     assert driver.uuids == [instance().uuid]
 

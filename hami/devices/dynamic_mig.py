@@ -1,0 +1,264 @@
+"""Dynamic MIG: creates instances when a container is allocated, and destroys them when no pod holds them any more.
+
+The scheduler chooses the placement of each instance and writes it to the pod. The instances on the cards and the pods'
+annotations are the only state, so a restart loses nothing. Instances are identified by placement, because their names
+may change. Nothing is destroyed on a card that cannot be read, nor on the cards of a pod that cannot be read.
+Source: HAMi v2.10, docs/develop/mig-dynamic-deallocate.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import MIG_ALLOCATIONS, is_allocation, is_scheduler_owned
+from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
+from hami.errors import AllocationRefused, HamiError, MalformedInput
+from hami.model import Pod, Share, Partition
+from hami.devices.cards import Card, Instance, Instances
+from hami.runtime.once import OncePerKey
+
+__all__ = ["DynamicMig", "PreparedInstances"]
+
+log = logging.getLogger(__name__)
+
+_ShareKey = tuple[str, int, int]  # UID of the pod, container, device
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInstances:
+    """The instances of a container, in the order of its shares, and annotations of the pod that record them."""
+
+    instances: tuple[Instance, ...]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What live pods hold: *placements* (card, start, size) and entire *cards*. *unreadable*: pods with a malformed
+    annotation, and the error."""
+
+    placements: set[tuple[str, int, int]] = field(default_factory=set)
+    cards: set[str] = field(default_factory=set)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def covers(self, instance: Instance) -> bool:
+        return instance.gpu in self.cards or (instance.gpu, instance.start, instance.size) in self.placements
+
+
+class DynamicMig:
+    """The MIG instances of one node's cards. Threads may share it; one at a time creates or destroys instances."""
+
+    def __init__(self, list_pods: Callable[[], Sequence[Pod]], instances: Instances,
+                 cards: Callable[[], Sequence[Card]], *,
+                 publish: Callable[[Sequence[Instance]], None] = lambda instances: None) -> None:
+        """*list_pods* returns the pods of the node. *publish* receives all instances whenever they change, before a new
+        one is handed out. Both may raise HamiError."""
+        self._list_pods = list_pods
+        self._instances = instances
+        self._cards = cards
+        self._publish = publish
+        self._lock = threading.Lock()  # guards _known; held during calls of the driver and the API server
+        self._known: dict[str, list[Instance]] = {}  # by card, as last read
+        self._unreadable_cards = OncePerKey()
+        self._unreadable_pods = OncePerKey()
+
+    def start(self) -> None:
+        """Destroy the instances that no pod holds, and enable MIG mode where it is off.
+
+        Failures are logged. A card that cannot be switched stays as it is, and containers that need it are refused.
+        """
+        try:
+            self.reconcile()
+        except HamiError as error:
+            log.warning("MIG instances not reconciled", extra={"error": error})
+        for card in self._cards():
+            if card.profiles and not card.mig and not card.problem:
+                try:
+                    self._instances.enable_mig(card.uuid)
+                except HamiError as error:
+                    log.warning("MIG mode not enabled", extra={"card": card.uuid, "error": error})
+
+    def reconcile(self) -> list[Instance]:
+        """Destroy the instances that no live pod holds and no process uses. Returns the destroyed ones.
+
+        A pod is live until its phase says that all containers have ended, even while it is being deleted.
+        Raises: HamiError when the pods cannot be listed; then nothing has been destroyed.
+        """
+        with self._lock:
+            return self._reconcile(self._all_cards())
+
+    def prepare(self, pod: Pod, container: int, shares: Sequence[Share]) -> PreparedInstances:
+        """Returns the instances of a container (by its position in the annotation). Creates the missing ones.
+
+        Raises: AllocationRefused when the annotation does not match the shares, or a placement is occupied; HamiError
+        of the driver. Instances that this call created are destroyed then.
+        """
+        allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
+        wanted = sorted((one for one in allocations if one.container == container), key=lambda one: one.device)
+        if [(one.device, one.gpu) for one in wanted] != [(number, share.uuid) for number, share in enumerate(shares)]:
+            raise AllocationRefused(f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
+                                    f"do not match its {len(shares)} shares")
+        with self._lock:
+            prepared = self._prepare(pod, wanted)
+        recorded = dict(zip(wanted, map(_with_instance, wanted, prepared), strict=True))
+        text = render_mig_allocations(recorded.get(one, one) for one in allocations)
+        changed = text != pod.annotations.get(MIG_ALLOCATIONS)
+        return PreparedInstances(tuple(prepared), {MIG_ALLOCATIONS: text} if changed else {})
+
+    def _prepare(self, pod: Pod, wanted: Sequence[MigAllocation]) -> list[Instance]:
+        cards = list(dict.fromkeys(one.gpu for one in wanted))
+        existing = self._read(cards)
+        if blocked := [one for one in wanted if _usable(one, existing) is None and _obstacle(one, existing)]:
+            self._reconcile(cards, {(pod.ref.uid, one.container, one.device) for one in blocked})
+            existing = self._read(cards)
+        mig_enabled = {card.uuid for card in self._cards() if card.mig}
+        prepared: list[Instance] = []
+        created: list[Instance] = []
+        try:
+            for one in wanted:
+                instance = _usable(one, existing)
+                if instance is None:
+                    instance = self._create(one, existing, enable_mig=one.gpu not in mig_enabled)
+                    mig_enabled.add(one.gpu)
+                    created.append(instance)
+                    existing.append(instance)
+                elif instance.busy and instance.uuid not in one.partition.instance[:1]:
+                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {one.gpu} is in use by processes "
+                                            "of no known pod")
+                prepared.append(instance)
+            self._read_all([card for card in self._all_cards() if card not in self._known])
+            self._publish_known()
+        except HamiError:
+            for instance in reversed(created):
+                self._destroy(instance)
+            raise
+        return prepared
+
+    def _create(self, one: MigAllocation, existing: Sequence[Instance], *, enable_mig: bool) -> Instance:
+        profile, start = one.partition.name, one.partition.start
+        if other := _obstacle(one, existing):
+            name = other.uuid or f"{other.gpu_instance} (incomplete)"
+            raise AllocationRefused(f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
+                                    f"card {one.gpu}")
+        if enable_mig:
+            self._instances.enable_mig(one.gpu)
+        instance = self._instances.create(one.gpu, profile, start, one.partition.size)
+        self._known[one.gpu].append(instance)
+        log.info("MIG instance created", extra={"card": one.gpu, "instance": instance.uuid, "profile": profile})
+        return instance
+
+    def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = ()) -> list[Instance]:
+        """Destroy the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
+        exist at their placements."""
+        held = _held(self._list_pods(), cards, ignored)
+        self._unreadable_pods.keep_only(held.unreadable.keys())
+        for pod, error in held.unreadable.items():
+            if self._unreadable_pods.is_new(pod, error):
+                log.warning("MIG instances of a pod unreadable: nothing is destroyed on its cards",
+                            extra={"pod": pod, "error": error})
+        unused = [one for one in self._read_all(cards) if not one.busy and not held.covers(one)]
+        destroyed = [one for one in unused if self._destroy(one)]
+        try:
+            self._publish_known()
+        except HamiError as error:
+            log.warning("MIG instances not published", extra={"error": error})
+        return destroyed
+
+    def _all_cards(self) -> list[str]:
+        return [card.uuid for card in self._cards()]
+
+    def _read(self, cards: Iterable[str]) -> list[Instance]:
+        """Returns the instances on *cards*. Raises: HamiError when any card cannot be read."""
+        found: list[Instance] = []
+        for card in cards:
+            self._known[card] = list(self._instances.existing(card))
+            found += self._known[card]
+        return found
+
+    def _read_all(self, cards: Iterable[str]) -> list[Instance]:
+        """Returns the instances on the readable ones of *cards*. The others keep their last known instances."""
+        found: list[Instance] = []
+        for card in cards:
+            try:
+                found += self._read([card])
+                self._unreadable_cards.clear(card)
+            except HamiError as error:
+                self._known.setdefault(card, [])
+                if self._unreadable_cards.is_new(card, str(error)):
+                    log.warning("MIG instances of a card unreadable: nothing is destroyed on it",
+                                extra={"card": card, "error": error})
+        return found
+
+    def _publish_known(self) -> None:
+        self._publish(sorted((one for instances in self._known.values() for one in instances),
+                             key=lambda one: (one.gpu, one.start)))
+
+    def _destroy(self, instance: Instance) -> bool:
+        try:
+            self._instances.destroy(instance)
+        except HamiError as error:
+            log.warning("MIG instance not destroyed",
+                        extra={"card": instance.gpu, "instance": instance.uuid, "error": error})
+            return False
+        self._known[instance.gpu].remove(instance)
+        log.info("MIG instance destroyed", extra={"card": instance.gpu, "instance": instance.uuid})
+        return True
+
+
+def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareKey]) -> _Held:
+    """Returns what live pods hold of *cards*, except for the shares in *ignored*.
+
+    A pod with a malformed annotation holds its cards entirely, and all cards if those are unreadable too. So does a pod
+    that HAMi v2.5 to v2.9 scheduled, because its annotation has no placements. An unscheduled pod holds nothing.
+    """
+    held = _Held()
+    for pod in pods:
+        if pod.is_terminated:
+            continue
+        for key, text in pod.annotations.items():
+            if is_scheduler_owned(key):
+                held.cards.update(cards_without_places(text))
+        try:
+            allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
+        except MalformedInput as error:
+            if allocated := _allocated_cards(pod, cards):
+                held.cards.update(allocated)
+                held.unreadable[str(pod.ref)] = str(error)
+            continue
+        held.placements.update((one.gpu, one.partition.start, one.partition.size) for one in allocations
+                               if (pod.ref.uid, one.container, one.device) not in ignored)
+    return held
+
+
+def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
+    """Returns the cards of which *pod* has shares; all of *cards* if its allocation cannot be read."""
+    try:
+        return {share.uuid for key, text in pod.annotations.items() if is_allocation(key) and key != MIG_ALLOCATIONS
+                for shares in parse_shares(key, text) for share in shares}
+    except MalformedInput:
+        return set(cards)
+
+
+def _usable(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
+    """Returns the existing instance for a share. The recorded instance is usable under any profile name."""
+    placement = one.gpu, one.partition.start, one.partition.size
+    for instance in existing:
+        if (instance.gpu, instance.start, instance.size) == placement and instance.uuid and (
+                instance.profile == one.partition.name or instance.uuid in one.partition.instance[:1]):
+            return instance
+    return None
+
+
+def _obstacle(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
+    """Returns an instance that overlaps the placement of a share."""
+    return next((other for other in existing
+                 if other.gpu == one.gpu and one.partition.overlaps(Partition(other.start, other.size))), None)
+
+
+def _with_instance(one: MigAllocation, instance: Instance) -> MigAllocation:
+    identity = instance.uuid, str(instance.gpu_instance), str(instance.compute_instance)
+    return replace(one, partition=replace(one.partition, instance=identity))
