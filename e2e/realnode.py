@@ -7,8 +7,9 @@ and ``/var/log``. So nothing of the machine is touched (the kubelet's device-plu
 too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups lie in
 one that is called like the folder, which is how ``e2e.reaper`` finds them.
 
-Needs root and Debian's packages containerd, runc, containernetworking-plugins and busybox-static. Images are packed
-here; no registry is asked. ``python -m e2e.realnode`` brings up a control plane with such a node until Ctrl-C.
+Needs root and Debian's packages containernetworking-plugins and busybox-static; to build runc, gcc and libseccomp-dev.
+Images are packed here; no registry is asked. ``python -m e2e.realnode`` starts a control plane with such a node until
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.eventually import WaitTimeout, eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode, NodeUnavailable
-from e2e.node_files import TUNABLES, plugin_folder, write_node_files
+from e2e.node_files import CONTAINERD_1, CONTAINERD_2, TUNABLES, plugin_folder, write_node_files
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 
@@ -44,9 +46,10 @@ Object = dict[str, Any]
 IMAGE = "docker.io/library/busybox:1"
 """What pods run; it is on the node already."""
 PAUSE = "docker.io/library/pause:1"
-PACKAGES = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "busybox": "busybox-static",
-            "unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
+PACKAGES = {"busybox": "busybox-static", "unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
 """Programs and the Debian packages that they come from."""
+DEBIAN = {"containerd": "containerd", "ctr": "containerd", "runc": "runc"}
+"""The same for the runtime of the time before CDI."""
 SYS_ADMIN = 21
 SHADOWED = ("/run", "/tmp", "/var/lib", "/var/log")
 """Folders of the machine in whose place the node sees folders of its own."""
@@ -86,7 +89,37 @@ def missing() -> str:
         lacking.add("containernetworking-plugins")
     if lacking:
         return f"a real node needs the packages {', '.join(sorted(lacking))}"
-    return ""
+    return binaries.runtime_obstacle()
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A container runtime. *folders*: of its programs, in front of PATH. *config*: the template of containerd's file.
+
+    *import_options*: of ``ctr images import``.
+    """
+
+    folders: tuple[Path, ...]
+    config: str
+    import_options: tuple[str, ...] = ()
+
+    @classmethod
+    def pinned(cls, say: Callable[[str], None] | None = None) -> Runtime:
+        """containerd 2 and runc, built from the pinned modules on first use. Raises: BinariesMissing."""
+        folders = dict.fromkeys(path.parent for path in binaries.find_runtime(say=say).values())
+        return cls(tuple(folders), CONTAINERD_2, ("--local",))
+
+    @classmethod
+    def debian(cls) -> Runtime:
+        """Debian's containerd 1.6, which knows no CDI. Raises: NodeUnavailable."""
+        if lacking := {package for program, package in DEBIAN.items() if shutil.which(program) is None}:
+            raise NodeUnavailable(f"this runtime needs the packages {', '.join(sorted(lacking))}")
+        return cls((), CONTAINERD_1)
+
+    @property
+    def path(self) -> str:
+        """The value of PATH for programs on the node."""
+        return os.pathsep.join([*map(str, self.folders), os.environ.get("PATH", os.defpath)])
 
 
 class NodeProgram(Program):
@@ -103,23 +136,28 @@ class NodeProgram(Program):
 class RealNode(JoinedNode):
     """One node of real programs. Use ``RealNode.joined()``."""
 
-    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path) -> None:
+    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path, runtime: Runtime) -> None:
         super().__init__(cluster.kube, name)
         self.cluster = cluster
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cluster.folder))
         self._binary = kubelet
+        self._runtime = runtime
         self._holder: Program
         self.containerd: NodeProgram
         self.kubelet: NodeProgram
 
     @classmethod
     @contextlib.contextmanager
-    def joined(cls, cluster: LocalCluster, *, name: str = "real-0", say: Callable[[str], None] | None = None,
-               ) -> Iterator[RealNode]:
-        """A node that is Ready, for as long as the context lasts. Raises: NodeUnavailable, BinariesMissing."""
+    def joined(cls, cluster: LocalCluster, *, name: str = "real-0", runtime: Runtime | None = None,
+               say: Callable[[str], None] | None = None) -> Iterator[RealNode]:
+        """A node that is Ready, for as long as the context lasts. *runtime*: the pinned one by default.
+
+        Raises: NodeUnavailable, BinariesMissing.
+        """
         if reason := missing():
             raise NodeUnavailable(reason)
-        node = cls(cluster, name, binaries.find(kubelet=True, say=say)["kubelet"])
+        kubelet = binaries.find(kubelet=True, say=say)["kubelet"]
+        node = cls(cluster, name, kubelet, runtime or Runtime.pinned(say))
         try:
             node._start()
             yield node
@@ -136,7 +174,8 @@ class RealNode(JoinedNode):
                 ) -> NodeProgram:
         """A command line on the node, not yet started. *network*: in the network of containerd and the pods."""
         enter = [*self._enter(), *(["--net"] if network else []), "--"]
-        return NodeProgram(name, [*enter, *argv], self.folder / f"{name}.log", env=env)
+        return NodeProgram(name, [*enter, *argv], self.folder / f"{name}.log",
+                           env={**(os.environ if env is None else env), "PATH": self._runtime.path})
 
     def start_kubelet(self) -> None:
         """Start the kubelet and wait until it serves device plugins; pods that run already go on."""
@@ -164,10 +203,11 @@ class RealNode(JoinedNode):
     def ctr(self, *words: str) -> str:
         """Standard output of containerd's own client, in the kubelet's namespace. Raises: NodeUnavailable."""
         command = ["ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words]
-        done = subprocess.run([*self._enter(), "--", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run([*self._enter(), "--", *command], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, env=os.environ | {"PATH": self._runtime.path}, check=False)
         if done.returncode != 0:
-            raise NodeUnavailable(f"{' '.join(words)}: {done.stdout[-2000:]}\n{self.containerd.tail()}")
+            said = (done.stdout + done.stderr)[-2000:]
+            raise NodeUnavailable(f"{' '.join(words)}: {said}\n{self.containerd.tail()}")
         return done.stdout
 
     def run_in(self, container: str, *words: str) -> str:
@@ -194,12 +234,13 @@ class RealNode(JoinedNode):
         for folder in SHADOWED:
             self.path(folder).mkdir(parents=True)
         self.path("/tmp").chmod(0o1777)
-        write_node_files(self.cluster, self.folder, self.name, sandbox_image=PAUSE)
+        write_node_files(self.cluster, self.folder, self.name, containerd=self._runtime.config, sandbox_image=PAUSE)
         self._holder = Program("namespaces", [
             "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", HOLDER,
             str(self.folder),
         ], self.folder / "namespaces.log", env=os.environ | {
-            "SHADOWED": " ".join(SHADOWED), "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent)),
+            "SHADOWED": " ".join(SHADOWED),
+            "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent, *self._runtime.folders)),
             "TUNABLES": " ".join(TUNABLES), "GROUP": self.cluster.folder.name}).start()
         self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
         self.containerd = self.program("containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"],
@@ -212,7 +253,7 @@ class RealNode(JoinedNode):
         for image, command in ((IMAGE, ("sh",)), (PAUSE, ("sleep", "inf"))):
             archive = self.folder / "image.tar"
             pack_busybox(archive, image, Path(shutil.which("busybox") or ""), command=command)
-            self.ctr("images", "import", "--snapshotter", "native", str(archive))
+            self.ctr("images", "import", "--snapshotter", "native", *self._runtime.import_options, str(archive))
             archive.unlink()
         self.start_kubelet()
         self.wait_ready()

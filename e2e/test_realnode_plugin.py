@@ -7,10 +7,13 @@ a file; all the rest is real.
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,19 +246,30 @@ def test_static_mig_instances_serve_pods_of_other_schedulers(
     assert LOCK not in annotations(real.node())
 
 
-def test_cdi_specifications_define_the_allocated_names(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    """That a runtime does as it says is not shown: Debian's containerd (1.6) does not know CDI."""
-    driver, written = real.folder / "driver", real.folder / "cdi"
+def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specification(
+        sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    driver, hook, specifications = real.folder / "driver", real.folder / "nvidia-cdi-hook", real.path("/run/cdi")
     (driver / "usr/lib64").mkdir(parents=True)
-    (driver / "usr/lib64/libcuda.so.570.1").touch()
+    (driver / "usr/lib64/libcuda.so.570.1").write_text("the driver\n")
+    (driver / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        os.mknod(driver / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    hook.write_text(f'#!/bin/sh\necho "$@" >>{hook}.log\n')
+    hook.chmod(0o755)
     plugin.stop()
-    plugin.start(device_list_strategy="cdi-cri", cdi_root=str(written), driver_root_ctr_path=str(driver))
+    plugin.start(device_list_strategy="cdi-cri", cdi_root="/var/run/cdi", nvidia_driver_root=str(driver),
+                 driver_root_ctr_path=str(driver), dev_root=str(driver), nvidia_cdi_hook_path=str(hook))
     plugin.wait_offered(2 * SLOTS)
-    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
+    container = showing(HOOK, then="ls /dev/nvidia*; cat /usr/lib64/libcuda.so.570.1; sleep inf", gpu=1, gpumem=1000)
+    sandbox.create(pod("a", containers=[container], scheduler="hami-scheduler"))
     sandbox.running("a")
+    printed = real.output(sandbox.pod("a"), until="the driver\n").splitlines()
+    card = [FIRST.uuid, SECOND.uuid].index(chosen(sandbox, "a")[0][0])
+    assert printed[-3:] == [f"/dev/nvidia{card}", "/dev/nvidiactl", "the driver"]
     env = seen(sandbox, real, "a").env
-    assert ("NVIDIA_VISIBLE_DEVICES" in env, env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == (False, "1000m")
-    (file,) = written.iterdir()
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("void", "1000m")
+    assert "update-ldcache --folder /usr/lib64" in Path(f"{hook}.log").read_text()
+    (file,) = specifications.iterdir()
     devices = {device["name"] for device in json.loads(file.read_text())["devices"]}
     assert file.name == "k8s.device-plugin.nvidia.com-gpu.json"
     assert devices == {FIRST.uuid, SECOND.uuid, "0", "1", "all"}
