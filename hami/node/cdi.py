@@ -1,7 +1,6 @@
-"""CDI specifications: what a container runtime does to a container that was given one of our devices by name.
+"""CDI specifications: the edits that a container runtime makes to a container that has one of our devices.
 
-Pure: what lies on the host goes in, the file's content comes out. Who looks is ``driver``, who writes
-``specifications``.
+Pure: files and devices of the host go in, the specification comes out. ``driver`` looks them up; ``cdi_specs`` writes.
 Source: CDI 1.1.0, SPEC.md; NVIDIA container toolkit 1.18, pkg/nvcdi.
 """
 
@@ -13,35 +12,35 @@ from pathlib import PurePosixPath
 from typing import Any
 
 __all__ = [
-    "ALL", "CLASSES", "EXTRAS", "GPU", "IMEX", "VENDOR", "Document", "DriverFiles", "Extra", "Found", "Roots",
+    "ALL", "CLASSES", "EXTRAS", "GPU", "IMEX", "VENDOR", "Document", "DriverFile", "DriverFiles", "Extra", "Roots",
     "extra_document", "gpu_document",
 ]
 
 VENDOR = "k8s.device-plugin.nvidia.com"
 GPU, IMEX = "gpu", "imex-channel"
 EXTRAS = ("gdrcopy", "gds", "mofed")
-"""Classes of which all containers get all there is."""
+"""Classes of which each container gets all devices."""
 CLASSES = (*EXTRAS, IMEX)
-"""All, besides the cards'."""
-VERSION = "0.5.0"  # the first in which a device node has a host path, and a name may begin with a digit
+"""All classes besides the cards."""
+VERSION = "0.5.0"  # the first with a host path for device nodes, and names that begin with a digit
 ALL = "all"
 
 _FILE = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 _STAGE = "createContainer"
-_ALIASES = {  # links that programs look for, though drivers do not bring them: library → target, name of the link
+_ALIASES = {  # links that programs expect but drivers do not install: library → target, name of the link
     "libcuda.so": ("libcuda.so.1", "libcuda.so"),
     "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"),
     "libGLX_nvidia.so": ("", "libGLX_indirect.so.0"),  # to the library itself
 }
 
 Document = dict[str, Any]
-"""What a file says, as JSON has it."""
+"""A specification in its JSON form."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A file of the driver: where a container looks for it, and where it really lies; both below the driver's root."""
+class DriverFile:
+    """A file of the driver: its path in containers, and its path with links resolved; both below the driver's root."""
 
     path: str
     real: str
@@ -49,23 +48,25 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """What there is of one of `EXTRAS`: device nodes, and files besides."""
+    """Device nodes and files of one of `EXTRAS`."""
 
     nodes: tuple[str, ...] = ()
-    files: tuple[Found, ...] = ()
+    files: tuple[DriverFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFiles:
-    """What the driver has put on the host. *links*: target and path of symbolic links beside the *libraries*.
-    *programs*: with the firmware. *sockets*: of daemons that run. *nodes*: control nodes that exist. *channels*: IMEX
-    channels that exist."""
+    """The files of the driver on the host.
+
+    *links*: target and path of symbolic links beside the *libraries*. *programs*: includes firmware. *sockets*: of
+    running daemons. *nodes*: control nodes. *channels*: IMEX channels.
+    """
 
     version: str
-    libraries: tuple[Found, ...] = ()
+    libraries: tuple[DriverFile, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    programs: tuple[Found, ...] = ()
-    sockets: tuple[Found, ...] = ()
+    programs: tuple[DriverFile, ...] = ()
+    sockets: tuple[DriverFile, ...] = ()
     nodes: tuple[str, ...] = ()
     extras: Mapping[str, Extra] = field(default_factory=dict, hash=False)
     channels: tuple[int, ...] = ()
@@ -73,7 +74,7 @@ class DriverFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Where the host has its driver and its devices, and the program that changes containers (*hook*)."""
+    """The host's roots of the driver and of device nodes, and the program that runs as CDI *hook*."""
 
     driver: str = "/"
     dev: str = "/"
@@ -81,11 +82,10 @@ class Roots:
 
 
 def gpu_document(roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequence[str]]) -> Document | None:
-    """The specification of the cards and MIG instances. *devices*: the nodes of each, by name. ``None`` when there are
-    no devices, as CDI knows no specification without one.
+    """Returns the specification of the cards and MIG instances; ``None`` without devices, as CDI requires one.
 
-    Hooks: only those that every toolkit with CDI has; an unknown one would keep all containers from starting. Graphics
-    (DRM nodes, Vulkan's and EGL's settings) is not in it.
+    *devices*: the device nodes of each device, by name. Uses only hooks that every toolkit with CDI has: an unknown
+    hook would prevent all containers from starting. Graphics (DRM nodes, settings of Vulkan and EGL) is not included.
     """
     if not devices:
         return None
@@ -99,7 +99,7 @@ def gpu_document(roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequen
 
 
 def extra_document(roots: Roots, driver: DriverFiles, name: str) -> Document | None:
-    """The specification of one of `EXTRAS`, or of the IMEX channels; ``None`` when there is nothing of it."""
+    """Returns the specification of one of `EXTRAS` or of the IMEX channels; ``None`` without devices."""
     if name == IMEX:
         devices = {str(channel): (f"/dev/nvidia-caps-imex-channels/channel{channel}",) for channel in driver.channels}
         return _document(IMEX, roots, devices, {}) if devices else None
@@ -110,12 +110,12 @@ def extra_document(roots: Roots, driver: DriverFiles, name: str) -> Document | N
 
 
 def _document(kind: str, roots: Roots, devices: Mapping[str, Sequence[str]], common: Document) -> Document:
-    """*common*: what each container gets, whichever of *devices* it has; parts that are empty are left out."""
+    """Returns a specification. *common*: edits for containers with any of *devices*; empty parts are left out."""
     return {
         "cdiVersion": VERSION, "kind": f"{VENDOR}/{kind}",
         "devices": [{"name": name, "containerEdits": {"deviceNodes": [_node(roots, path) for path in paths]}}
                     for name, paths in devices.items()],
-        # NVIDIA's runtime would else do all of it once more, its own way
+        # otherwise NVIDIA's runtime would inject the devices a second time
         "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]} | {
             key: value for key, value in common.items() if value},
     }
@@ -126,12 +126,12 @@ def _node(roots: Roots, path: str) -> Document:
     return {"path": path, **({"hostPath": host} if host != path else {}), "permissions": "rw"}
 
 
-def _mount(roots: Roots, found: Found, options: Sequence[str]) -> Document:
-    return {"hostPath": roots.driver.rstrip("/") + found.real, "containerPath": found.path, "options": list(options)}
+def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
+    return {"hostPath": roots.driver.rstrip("/") + file.real, "containerPath": file.path, "options": list(options)}
 
 
 def _hooks(program: str, driver: DriverFiles) -> list[Document]:
-    """Links beside the libraries, then the linker's cache."""
+    """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
     links = [f"{target}::{path}" for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))]
     folders = list(dict.fromkeys(str(PurePosixPath(one.path).parent) for one in driver.libraries))
     return [_hook(program, name, option, values) for name, option, values in (
@@ -145,7 +145,7 @@ def _hook(program: str, name: str, option: str, values: Iterable[str]) -> Docume
             "args": [*words, *(word for value in values for word in (option, value))]}
 
 
-def _aliases(libraries: Iterable[Found]) -> Iterable[tuple[str, str]]:
+def _aliases(libraries: Iterable[DriverFile]) -> Iterable[tuple[str, str]]:
     for path in (PurePosixPath(one.path) for one in libraries):
         if alias := _ALIASES.get(f"{path.name.partition('.so.')[0]}.so"):
             yield alias[0] or path.name, str(path.parent / alias[1])

@@ -1,7 +1,7 @@
-"""What NVIDIA's driver has put on the host, as it is seen under a root that need not be our own.
+"""Finds the files of NVIDIA's driver on the host, below a root that need not be that of this process.
 
-Links are followed as they would be with that root, which the kernel does not do for us. Paths that are returned lie
-below it, and begin with ``/``.
+Links are resolved relative to that root, which the kernel would not do. Returned paths are relative to it and begin
+with ``/``.
 Source: NVIDIA container toolkit 1.18, internal/lookup, internal/discover, pkg/nvcdi.
 """
 
@@ -15,21 +15,21 @@ from pathlib import Path, PurePosixPath
 
 from hami.errors import HostError
 from hami.devices.nvml_library import LIBRARY_FOLDERS
-from hami.node.cdi import DriverFiles, Extra, Found
+from hami.node.cdi import DriverFile, DriverFiles, Extra
 from hami.node.grant import CONTROL_NODES
 
 __all__ = ["MIG_MINORS", "WSL_NODE", "dev_root", "driver_files", "follow", "instance_nodes",
            "read_mig_minors", "shared_node"]
 
 WSL_NODE = "/dev/dxg"
-"""By which Windows lets WSL use its cards: one for all of them."""
+"""The device node of all cards under WSL."""
 MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
-"""The kernel's, whatever root there is: which device node stands for which MIG instance."""
+"""The kernel's table of the device nodes of MIG instances; it does not depend on the root."""
 
-_INNER = ("", "nvidia/current")  # Debian keeps several drivers side by side
-_BESIDE = ("", "vdpau")
+_SUBFOLDERS = ("", "nvidia/current")  # Debian installs several drivers side by side
+_LIBRARY_SUBFOLDERS = ("", "vdpau")
 _VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
-_UNVERSIONED = "libnvidia-nvvm70.so.*"  # of drivers before 590, by a version of its own
+_UNVERSIONED = "libnvidia-nvvm70.so.*"  # in drivers before 590, with its own version
 _PROGRAM_FOLDERS = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
              "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")
@@ -39,44 +39,45 @@ _EXTRA_NODES = {"gdrcopy": ("gdrdrv",), "gds": ("nvidia-fs*",), "mofed": ("infin
 _EXTRA_FILES = {"gds": ("run/udev", "etc/cufile.json")}
 _CHANNEL = re.compile(r"channel(\d+)")
 _MINOR = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
-_MOST_LINKS = 40  # as the kernel has it
+_MAX_LINKS = 40  # the limit of the kernel
 
 
 def driver_files(root: Path) -> DriverFiles:
-    """What the driver whose files are seen below *root* has. Raises: HostError when there is none."""
-    folders = list(dict.fromkeys(folder for name in LIBRARY_FOLDERS for inner in _INNER
-                                 if (folder := follow(root, f"/{name}/{inner}".rstrip("/"))) is not None))
+    """Returns the files of the driver below *root*. Raises: HostError if there is no driver."""
+    folders = list(dict.fromkeys(folder for name in LIBRARY_FOLDERS for subfolder in _SUBFOLDERS
+                                 if (folder := follow(root, f"/{name}/{subfolder}".rstrip("/"))) is not None))
     version = _version(root, folders)
     folders = [folder for folder in folders if any(_glob(root, folder, f"lib*.so.{version}"))]
-    libraries = [path for folder in folders for beside in _BESIDE
-                 for path in _glob(root, str(PurePosixPath(folder, beside)), f"*.so.{version}", _UNVERSIONED)]
+    libraries = [path for folder in folders for subfolder in _LIBRARY_SUBFOLDERS
+                 for path in _glob(root, str(PurePosixPath(folder, subfolder)), f"*.so.{version}", _UNVERSIONED)]
     devices = Path(dev_root(root), "dev")
     return DriverFiles(
-        version=version, libraries=tuple(Found(path, path) for path in dict.fromkeys(libraries)),
+        version=version, libraries=tuple(DriverFile(path, path) for path in dict.fromkeys(libraries)),
         links=tuple(_links(root, libraries)),
         programs=(*_first(root, _PROGRAM_FOLDERS, _PROGRAMS),
                   *_first(root, _FIRMWARE_FOLDERS, _firmware(root, version))),
-        sockets=tuple(Found(f"/{name}", real) for name in _SOCKETS if (real := follow(root, f"/{name}")) is not None),
+        sockets=tuple(DriverFile(f"/{name}", real) for name in _SOCKETS
+                      if (real := follow(root, f"/{name}")) is not None),
         nodes=tuple(node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()),
         extras={name: Extra(nodes=tuple(_nodes(devices, patterns)), files=tuple(
-            Found(f"/{file}", real) for file in _EXTRA_FILES.get(name, ())
+            DriverFile(f"/{file}", real) for file in _EXTRA_FILES.get(name, ())
             if (real := follow(root, f"/{file}")) is not None)) for name, patterns in _EXTRA_NODES.items()},
         channels=tuple(sorted(int(found[1]) for path in devices.glob("nvidia-caps-imex-channels/*")
                               if (found := _CHANNEL.fullmatch(path.name)))))
 
 
 def dev_root(root: Path) -> Path:
-    """Where device nodes are seen: below *root*, if it has any; else they are our own."""
+    """Returns the root of the device nodes: *root* if it has any, otherwise that of this process."""
     return root if (root / "dev").is_dir() else Path("/")
 
 
 def shared_node(root: Path) -> str:
-    """The device node of all cards where there is but one (WSL); empty where each has its own."""
+    """Returns the device node that all cards share (WSL); empty if each card has its own."""
     return WSL_NODE if Path(f"{dev_root(root)}{WSL_NODE}").exists() else ""
 
 
 def follow(root: Path, path: str) -> str | None:
-    """What *path* is in the end, links followed as if *root* were the root; ``None`` if there is nothing."""
+    """Returns *path* with all links resolved as if *root* were the root; ``None`` if it does not exist."""
     left, done, links = list(reversed(PurePosixPath(path).parts[1:])), PurePosixPath("/"), 0
     while left:
         part = left.pop()
@@ -88,7 +89,7 @@ def follow(root: Path, path: str) -> str | None:
             target = PurePosixPath(os.readlink(f"{root}{here}"))
         except OSError:
             return None
-        if (links := links + 1) > _MOST_LINKS:
+        if (links := links + 1) > _MAX_LINKS:
             return None
         if target.is_absolute():
             done = PurePosixPath("/")
@@ -97,22 +98,25 @@ def follow(root: Path, path: str) -> str | None:
 
 
 def read_mig_minors(path: Path = MIG_MINORS) -> Mapping[str, int]:
-    """The minor number of the device node of each MIG instance, by name.
+    """Returns the minor number of the device node of each MIG instance, by name.
 
-    Shape: lines of ``gpu0/gi1/access 12`` or ``gpu0/gi1/ci0/access 13``; others (``config 1``) are no instance's.
+    Shape: lines of ``gpu0/gi1/access 12`` or ``gpu0/gi1/ci0/access 13``; other lines (``config 1``) are ignored.
     Raises: HostError.
     """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
-        raise HostError(f"{path}: {error.strerror}: which device nodes are MIG instances' is unknown") from error
+        raise HostError(f"cannot find the device nodes of MIG instances: {path}: {error.strerror}") from error
     return {found[1]: int(found[2]) for line in lines if (found := _MINOR.fullmatch(line.strip()))}
 
 
-def instance_nodes(minors: Mapping[str, int], gpu: int, outer: int, inner: int) -> tuple[str, ...]:
-    """Device nodes that a MIG instance needs besides its card's. *gpu*: the card's minor number; *outer*, *inner*: of
-    GPU and compute instance. Raises: HostError when the kernel does not know the instance."""
-    names = f"gpu{gpu}/gi{outer}", f"gpu{gpu}/gi{outer}/ci{inner}"
+def instance_nodes(minors: Mapping[str, int], gpu: int, gpu_instance: int,
+                   compute_instance: int) -> tuple[str, ...]:
+    """Returns the device nodes that a MIG instance needs besides its card's.
+
+    *gpu*: the card's minor number. Raises: HostError if the kernel does not know the instance.
+    """
+    names = f"gpu{gpu}/gi{gpu_instance}", f"gpu{gpu}/gi{gpu_instance}/ci{compute_instance}"
     if missing := [name for name in names if name not in minors]:
         raise HostError(f"{MIG_MINORS}: no {missing[0]}")
     return tuple(f"/dev/nvidia-caps/nvidia-cap{minors[name]}" for name in names)
@@ -123,12 +127,12 @@ def _version(root: Path, folders: Iterable[str]) -> str:
         for folder in folders:
             for path in _glob(root, folder, f"{name}*.*"):
                 return path.rpartition(name)[2]
-    raise HostError(f"{root}: no libcuda.so or libnvidia-ml.so of any version: is the host's driver seen there, and "
-                    "does --driver-root-ctr-path say so?")
+    raise HostError(f"{root}: no libcuda.so or libnvidia-ml.so with a version: check that the driver is mounted, "
+                    "and --driver-root-ctr-path")
 
 
 def _glob(root: Path, folder: str, *patterns: str) -> Iterator[str]:
-    """Regular files in *folder*, by name."""
+    """Yields the regular files in *folder* that match, sorted by name."""
     for pattern in patterns:
         for path in sorted(Path(f"{root}{folder}").glob(pattern)):
             if path.is_file() and not path.is_symlink():
@@ -136,7 +140,7 @@ def _glob(root: Path, folder: str, *patterns: str) -> Iterator[str]:
 
 
 def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Links in the folders of *libraries* that lead to one of them: the library by name, where it lies beside."""
+    """Yields the links in the folders of *libraries* that lead to one of them: target and path."""
     known = set(libraries)
     for folder in sorted({str(PurePosixPath(path).parent) for path in known}):
         for path in sorted(Path(f"{root}{folder}").iterdir()):
@@ -145,12 +149,12 @@ def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield real.removeprefix(f"{folder}/"), f"{folder}/{path.name}"
 
 
-def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Found]:
-    """Each of *names* where it is found first."""
+def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[DriverFile]:
+    """Yields each of *names* from the first folder that has it."""
     for name in names:
         for folder in folders:
             if (real := follow(root, f"/{folder}/{name}")) is not None:
-                yield Found(f"/{folder}/{name}", real)
+                yield DriverFile(f"/{folder}/{name}", real)
                 break
 
 

@@ -1,6 +1,6 @@
-"""What a container is handed: environment, mounts, device nodes and CDI names, made of the shares that are its own.
+"""Grants: the environment, mounts, device nodes and CDI names that a container gets for its shares.
 
-Decides only. What lies on the host is told it as :class:`HostFacts`.
+Pure; the state of the host comes in as :class:`HostFacts`.
 Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, getAllocateResponse and Allocate.
 """
 
@@ -19,8 +19,8 @@ __all__ = [
 ]
 
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
-"""The strategies by which the container runtime is given names."""
-LISTED = "/var/run/nvidia-container-devices"  # a directory of this name tells the container runtime what is visible
+"""The list strategies that name devices to the container runtime."""
+LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
@@ -28,7 +28,7 @@ _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A host path that the container sees."""
+    """A host path that is mounted into the container."""
 
     container_path: str
     host_path: str
@@ -46,7 +46,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """All that one container gets, as the kubelet passes it on to the container runtime."""
+    """Everything that one container gets, as the kubelet passes it to the container runtime."""
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     mounts: tuple[Mount, ...] = ()
@@ -57,9 +57,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What lies on the host. *library*: the limiter as it is to be mounted. *license*: there is one to be mounted.
-    *nodes*: control nodes of the driver that exist, without the prefix of the configuration. *instance_nodes*: those
-    of the MIG instances that are handed out. *classes*: those of CDI, besides the cards', that can be named."""
+    """The state of the host. *library*: path of the limiter. *license*: a license file exists. *nodes*: the driver's
+    control nodes, without the configured prefix. *instance_nodes*: device nodes of the MIG instances that are
+    allocated. *classes*: CDI classes that have a specification, besides the cards."""
 
     library: str
     license: bool = False
@@ -70,8 +70,8 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipient:
-    """Whose grant it is. *env*: the variables that its specification sets itself. *token*: a text that no other grant
-    has, a random UUID."""
+    """The container that gets the grant. *env*: the variables in its specification. *token*: a unique text, a random
+    UUID."""
 
     pod_uid: str
     container: str
@@ -80,20 +80,20 @@ class Recipient:
 
     @property
     def is_limited(self) -> bool:
-        """The limiter is preloaded, unless the specification itself says that it shall not be."""
+        """Whether the limiter is preloaded; the specification can disable it."""
         return self.env.get("CUDA_DISABLE_CONTROL") not in _TRUE
 
 
 def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts,
                  recipient: Recipient) -> Grant:
-    """The grant of a container that shares cards. *parts*: its shares with their cards, in any order.
+    """Returns the grant of a container that shares cards. *parts*: its shares with their cards, in any order.
 
-    Limits are numbered in the order of the driver, as CUDA numbers the devices of the container once it is told to go
-    by the bus, too; with several devices that order and each device's own core limit are said as well.
+    Limits are numbered in the driver's order, which CUDA follows with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; a grant of
+    several devices sets that variable, and a core limit for each device.
     """
     parts = sorted(parts, key=lambda part: part[0].index)
-    base = _listed(config, [(card.uuid, str(card.index)) for card, _ in parts], [card for card, _ in parts], host,
-                   recipient)
+    cards = [card for card, _ in parts]
+    base = _visible_devices(config, [(card.uuid, str(card.index)) for card in cards], cards, host, recipient)
     directory = f"{config.hook_path}/vgpu"
     env = dict(base.env)
     for place, (_, share) in enumerate(parts):
@@ -101,7 +101,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
     if len(parts) > 1:
         env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the specification's own value comes later and wins
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # a value in the specification takes precedence
     env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}.cache"
     if config.memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
@@ -126,19 +126,19 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
 
 
 def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
-    """Those of `EXTRAS` that containers are to get."""
+    """Returns those of `EXTRAS` that are enabled."""
     return tuple(name for name in EXTRAS if getattr(config, name))
 
 
 def instances_grant(config: PluginConfig, instances: Sequence[str], cards: Sequence[Card], host: HostFacts,
                     recipient: Recipient) -> Grant:
-    """The grant of a container that has MIG instances (by UUID) on *cards*: the hardware holds the limits."""
-    return _listed(config, [(uuid, uuid) for uuid in instances], cards, host, recipient)
+    """Returns the grant of a container with MIG instances (by UUID) on *cards*; the hardware enforces the limits."""
+    return _visible_devices(config, [(uuid, uuid) for uuid in instances], cards, host, recipient)
 
 
-def _listed(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Sequence[Card], host: HostFacts,
-            recipient: Recipient) -> Grant:
-    """What makes devices visible, by the strategies of the configuration. *names*: UUID and index of each."""
+def _visible_devices(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Sequence[Card], host: HostFacts,
+                     recipient: Recipient) -> Grant:
+    """Returns the part of a grant that makes devices visible. *names*: UUID and index of each device."""
     strategies = set(config.list_strategies)
     ids = list(dict.fromkeys(index if config.id_strategy == "index" else uuid for uuid, index in names))
     cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
@@ -163,12 +163,12 @@ def _listed(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Seque
 
 
 def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tuple[str, ...]:
-    """Names of the devices, and of what all containers get besides, as far as the host has that: one that nobody has
-    specified would keep the container from starting."""
-    besides = [*((IMEX, str(channel)) for channel in config.imex_channels),
-               *((name, ALL) for name in wanted_extras(config))]
+    """Returns the CDI names of the devices, and of the extras that have a specification: a name without one would
+    prevent the container from starting."""
+    extras = [*((IMEX, str(channel)) for channel in config.imex_channels),
+              *((name, ALL) for name in wanted_extras(config))]
     return (*(f"{VENDOR}/{GPU}={one}" for one in ids),
-            *(f"{VENDOR}/{kind}={name}" for kind, name in besides if kind in host.classes))
+            *(f"{VENDOR}/{kind}={name}" for kind, name in extras if kind in host.classes))
 
 
 def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:

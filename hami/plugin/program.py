@@ -89,7 +89,7 @@ class DevicePluginProgram:
             lambda card: offered_card(card, config, leaves_mig=settings.mig_strategy != "none"))
         has_cards = not isinstance(self._source, _NoCards)
         self._cdi = _cdi_specs(settings) if has_cards else None
-        on_instances = self._cdi.instances_are if self._cdi is not None else lambda instances: None
+        on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
         host = Host(config, classes=self._cdi.classes) if self._cdi is not None else Host(config)
         self._mig = None
         if config.operating_mode == MIG and has_cards:
@@ -182,7 +182,7 @@ class DevicePluginProgram:
     def _on_cards(self, cards: Sequence[Card]) -> None:
         """Writes specifications of *cards*, and serves their MIG instances, before the cards are offered."""
         if self._cdi is not None:
-            self._cdi.cards_are(cards)
+            self._cdi.update_cards(cards)
         if self._static_mig is not None:
             for resource in self._static_mig.update_cards(cards):
                 self._serve_instances(resource)

@@ -10,7 +10,7 @@ from pytest import param
 
 from hami.errors import HostError
 from hami.devices.cards import Card
-from hami.node.cdi import DriverFiles, Extra, Found, Roots, extra_document, gpu_document
+from hami.node.cdi import DriverFile, DriverFiles, Extra, Roots, extra_document, gpu_document
 from hami.node.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors, shared_node
 from hami.node.cdi_specs import CdiSpecs
 
@@ -19,7 +19,7 @@ VERSION = "570.86.15"
 CUDA, ML = f"{LIB}/libcuda.so.{VERSION}", f"{LIB}/libnvidia-ml.so.{VERSION}"
 KIND = "k8s.device-plugin.nvidia.com"
 FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-DRIVER = DriverFiles(version=VERSION, libraries=(Found(CUDA, CUDA), Found(ML, ML)))
+DRIVER = DriverFiles(version=VERSION, libraries=(DriverFile(CUDA, CUDA), DriverFile(ML, ML)))
 CARD = Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1)
 
 
@@ -123,7 +123,7 @@ def test_a_card_has_its_node_and_so_has_all_of_them():
           f"/run/driver{CUDA}", id="devices elsewhere"),
 ])
 def test_where_the_host_has_it(roots, node, mount):
-    common = gpu(DriverFiles(version=VERSION, libraries=(Found(CUDA, CUDA),), nodes=("/dev/nvidiactl",)),
+    common = gpu(DriverFiles(version=VERSION, libraries=(DriverFile(CUDA, CUDA),), nodes=("/dev/nvidiactl",)),
                  roots=Roots(**roots))["containerEdits"]
     assert common["deviceNodes"] == [node]
     assert common["mounts"] == [{"hostPath": mount, "containerPath": CUDA, "options": FILE_OPTIONS}]
@@ -149,12 +149,12 @@ def test_hooks_make_links_and_the_linker_s_cache(hook, words):
     ("libnvidia-opticalflow.so.570.1", "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so"),
 ])
 def test_links_that_programs_look_for(library, alias):
-    document = gpu(DriverFiles(version="570.1", libraries=(Found(f"/l/{library}", f"/l/{library}"),)))
+    document = gpu(DriverFiles(version="570.1", libraries=(DriverFile(f"/l/{library}", f"/l/{library}"),)))
     assert alias in document["containerEdits"]["hooks"][0]["args"]
 
 
 def test_sockets_can_be_written_to():
-    document = gpu(DriverFiles(version=VERSION, sockets=(Found("/run/x/socket", "/run/x/socket"),)))
+    document = gpu(DriverFiles(version=VERSION, sockets=(DriverFile("/run/x/socket", "/run/x/socket"),)))
     assert document["containerEdits"]["mounts"][0]["options"] == ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
 
 
@@ -175,7 +175,7 @@ def test_what_there_is_besides_cards(name, driver, devices):
 
 
 def test_storage_brings_its_files():
-    gds = Extra(nodes=("/dev/nvidia-fs0",), files=(Found("/etc/cufile.json", "/etc/cufile.json"),))
+    gds = Extra(nodes=("/dev/nvidia-fs0",), files=(DriverFile("/etc/cufile.json", "/etc/cufile.json"),))
     document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, extras={"gds": gds}), "gds"))
     assert [mount["containerPath"] for mount in document["containerEdits"]["mounts"]] == ["/etc/cufile.json"]
 
@@ -220,7 +220,7 @@ def test_debian_s_folder_and_its_alternatives(host, root):
     link(root, "/etc/alternatives/nvidia--nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi")
     found = driver_files(root)
     assert {one.path for one in found.libraries} == {f"{own}/libcuda.so.{VERSION}", f"{own}/libnvidia-ml.so.{VERSION}"}
-    assert found.programs == (Found("/usr/bin/nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi"),)
+    assert found.programs == (DriverFile("/usr/bin/nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi"),)
 
 
 def test_programs_firmware_sockets_and_nodes(host, root):
@@ -307,64 +307,64 @@ def names(folder, kind="gpu"):
 
 def test_the_file_follows_the_cards(specify, tmp_path):
     made = specify()
-    made.cards_are([])
+    made.update_cards([])
     assert not (tmp_path / "cdi").exists()
-    made.cards_are([CARD])
+    made.update_cards([CARD])
     assert names(tmp_path) == ["GPU-a", "0", "all"]
-    made.cards_are([CARD, Card(uuid="GPU-b", index=1, minor=4, model="A100", memory_mib=1)])
+    made.update_cards([CARD, Card(uuid="GPU-b", index=1, minor=4, model="A100", memory_mib=1)])
     assert names(tmp_path) == ["GPU-a", "0", "GPU-b", "1", "all"]
-    made.cards_are([])
+    made.update_cards([])
     assert list((tmp_path / "cdi").iterdir()) == []
 
 
 def test_a_file_that_says_so_already_is_not_touched(specify, tmp_path):
     made = specify()
-    made.cards_are([CARD])
+    made.update_cards([CARD])
     before = (tmp_path / "cdi" / f"{KIND}-gpu.json").stat()
-    made.cards_are([CARD])
+    made.update_cards([CARD])
     assert (tmp_path / "cdi" / f"{KIND}-gpu.json").stat().st_ino == before.st_ino
     assert before.st_mode & 0o777 == 0o644
 
 
 def test_the_file_follows_the_instances(specify, tmp_path):
     made = specify()
-    made.cards_are([Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1, mig=True)])
+    made.update_cards([Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1, mig=True)])
     assert not (tmp_path / "cdi").exists(), "a card in MIG mode is nobody's as a whole"
-    made.instances_are([Placed(), Placed(gpu="GPU-x", uuid="MIG-elsewhere"), Placed(uuid="")])
+    made.update_instances([Placed(), Placed(gpu="GPU-x", uuid="MIG-elsewhere"), Placed(uuid="")])
     assert names(tmp_path) == ["MIG-1", "all"]
     with pytest.raises(HostError, match="no gpu3/gi9"):
-        made.instances_are([Placed(gpu_instance=9)])
+        made.update_instances([Placed(gpu_instance=9)])
 
 
 def test_only_what_is_wished_for_and_there_is_specified(specify, tmp_path):
     made = specify("/dev/gdrdrv", "/dev/nvidia-fs0", wished=("gdrcopy", "mofed"))
-    made.cards_are([])
+    made.update_cards([])
     assert made.classes() == {"gdrcopy"}
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == [f"{KIND}-gdrcopy.json"]
     assert names(tmp_path, "gdrcopy") == ["all"]
-    specify("/dev/gdrdrv").cards_are([])
+    specify("/dev/gdrdrv").update_cards([])
     assert list((tmp_path / "cdi").iterdir()) == [], "of an earlier life"
 
 
 def test_the_file_follows_the_driver(specify, root, tmp_path):
     made = specify()
-    made.cards_are([CARD])
+    made.update_cards([CARD])
     (root / CUDA.lstrip("/")).rename(root / CUDA.lstrip("/").replace(VERSION, "580.1"))
-    made.cards_are([CARD])
+    made.update_cards([CARD])
     assert f'"{LIB}/libcuda.so.580.1"' in (tmp_path / "cdi" / f"{KIND}-gpu.json").read_text()
     (root / CUDA.lstrip("/").replace(VERSION, "580.1")).unlink()
     with pytest.raises(HostError, match="no libcuda.so"):
-        made.cards_are([CARD])
+        made.update_cards([CARD])
     assert names(tmp_path) == ["GPU-a", "0", "all"]
 
 
 def test_instances_come_after_cards(specify):
-    with pytest.raises(HostError, match="not been looked at"):
-        specify().instances_are([Placed()])
+    with pytest.raises(HostError, match="not been looked up"):
+        specify().update_instances([Placed()])
 
 
 def test_a_folder_that_cannot_be_written_is_named(specify, tmp_path):
     made = specify()
     (tmp_path / "cdi").write_text("no folder")
     with pytest.raises(HostError, match="cdi"):
-        made.cards_are([CARD])
+        made.update_cards([CARD])

@@ -149,7 +149,7 @@ def test_a_pod_that_runs_keeps_the_card_that_it_has_when_the_kubelet_asks_again(
 
 def test_a_host_that_cannot_be_written_is_said():
     stage = stage_of(ONE)
-    stage.host.error = HostError("cannot make the directory of a container: Read-only file system: /usr/local")
+    stage.host.error = HostError("cannot create the directory of a container: Read-only file system: /usr/local")
     with pytest.raises(HostError, match="Read-only file system"):
         stage.allocator.allocate(ids(A))
     assert (stage.said(PHASE), stage.held) == ("failed", None)
