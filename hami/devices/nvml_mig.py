@@ -12,8 +12,9 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hami.codec.device_config import MigAllowance
@@ -68,41 +69,41 @@ class NvmlInstances:
     def existing(self, gpu: str) -> Sequence[Instance]:
         """Returns the instances of a card, sorted by placement; none if it is not in MIG mode. Raises: HamiError when
         they cannot be read, because unknown placements must not count as free."""
-        with self._lock:
+        with self._errors(gpu), self._lock:
             handle = self._handle(gpu)
-            found = list(self._instances(gpu, handle)) if self._is_enabled(gpu, handle) else []
+            found = list(self._instances(gpu, handle)) if self._is_enabled(handle) else []
         return sorted(found, key=lambda one: one.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices of a card in MIG mode, sorted by instance. Raises: HamiError."""
-        handle = self._handle(gpu)
-        names = self._profile_names(gpu, handle, self._profile_infos(gpu, handle))
-        with self._lock:
-            found = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(gpu, handle)]
+        with self._errors(gpu), self._lock:
+            handle = self._handle(gpu)
+            names = self._profile_names(handle, self._profile_infos(handle))
+            found = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(handle)]
         return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Create an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
         nvml = self._nvml
-        handle = self._handle(gpu)
-        offers = self._allowed_offers(gpu, handle)
+        with self._errors(gpu):
+            handle = self._handle(gpu)
+            offers = self._allowed_offers(handle)
         if profile not in offers:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(offers) or 'none'}")
         offer = offers[profile]
         placement = nvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
         context = f"{gpu}: {profile} at {start}"
-        with self._lock, ExitStack() as undo:
-            created = self._call(context, nvml.nvmlDeviceCreateGpuInstanceWithPlacement, handle, offer.profile_id,
-                                 ctypes.byref(placement))
+        with self._errors(context), self._lock, ExitStack() as undo:
+            created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, offer.profile_id, ctypes.byref(placement))
             undo.callback(self._destroy_quietly, nvml.nvmlGpuInstanceDestroy, created)
-            gpu_instance = self._call(context, nvml.nvmlGpuInstanceGetInfo, created).id
-            info = self._call(context, nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, created,
-                              offer.compute_profile, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-            compute = self._call(context, nvml.nvmlGpuInstanceCreateComputeInstance, created, info.id)
+            gpu_instance = nvml.nvmlGpuInstanceGetInfo(created).id
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                created, offer.compute_profile, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+            compute = nvml.nvmlGpuInstanceCreateComputeInstance(created, info.id)
             undo.callback(self._destroy_quietly, nvml.nvmlComputeInstanceDestroy, compute)
-            compute_instance = self._call(context, nvml.nvmlComputeInstanceGetInfo, compute).id
-            uuid = next((self._uuid(context, mig) for mig in self._mig_handles(gpu, handle)
-                         if self._instance_ids(gpu, mig) == (gpu_instance, compute_instance)), None)
+            compute_instance = nvml.nvmlComputeInstanceGetInfo(compute).id
+            uuid = next((self._uuid(mig) for mig in self._mig_handles(handle)
+                         if self._instance_ids(mig) == (gpu_instance, compute_instance)), None)
             if uuid is None:
                 raise HamiError(f"{context}: created, but it has no UUID")
             undo.pop_all()
@@ -113,119 +114,124 @@ class NvmlInstances:
         """Destroy *instance*. Raises: HamiError, also when it is in use."""
         nvml, gpu = self._nvml, instance.gpu
         context = f"{gpu}: {instance.uuid or f'GPU instance {instance.gpu_instance}'}"
-        handle = self._handle(gpu)
-        with self._lock:
-            outer = self._call(context, nvml.nvmlDeviceGetGpuInstanceById, handle, instance.gpu_instance)
-            for inner in self._compute_instances(context, outer):
-                self._call(context, nvml.nvmlComputeInstanceDestroy, inner)
-            self._call(context, nvml.nvmlGpuInstanceDestroy, outer)
+        with self._errors(context), self._lock:
+            outer = nvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu), instance.gpu_instance)
+            for inner in self._compute_instances(outer):
+                nvml.nvmlComputeInstanceDestroy(inner)
+            nvml.nvmlGpuInstanceDestroy(outer)
 
     def enable_mig(self, gpu: str) -> None:
         """Enable MIG mode. Raises: HamiError, also when the card must be reset first."""
         nvml = self._nvml
-        handle = self._handle(gpu)
-        if self._is_enabled(gpu, handle):
-            return
-        self._call(gpu, nvml.nvmlDeviceSetMigMode, handle, nvml.NVML_DEVICE_MIG_ENABLE)
-        current, pending = self._call(gpu, nvml.nvmlDeviceGetMigMode, handle)
+        with self._errors(gpu):
+            handle = self._handle(gpu)
+            if self._is_enabled(handle):
+                return
+            nvml.nvmlDeviceSetMigMode(handle, nvml.NVML_DEVICE_MIG_ENABLE)
+            current, pending = nvml.nvmlDeviceGetMigMode(handle)
         if current != nvml.NVML_DEVICE_MIG_ENABLE:
             raise HamiError(f"{gpu}: MIG mode is {'pending: the card must be reset' if pending else 'off'}")
+
+    @contextmanager
+    def _errors(self, context: str) -> Iterator[None]:
+        """Turns errors of NVML into HamiError."""
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise HamiError(f"{context}: {error}") from error
 
     def _handle(self, gpu: str) -> Any:
         """Returns the handle of a card. Searching a UUID, NVML queries other cards too and may fail at a lost one."""
         nvml = self._nvml
         try:
             return nvml.nvmlDeviceGetHandleByUUID(gpu)
-        except nvml.NVMLError as error:
-            for index in range(self._call(gpu, nvml.nvmlDeviceGetCount)):
+        except nvml.NVMLError:
+            for index in range(nvml.nvmlDeviceGetCount()):
                 with suppress(nvml.NVMLError):
                     handle = nvml.nvmlDeviceGetHandleByIndex(index)
                     if decode(nvml.nvmlDeviceGetUUID(handle)) == gpu:
                         return handle
-            raise HamiError(f"{gpu}: {error}") from error
+            raise
 
-    def _is_enabled(self, gpu: str, handle: Any) -> bool:
+    def _is_enabled(self, handle: Any) -> bool:
         try:
             current: int = self._nvml.nvmlDeviceGetMigMode(handle)[0]
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                 return False
-            raise HamiError(f"{gpu}: {error}") from error
+            raise
         return current == int(self._nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, gpu: str, handle: Any) -> Iterator[Instance]:
         nvml = self._nvml
-        infos = list(self._profile_infos(gpu, handle))
-        names = self._profile_names(gpu, handle, infos)
-        allowed = allowed_names(decode(self._call(gpu, nvml.nvmlDeviceGetName, handle)),
+        infos = list(self._profile_infos(handle))
+        names = self._profile_names(handle, infos)
+        allowed = allowed_names(decode(nvml.nvmlDeviceGetName(handle)),
                                 [name for name in names.values() if _PLAIN.fullmatch(name)], self._allowlist)
-        migs = [(*self._instance_ids(gpu, mig), mig) for mig in self._mig_handles(gpu, handle)]
+        migs = [(*self._instance_ids(mig), mig) for mig in self._mig_handles(handle)]
         for info in infos:
-            for outer in self._gpu_instances(gpu, handle, info):
-                found = self._call(gpu, nvml.nvmlGpuInstanceGetInfo, outer)
+            for outer in self._gpu_instances(handle, info):
+                found = nvml.nvmlGpuInstanceGetInfo(outer)
                 parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == found.id]
                 number, mig = parts[0] if parts else (0, None)
-                busy = any(self._is_busy(one) for _, one in parts) if parts else bool(
-                    self._compute_instances(gpu, outer))
+                busy = any(self._is_busy(one) for _, one in parts) if parts else bool(self._compute_instances(outer))
                 yield Instance(
                     gpu=gpu, profile=allowed.get(names[info.id], names[info.id]), start=found.placement.start,
                     size=found.placement.size, gpu_instance=found.id, compute_instance=number,
-                    uuid=self._uuid(gpu, mig) if parts else "", busy=busy)
+                    uuid=self._uuid(mig) if parts else "", busy=busy)
 
     def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
         nvml = self._nvml
-        gpu_instance, compute_instance = self._instance_ids(gpu, mig)
-        outer = self._call(gpu, nvml.nvmlDeviceGetGpuInstanceById, handle, gpu_instance)
-        profile_id = self._call(gpu, nvml.nvmlGpuInstanceGetInfo, outer).profileId
-        attributes = self._call(gpu, nvml.nvmlDeviceGetAttributes, mig)
+        gpu_instance, compute_instance = self._instance_ids(mig)
+        profile_id = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(handle, gpu_instance)).profileId
+        attributes = nvml.nvmlDeviceGetAttributes(mig)
         name = names.get(profile_id) or f"profile {profile_id}"
         if attributes.computeInstanceSliceCount != attributes.gpuInstanceSliceCount:
             name = f"{attributes.computeInstanceSliceCount}c.{name}"
-        return MigDevice(gpu=gpu, uuid=self._uuid(gpu, mig), profile=name, memory_mib=attributes.memorySizeMB,
+        return MigDevice(gpu=gpu, uuid=self._uuid(mig), profile=name, memory_mib=attributes.memorySizeMB,
                          gpu_instance=gpu_instance, compute_instance=compute_instance)
 
-    def _profile_infos(self, gpu: str, handle: Any) -> Iterator[Any]:
+    def _profile_infos(self, handle: Any) -> Iterator[Any]:
         nvml = self._nvml
         for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:
                 yield _profile_info(nvml, handle, number)
             except nvml.NVMLError as error:
                 if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
-                    raise HamiError(f"{gpu}: profile {number}: {error}") from error
+                    raise
 
-    def _profile_names(self, gpu: str, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
-        return {info.id: self._call(gpu, _profile_name, self._nvml, handle, info) for info in infos}
+    def _profile_names(self, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
+        return {info.id: _profile_name(self._nvml, handle, info) for info in infos}
 
-    def _allowed_offers(self, gpu: str, handle: Any) -> dict[str, OfferedProfile]:
+    def _allowed_offers(self, handle: Any) -> dict[str, OfferedProfile]:
         """Returns the allowed profiles, by the device configuration's names."""
-        model = decode(self._call(gpu, self._nvml.nvmlDeviceGetName, handle))
+        model = decode(self._nvml.nvmlDeviceGetName(handle))
         offers = {offer.profile.name: offer for offer in reversed(offered_profiles(self._nvml, handle))}
         allowed = allowed_profiles(model, [offer.profile for offer in reversed(offers.values())], self._allowlist)
         return {profile.name: replace(offers[name], profile=profile) for name, profile in allowed.items()}
 
-    def _mig_handles(self, gpu: str, handle: Any) -> Iterator[Any]:
+    def _mig_handles(self, handle: Any) -> Iterator[Any]:
         """Yields the handles of a card's MIG devices. Their indexes may have gaps."""
         nvml = self._nvml
-        for index in range(self._call(gpu, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             try:
                 yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             except nvml.NVMLError as error:
                 if error.value not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
-                    raise HamiError(f"{gpu}: MIG device {index}: {error}") from error
+                    raise
 
-    def _instance_ids(self, gpu: str, mig: Any) -> tuple[int, int]:
-        return (self._call(gpu, self._nvml.nvmlDeviceGetGpuInstanceId, mig),
-                self._call(gpu, self._nvml.nvmlDeviceGetComputeInstanceId, mig))
+    def _instance_ids(self, mig: Any) -> tuple[int, int]:
+        return self._nvml.nvmlDeviceGetGpuInstanceId(mig), self._nvml.nvmlDeviceGetComputeInstanceId(mig)
 
-    def _uuid(self, context: str, mig: Any) -> str:
-        return decode(self._call(context, self._nvml.nvmlDeviceGetUUID, mig))
+    def _uuid(self, mig: Any) -> str:
+        return decode(self._nvml.nvmlDeviceGetUUID(mig))
 
-    def _gpu_instances(self, gpu: str, handle: Any, info: Any) -> list[Any]:
+    def _gpu_instances(self, handle: Any, info: Any) -> list[Any]:
         nvml = self._nvml
-        return self._read_array(gpu, nvml.c_nvmlGpuInstance_t, info.instanceCount,
-                                lambda array, count: nvml.nvmlDeviceGetGpuInstances(handle, info.id, array, count))
+        return _read_array(nvml.c_nvmlGpuInstance_t, info.instanceCount,
+                           partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id))
 
-    def _compute_instances(self, context: str, outer: Any) -> list[Any]:
+    def _compute_instances(self, outer: Any) -> list[Any]:
         """Returns the compute instances in a GPU instance, of all profiles."""
         nvml = self._nvml
         found: list[Any] = []
@@ -235,17 +241,9 @@ class NvmlInstances:
                     outer, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
             except nvml.NVMLError:
                 continue  # this GPU instance does not support the profile
-
-            def read(array: Any, count: Any, profile: int = info.id) -> None:
-                nvml.nvmlGpuInstanceGetComputeInstances(outer, profile, array, count)
-            found += self._read_array(context, nvml.c_nvmlComputeInstance_t, info.instanceCount, read)
+            found += _read_array(nvml.c_nvmlComputeInstance_t, info.instanceCount,
+                                 partial(nvml.nvmlGpuInstanceGetComputeInstances, outer, info.id))
         return found
-
-    def _read_array(self, context: str, type: Any, capacity: int, read: Callable[[Any, Any], Any]) -> list[Any]:
-        """Returns the items that *read* writes to an array of *type*; it also writes their number."""
-        array, count = (type * max(capacity, 1))(), ctypes.c_uint(0)
-        self._call(context, read, array, ctypes.byref(count))
-        return list(array[:count.value])
 
     def _is_busy(self, mig: Any) -> bool:
         """Reports whether processes run in the instance. It counts as busy if that cannot be read."""
@@ -256,16 +254,17 @@ class NvmlInstances:
         except nvml.NVMLError:
             return True
 
-    def _call(self, context: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except self._nvml.NVMLError as error:
-            raise HamiError(f"{context}: {error}") from error
-
     def _destroy_quietly(self, destroy: Callable[[Any], Any], created: Any) -> None:
         """Undo a creation. The error that made it necessary is the one to raise."""
         with suppress(self._nvml.NVMLError):
             destroy(created)
+
+
+def _read_array(type: Any, capacity: int, read: Callable[[Any, Any], Any]) -> list[Any]:
+    """Returns the items that *read* writes to an array of *type*; it also writes their number."""
+    array, count = (type * max(capacity, 1))(), ctypes.c_uint(0)
+    read(array, ctypes.byref(count))
+    return list(array[:count.value])
 
 
 def _profile_info(nvml: Any, handle: Any, number: int) -> Any:
@@ -300,5 +299,4 @@ def _placements(nvml: Any, handle: Any, profile_id: int) -> tuple[Partition, ...
 
 def _compute_profile(nvml: Any, slices: int, number: int) -> int:
     """Returns the compute profile that fills a GPU instance of that many slices."""
-    name = f"NVML_COMPUTE_INSTANCE_PROFILE_{slices}_SLICE"
-    return int(getattr(nvml, name, number))
+    return int(getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{slices}_SLICE", number))
