@@ -28,7 +28,7 @@ IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib"
 
 MOST_PARAMETERS = 8
 LONG_CONSTRUCTORS = {  # to be grouped; nothing may be added
-    "Reflector", "EventRecorder", "Election",
+    "EventRecorder", "Election",
 }
 REASSIGNED = {  # libraries that are configured this way
     "flask.request.max_content_length", "self.error_log.propagate",

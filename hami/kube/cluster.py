@@ -1,12 +1,11 @@
-"""What HAMi asks of the API server, call by call: the seam that the rest of the system uses and that tests fake.
+"""The API client of HAMi: one method for each call to the API server. Tests replace it with a fake.
 
-Records in, records out. It keeps no state and knows no rule. A call is repeated, for a moment, only where that cannot
-do harm: a read after a broken connection, a write that the server certainly has not taken up.
+Arguments and results are records. A call is repeated only where that is safe: a read after a broken connection, a write
+that the server has certainly not received.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.retry import brief_retry
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
 )
@@ -34,9 +33,9 @@ _NO_EDITS: Edits = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """A coordination.k8s.io/v1 Lease. Times as the API server writes them; *duration_s* 0 and empty text: not given.
+    """A coordination.k8s.io/v1 Lease. Times are in the API server's format; 0 and empty strings mean not given.
 
-    *source* is the object as it was read: what we do not know of survives an update.
+    *source* is the object as it was read, so that an update keeps fields that are not known here.
     """
 
     namespace: str
@@ -78,32 +77,30 @@ class _Items(msgspec.Struct):
 class Cluster:
     """Calls to the API server; threads may share it.
 
-    Every call takes *timeout*, the seconds that one attempt may wait for the server (the Api's own if ``None``), and
-    raises a ClusterError for what the server refused; one without a status means that nobody knows whether it happened.
+    Every call takes *timeout*, the seconds that one attempt may wait for the server (by default the Api's own), and
+    raises a ClusterError if the server refuses. An error without a status means that the call may have taken effect.
     """
 
     def __init__(self, api: Api, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """*sleep* waits between attempts, at most half a second each."""
+        """*sleep* waits between attempts."""
         self._api = api
-        briefly = functools.partial(Retrying, wait=wait_random_exponential(multiplier=0.1, max=0.5), sleep=sleep,
-                                    stop=stop_after_attempt(3), reraise=True)
-        self._read = briefly(retry=retry_if_exception(_read_again)).wraps(api.request)
-        self._write = briefly(retry=retry_if_exception(is_unsent)).wraps(api.request)
+        self._read = brief_retry(_is_read_retriable, sleep).wraps(api.request)
+        self._write = brief_retry(is_unsent, sleep).wraps(api.request)
 
     def pod(self, namespace: str, name: str, *, timeout: float | None = None) -> Pod | None:
-        """The pod as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        """Returns the current pod; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_pod_path(namespace, name), timeout)
         return None if data is None else parse_pod(data)
 
     def node(self, name: str, *, timeout: float | None = None) -> Node | None:
-        """The node as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        """Returns the current node; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_node_path(name), timeout)
         return None if data is None else parse_node(data)
 
     def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
-        """The variables that a container of exactly this pod sets to a literal value.
+        """Returns the environment variables that a container of this pod sets to a literal value.
 
-        Raises: NotFound when there is no such pod (any more); MalformedInput.
+        Raises: NotFound if the pod is gone, also if there is another one of its name; MalformedInput.
         """
         uid, environments = parse_environment(self._read("GET", _pod_path(ref.namespace, ref.name), timeout=timeout))
         if uid != ref.uid:
@@ -111,19 +108,19 @@ class Cluster:
         return environments.get(container, {})
 
     def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
-        """All pods bound to *node*, as they are now. Raises also: MalformedInput."""
+        """Returns all pods that are bound to *node*. Raises also: MalformedInput."""
         return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, timeout)
 
     def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
-        """The pods of *namespace* whose labels match *selector*, as they are now. Raises also: MalformedInput."""
+        """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
         return self._pods(f"/api/v1/namespaces/{_segment(namespace)}/pods", {"labelSelector": selector}, timeout)
 
     def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *, resource_version: str = "",
                      timeout: float | None = None) -> Pod:
-        """Change annotations and labels of exactly this pod; the pod after it. With *resource_version* it is a
+        """Changes annotations and labels of exactly this pod and returns the new state. With *resource_version* it is a
         compare-and-swap.
 
-        Raises: NotFound; Conflict when a later pod bears that name, or this one has changed since *resource_version*.
+        Raises: NotFound; Conflict if another pod has that name now, or this one has changed since *resource_version*.
         """
         meta = {"uid": ref.uid, "annotations": annotations} | ({"labels": labels} if labels else {})
         if resource_version:
@@ -137,9 +134,9 @@ class Cluster:
 
     def annotate_node(self, name: str, annotations: Edits, resource_version: str = "", *,
                       timeout: float | None = None) -> Node:
-        """Change annotations of a node; the node after it. With *resource_version* it is a compare-and-swap.
+        """Changes annotations of a node and returns its new state. With *resource_version* it is a compare-and-swap.
 
-        Raises: NotFound; Conflict when the node has changed since *resource_version*.
+        Raises: NotFound; Conflict if the node has changed since *resource_version*.
         """
         meta: dict[str, object] = {"annotations": annotations}
         if resource_version:
@@ -148,9 +145,9 @@ class Cluster:
 
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
-        """Bind the pod; its node, *annotations* and (from Kubernetes 1.35) *labels* appear in one write, or none does.
+        """Binds the pod. One write sets its node, *annotations* and, from Kubernetes 1.35, *labels*.
 
-        Raises: NotFound; Conflict when the pod is bound already or a later one bears that name.
+        Raises: NotFound; Conflict if the pod is already bound or another pod has that name now.
         """
         meta = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid,
                 "annotations": annotations, "labels": labels}
@@ -159,62 +156,62 @@ class Cluster:
         self._write("POST", f"{_pod_path(ref.namespace, ref.name)}/binding", body=_json(binding), timeout=timeout)
 
     def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None:
-        """Write a core/v1 Event. Raises: Conflict when its name is taken, NotFound without the namespace."""
+        """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
         self._write("POST", _event_path(namespace), body=_json(event), timeout=timeout)
 
     def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
                     timeout: float | None = None) -> None:
-        """Merge *patch* into an Event. Raises: NotFound when it has expired."""
+        """Merges *patch* into an Event. Raises: NotFound if it has expired."""
         self._patch(_event_path(namespace, name), patch, timeout)
 
     def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
-        """The lease as it is now; ``None`` if there is none. One attempt only. Raises also: MalformedInput."""
+        """Returns the current Lease; ``None`` if there is none. One attempt. Raises also: MalformedInput."""
         try:
             return _parse_lease(self._api.request("GET", _lease_path(namespace, name), timeout=timeout))
         except NotFound:
             return None
 
     def create_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        """Create the lease, in one attempt; the lease as stored. Raises: Conflict when there is one already."""
+        """Creates the Lease, in one attempt, and returns it as stored. Raises: Conflict if there is one."""
         return _parse_lease(self._api.request("POST", _lease_path(lease.namespace), body=_render_lease(lease),
                                               timeout=timeout))
 
     def update_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        """Compare-and-swap by ``lease.resource_version``, in one attempt; the lease as stored.
+        """Replaces the Lease if its version is still ``lease.resource_version``, and returns it as stored. One attempt.
 
-        Raises: Conflict when it has changed since, NotFound when it is gone.
+        Raises: Conflict if it has changed since, NotFound if it is gone.
         """
         return _parse_lease(self._api.request("PUT", _lease_path(lease.namespace, lease.name),
                                               body=_render_lease(lease), timeout=timeout))
 
     def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
-        """The Secret as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_secret_path(namespace, name), timeout)
         return None if data is None else parse_secret(data)
 
     def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
-        """Create the Secret, of type kubernetes.io/tls; the Secret as stored. Raises: Conflict when there is one."""
+        """Creates a Secret of type kubernetes.io/tls and returns it as stored. Raises: Conflict if there is one."""
         return parse_secret(self._write("POST", _secret_path(secret.namespace), body=_json(render_secret(secret)),
                                         timeout=timeout))
 
     def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
-        """Compare-and-swap by ``secret.resource_version``; the Secret as stored.
+        """Replaces the Secret if its version is still ``secret.resource_version``, and returns it as stored.
 
-        Raises: Conflict when it has changed since, NotFound when it is gone.
+        Raises: Conflict if it has changed since, NotFound if it is gone.
         """
         return parse_secret(self._write("PUT", _secret_path(secret.namespace, secret.name),
                                         body=_json(render_secret(secret)), timeout=timeout))
 
     def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
-        """The MutatingWebhookConfiguration as it is now; ``None`` if there is none. Raises also: MalformedInput."""
+        """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
         data = self._get(_webhook_path(name), timeout)
         return None if data is None else parse_webhook_configuration(data)
 
     def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
                        timeout: float | None = None) -> WebhookConfiguration:
-        """Let the API server trust the CAs in *bundle* (PEM), and no others, for every webhook of *configuration*.
+        """Makes the API server trust only the CAs in *bundle* (PEM) for all webhooks of *configuration*.
 
-        Raises: Conflict when the configuration has changed since, NotFound when it is gone.
+        Raises: Conflict if the configuration has changed since, NotFound if it is gone.
         """
         return parse_webhook_configuration(self._write(
             "PATCH", _webhook_path(configuration.name), body=_json(render_bundle(configuration, bundle)),
@@ -238,10 +235,10 @@ class Cluster:
         return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH, timeout=timeout)
 
 
-def _read_again(error: BaseException) -> bool:
-    """A read may be repeated when the connection broke or the server stumbled, not when it was too slow."""
-    stumbled = isinstance(error, ClusterError) and error.status in (500, 502, 503, 504)
-    return stumbled or is_unsent(error) or is_disconnect(error)
+def _is_read_retriable(error: BaseException) -> bool:
+    """Reports whether the connection broke or the server failed. A read that timed out is not repeated."""
+    failed = isinstance(error, ClusterError) and error.status in (500, 502, 503, 504)
+    return failed or is_unsent(error) or is_disconnect(error)
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -274,7 +271,7 @@ def _webhook_path(name: str) -> str:
 
 
 def _segment(name: str) -> str:
-    """One segment of a path, whatever a caller was told to be a name: it never names something else."""
+    """Returns *name* as one segment of a path. Raises: MalformedInput if it would address another object."""
     if name in ("", ".", ".."):
         raise MalformedInput("name", name, "a name of a Kubernetes object is expected")
     return quote(name, safe="")
@@ -295,7 +292,7 @@ def _parse_lease(data: bytes) -> LeaseRecord:
 
 def _render_lease(lease: LeaseRecord) -> bytes:
     meta = dict(lease.source.get("metadata") or {})
-    meta.pop("managedFields", None)  # the server keeps them itself
+    meta.pop("managedFields", None)  # maintained by the server
     meta |= {"namespace": lease.namespace, "name": lease.name, "annotations": dict(lease.annotations)}
     if lease.resource_version:
         meta["resourceVersion"] = lease.resource_version

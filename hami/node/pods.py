@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hami.codec.objects import parse_environment, parse_pod
-from hami.kube.reflector import Reflector, Source
+from hami.kube.api import Api
+from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Pod
 
 __all__ = ["NodePod", "NodePods"]
@@ -24,12 +25,13 @@ class NodePod:
 class NodePods:
     """Watches the pods that are bound to one node. Threads may share it; one of them calls `run`."""
 
-    def __init__(self, api: Source, node: str) -> None:
+    def __init__(self, api: Api, node: str) -> None:
         self._lock = threading.Lock()  # guards _node_pods; never held across I/O
         self._node_pods: dict[str, NodePod] = {}  # by uid
         self._reflector: Reflector[NodePod] = Reflector(
-            api, "/api/v1/pods", _parse, lambda one: one.pod.ref.uid, self, name="pods of the node",
-            query={"fieldSelector": f"spec.nodeName={node}"})
+            api, WatchedResource(name="pods of the node", path="/api/v1/pods", parse=_parse,
+                                 key=lambda one: one.pod.ref.uid, query={"fieldSelector": f"spec.nodeName={node}"}),
+            self)
 
     def run(self) -> None:
         """Watches until `stop`. Never raises."""

@@ -8,7 +8,7 @@ from hami.cache.cache import Cache
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.errors import ClusterError
 from hami.kube.api import Api
-from hami.kube.reflector import Reflector
+from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Node, Pod, QuotaLimits
 
 __all__ = ["Watches"]
@@ -25,12 +25,14 @@ class Watches:
 
     def __init__(self, api: Api, cache: Cache, *, node_selector: str) -> None:
         self._nodes: Reflector[Node] = Reflector(
-            api, "/api/v1/nodes", parse_node, lambda node: node.name, cache.nodes, name="nodes",
-            query={"labelSelector": node_selector} if node_selector else {})
+            api, WatchedResource(name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name,
+                                 query={"labelSelector": node_selector} if node_selector else {}), cache.nodes)
         self._pods: Reflector[Pod] = Reflector(
-            api, "/api/v1/pods", parse_pod, lambda pod: pod.ref.uid, cache.pods, name="pods")
+            api, WatchedResource(name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid),
+            cache.pods)
         self._quotas: Reflector[QuotaLimits] = Reflector(
-            api, "/api/v1/resourcequotas", parse_quota, lambda quota: quota.uid, cache.quotas, name="quotas")
+            api, WatchedResource(name="quotas", path="/api/v1/resourcequotas", parse=parse_quota,
+                                 key=lambda quota: quota.uid), cache.quotas)
         self._reflectors: Mapping[str, Reflector[Node] | Reflector[Pod] | Reflector[QuotaLimits]] = {
             "nodes": self._nodes, "pods": self._pods, "resourcequotas": self._quotas}
 

@@ -108,6 +108,3 @@ class RecordingSink:
     def prune(self, seen, started):
         self.calls.append(("prune", tuple(sorted(seen)), started))
         self.state = {name: version for name, version in self.state.items() if name in seen}
-
-    def unreadable(self, key, error):
-        self.calls.append(("unreadable", key, str(error)))

@@ -10,7 +10,7 @@ import pytest
 from kubernetes.client import Configuration
 
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
-from hami.kube.reflector import Reflector
+from hami.kube.reflector import Reflector, WatchedResource
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 from tests.kube.scripted_source import bookmark, event, obj, page
 
@@ -291,8 +291,9 @@ def test_a_reflector_over_real_sockets(server):
         (410, b'{"message": "expired"}'),
         (200, json.dumps(page(obj("d", 5), version=200)).encode()),
         (200, [lines(event("ADDED", obj("e", 201))), server.over.wait])]
-    reflector = Reflector(api(server), "/things", lambda raw: json.loads(raw)["metadata"], lambda item: item["name"],
-                          Sink(), name="things", wait=lambda seconds: None)
+    things = WatchedResource(name="things", path="/things", parse=lambda raw: json.loads(raw)["metadata"],
+                             key=lambda item: item["name"])
+    reflector = Reflector(api(server), things, Sink(), wait=lambda seconds: None)
     thread = threading.Thread(target=reflector.run)
     thread.start()
     assert done.wait(10)
