@@ -103,8 +103,7 @@ class Reservations:
     def is_current(self, reservation: Reservation) -> bool:
         """Reports whether *reservation* still holds: no later filter has replaced it and the pod is not gone."""
         with self._lock:
-            assumed = self._assumed.get(reservation.ref.uid)
-            return assumed is not None and assumed.reservation is reservation
+            return self._current(reservation) is not None
 
     def unbound(self) -> int:
         """Returns how many reservations have no Binding yet."""
@@ -140,9 +139,8 @@ class Reservations:
         Raises: Rejected; the reservation is forgotten, unless an earlier Binding of it may still be written.
         """
         with self._lock:
-            if not self.is_current(reservation):
+            if (assumed := self._current(reservation)) is None:
                 raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
-            assumed = self._assumed[reservation.ref.uid]
             if problem := self._problem(reservation):
                 if not assumed.outcome_unknown:
                     self.forget(reservation.ref.uid)
@@ -153,15 +151,13 @@ class Reservations:
     def finish_binding(self, reservation: Reservation) -> None:
         """Records that the Binding is written. The reservation stays until the pod watch confirms it."""
         with self._lock:
-            if self.is_current(reservation):
-                assumed = self._assumed[reservation.ref.uid]
+            if assumed := self._current(reservation):
                 assumed.stage, assumed.since = BindingStage.FINISHED, self._clock()
 
     def cancel_binding(self, reservation: Reservation) -> None:
         """Records that the bind failed. The reservation stays until it expires, so the bind can be tried again."""
         with self._lock:
-            if self.is_current(reservation):
-                assumed = self._assumed[reservation.ref.uid]
+            if assumed := self._current(reservation):
                 assumed.stage = BindingStage.ASSUMED
                 if assumed.outcome_unknown:
                     assumed.since = self._clock()
@@ -169,7 +165,7 @@ class Reservations:
     def drop(self, reservation: Reservation) -> None:
         """Forgets *reservation* if it still holds."""
         with self._lock:
-            if self.is_current(reservation):
+            if self._current(reservation):
                 self.forget(reservation.ref.uid)
 
     # Bindings whose outcome is unknown
@@ -177,9 +173,8 @@ class Reservations:
     def mark_unknown(self, reservation: Reservation) -> bool:
         """Keeps *reservation* until the outcome of its Binding is known. Reports whether it was marked before."""
         with self._lock:
-            if not self.is_current(reservation):
+            if (assumed := self._current(reservation)) is None:
                 return False
-            assumed = self._assumed[reservation.ref.uid]
             was_marked, assumed.outcome_unknown = assumed.outcome_unknown, True
             return was_marked
 
@@ -191,7 +186,7 @@ class Reservations:
     def clear_unknown(self, reservation: Reservation) -> None:
         """Forgets a reservation from :meth:`unknown_bindings` whose pod is not bound, unless it was tried again."""
         with self._lock:
-            if self.is_current(reservation) and self._is_resolvable(self._assumed[reservation.ref.uid]):
+            if (assumed := self._current(reservation)) and self._is_resolvable(assumed):
                 self.forget(reservation.ref.uid)
 
     # How reservations end
@@ -224,6 +219,10 @@ class Reservations:
             for uid, assumed in list(self._assumed.items()):
                 if uid not in seen and assumed.stage is BindingStage.FINISHED and assumed.since < started:
                     self.forget(uid)
+
+    def _current(self, reservation: Reservation) -> AssumedPod | None:
+        assumed = self._assumed.get(reservation.ref.uid)
+        return assumed if assumed is not None and assumed.reservation is reservation else None
 
     def _is_resolvable(self, assumed: AssumedPod) -> bool:
         return assumed.outcome_unknown and self._is_overdue(assumed)
