@@ -1,6 +1,6 @@
-"""The cluster seam in memory: the same methods as `hami.kube.cluster.Cluster`, with faults on demand.
+"""A cluster in memory with the methods of `hami.kube.cluster.Cluster`, and faults on demand.
 
-It holds what a test puts in, checks uids and resource versions as the API server does, and remembers every call.
+It holds what a test puts in, checks uids and resource versions as the API server does, and records every call.
 """
 
 import threading
@@ -17,7 +17,7 @@ from hami.model import Node, Pod, PodRef
 
 @dataclass(frozen=True)
 class Call:
-    """One call that was made: the method's name, and its arguments by name."""
+    """A recorded call: the method's name, and its arguments by name."""
 
     method: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -99,15 +99,15 @@ class FakeCluster:
         del self.pods[namespace, name]
 
     def fail(self, method: str, error: Exception, *, after: bool = False, times: int = 1) -> None:
-        """Let the next *times* calls of *method* raise *error*: before they take effect, or *after*."""
+        """Makes the next *times* calls of *method* raise *error*, before they take effect or *after*."""
         self._faults[method] += [Fault(error, after)] * times
 
     def heal(self) -> None:
-        """Forget all faults that have not happened yet."""
+        """Removes all pending faults."""
         self._faults.clear()
 
     def calls_of(self, *methods: str) -> list[Call]:
-        """The calls of these methods, in order."""
+        """Returns the calls of these methods, in order."""
         return [call for call in self.calls if call.method in methods]
 
     # ---- the methods of Cluster
@@ -241,7 +241,7 @@ class FakeCluster:
 
         return self._do("publish_bundle", effect, configuration=configuration, bundle=bundle, timeout=timeout)
 
-    # ---- how they work
+    # ---- internals
 
     def _do(self, method, effect, **arguments):
         call = Call(method, arguments)
@@ -269,7 +269,7 @@ class FakeCluster:
 
 
 def no_answer(message: str = "read timed out") -> ClusterError:
-    """The error of a call that got no answer."""
+    """Returns the error of a call without an answer."""
     return ClusterError(message)
 
 

@@ -1,6 +1,6 @@
-"""A cluster in memory with replicas of the scheduler in it, device plugins and a clock: what tests of faults play with.
+"""A cluster in memory with replicas of the scheduler, device plugins and a clock.
 
-Everything happens in the calling thread. A replica sees the cluster through its own client and its own watch.
+Everything runs in the calling thread. A replica sees the cluster through its own client and its own watch.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)
 
 
 class Clock:
-    """A steady clock and the time of day, both moved by hand."""
+    """A monotonic clock and the time of day; tests advance both."""
 
     def __init__(self):
         self.seconds = 1000.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Journal(list):
-    """Takes events as (reason, message)."""
+    """The recorded events as (reason, message)."""
 
     def record(self, about, type, reason, message):
         self.append((reason, message))
@@ -52,7 +52,7 @@ class Journal(list):
 
 
 class RecordedMetrics:
-    """Keeps what is recorded."""
+    """The recorded reasons and waits."""
 
     def __init__(self):
         self.reasons, self.waits = [], []
@@ -76,7 +76,7 @@ class FakeLeadership:
 
 
 class WatchedCluster(FakeCluster):
-    """A fake cluster that remembers every change, for watches, and which pods are on which node."""
+    """A fake cluster that records every change for watches, and the pods of each node."""
 
     def __init__(self, **things):
         self.history = {"nodes": [], "pods": []}
@@ -114,8 +114,7 @@ class WatchedCluster(FakeCluster):
         return self.nodes[node].annotations.get(NODE_LOCK)
 
     def allocate(self, node, *, releases=True):
-        """The device plugin of *node* hands out what the pod that holds the lock was given; the pod, if there was one.
-        """
+        """Lets the device plugin of *node* allocate the devices of the pod that holds the lock. Returns that pod."""
         holder = tuple((self.lock_of(node) or "").split(",")[1:])
         pod = self.pods.get(holder)
         if pod is None or pod.node_name != node or pod.annotations.get(BIND_PHASE) != "allocating":
@@ -132,7 +131,7 @@ class WatchedCluster(FakeCluster):
         self.put_node(replace(self.nodes[node], annotations=annotations))
 
     def charges(self, node):
-        """What the pods on *node* hold, by device: slots, MiB, percent. Read from their annotations alone."""
+        """Returns slots, MiB and percent that pods hold, by device of *node*, from their annotations alone."""
         taken = defaultdict(lambda: [0, 0, 0])
         for pod in self.on[node].values():
             if not pod.is_terminated:
@@ -144,9 +143,9 @@ class WatchedCluster(FakeCluster):
 
 
 class Replica:
-    """One process of the scheduler over *cluster* (anything with its methods), which it has just listed.
+    """One process of the scheduler on *cluster*, which it has just listed.
 
-    Unless it is *patient*, a bind does not wait for its node: when it is not its turn at once, it gives up.
+    Unless it is *patient*, a bind does not wait: it fails if it cannot take its locks at once.
     """
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, own_pod=None,
@@ -174,33 +173,33 @@ class Replica:
         self.relist()
 
     def relist(self):
-        """What a reflector does at first, and when it has missed something."""
+        """Lists everything, as a reflector does at first and after it has missed events."""
         started = self.clock()
-        for kind, book, things in (("nodes", self.cache.nodes, self.fake.nodes),
+        for kind, sink, things in (("nodes", self.cache.nodes, self.fake.nodes),
                                    ("pods", self.cache.pods, self.fake.pods)):
             for thing in things.values():
-                book.upsert(thing)
-            book.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
+                sink.upsert(thing)
+            sink.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
             self.cursors[kind] = len(self.fake.history[kind])
 
     def watch(self, *kinds, events=None):
-        """The next *events* changes of *kinds*, or all of all."""
+        """Delivers the next *events* changes of *kinds*; by default all changes."""
         for kind in kinds or ("nodes", "pods"):
             news = self.fake.history[kind][self.cursors[kind]:]
             self.deliver(kind, news if events is None else news[:events])
 
     def deliver(self, kind, news):
-        """What a watch shows next; it has come so far then."""
+        """Delivers changes and advances the watch by as many."""
         for verb, thing in news:
             getattr(getattr(self.cache, kind), verb)(thing)
         self.cursors[kind] += len(news)
 
     def filter(self, pod, names=None):
-        """The node that *pod* gets, ``None`` when it gets none."""
+        """Returns the node that is chosen for *pod*; ``None`` if there is none."""
         return self.node_filter.filter(pod, list(self.fake.nodes) if names is None else names).chosen
 
     def schedule(self, pod):
-        """Filter and bind, as the kube-scheduler does; the node."""
+        """Filters and binds, as kube-scheduler does. Returns the node."""
         node = self.filter(pod)
         assert node is not None
         self.binder.bind(pod.ref, node)

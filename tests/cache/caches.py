@@ -1,4 +1,4 @@
-"""A cache with a node of two cards, and short ways to ask it."""
+"""A cache with one node of two devices."""
 
 from hami.cache.cache import Cache, Policies
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
@@ -16,7 +16,7 @@ def bound_to(name, text, *containers, version="50", **fields):
 
 
 class SmallCache(Cache):
-    """A cache with one node of two cards, and short ways to ask it."""
+    """A cache with one node of two devices, and short methods for tests."""
 
     def __init__(self, *nodes, **options):
         self.time = Clock()
@@ -36,7 +36,7 @@ class SmallCache(Cache):
         return self.used(uuid) == (0, 0, 0)
 
     def outcome_unknown(self, asked):
-        """A bind of *asked* that ended without an answer."""
+        """Starts a bind of *asked* that gets no answer."""
         self.place(asked)
         reservation = self.reservations.start_binding(asked.ref, "n1")
         self.reservations.prepare_binding(reservation)

@@ -17,7 +17,7 @@ from tests.cache.caches import BOUND, SmallCache, bound_to
 ASKS = pod(gpus(2, memory=3000, cores=10))
 
 
-def test_a_long_explanation_lets_other_filters_in():
+def test_a_long_explanation_releases_the_lock_for_other_filters():
     """Its reasons are of all nodes all the same, and each is named once."""
     served = []
 
@@ -34,9 +34,9 @@ def test_a_long_explanation_lets_other_filters_in():
     assert sorted(answer.unfit) == names[:-1] and answer.unknown == ("stranger",)
 
 
-# promises
+# reservations
 
-def test_a_reservation_says_what_the_binding_will_carry():
+def test_a_reservation_holds_the_annotations_of_the_binding():
     cache = SmallCache()
     cache.place(pod(gpus(1, memory=3000, cores=30)))
     reservation = cache.reservations.get("uid-pod1")
@@ -50,7 +50,7 @@ def test_a_reservation_says_what_the_binding_will_carry():
     assert binding == {**reservation.annotations, "hami.io/bind-time": str(cache.time.unix())}
 
 
-def test_what_an_earlier_scheduler_has_allocated_is_overwritten_whole():
+def test_an_earlier_allocation_is_overwritten_completely():
     partition = Partition(6, 1, "1g.5gb")
     places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", partition=partition)])
     earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
@@ -66,19 +66,19 @@ def test_what_an_earlier_scheduler_has_allocated_is_overwritten_whole():
     assert cache.pods.unreadable() == [] and cache.used("GPU-1") == (1, 3000, 30)
 
 
-def test_containers_that_ask_for_nothing_keep_their_place():
+def test_containers_without_devices_keep_their_position():
     cache = SmallCache()
     cache.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
     assert cache.reservations.get("uid-pod1").annotations[NVIDIA.allocated] == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
-def test_a_node_name_that_is_no_label_does_not_stand_in_one():
+def test_a_node_name_that_is_no_label_value_gives_no_label():
     cache = SmallCache(node("n" * 64, gpu()))
     assert cache.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
     assert cache.reservations.get("uid-pod1").labels == {}
 
 
-def test_threads_that_filter_at_once_are_never_promised_the_same():
+def test_concurrent_filters_never_reserve_the_same_devices():
     cache = SmallCache()
     start, chosen = threading.Barrier(8), []
 
@@ -96,7 +96,7 @@ def test_threads_that_filter_at_once_are_never_promised_the_same():
     assert [cache.used(uuid) for uuid in ("GPU-0", "GPU-1")] == [(5, 7500, 50)] * 2
 
 
-def test_a_pod_that_asks_for_nothing_is_promised_nothing():
+def test_a_pod_that_requests_no_device_gets_no_reservation():
     assert SmallCache().assume(pod(gpus(0)), ["n1"]) is None
 
 
@@ -107,7 +107,7 @@ def test_filtering_again_replaces_the_reservation():
     assert cache.used() == (1, 3000, 10) and cache.reservations.unbound() == 1
 
 
-def test_filtering_again_calls_a_waiting_bind_off():
+def test_filtering_again_cancels_a_waiting_bind():
     ended = []
     cache = SmallCache(on_reservation_end=ended.append)
     cache.place(ASKS)
@@ -118,14 +118,14 @@ def test_filtering_again_calls_a_waiting_bind_off():
         cache.reservations.prepare_binding(waiting)
 
 
-def test_filtering_again_in_vain_leaves_nothing_behind():
+def test_filtering_again_without_success_forgets_the_reservation():
     cache = SmallCache()
     cache.place(ASKS)
     assert isinstance(cache.assume(pod(gpus(3)), ["n1"]), Refusal)
     assert cache.free() and cache.reservations.unbound() == 0
 
 
-def test_filtering_again_with_garbage_leaves_nothing_behind():
+def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
     cache = SmallCache()
     cache.place(ASKS)
     with pytest.raises(MalformedInput):
@@ -134,7 +134,7 @@ def test_filtering_again_with_garbage_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize(("waited", "stands"), [(RESERVATION_TTL_S - 1, True), (RESERVATION_TTL_S, False)])
-def test_a_reservation_that_is_not_bound_lapses(waited, stands):
+def test_a_reservation_that_is_not_bound_expires(waited, stands):
     cache = SmallCache()
     cache.place(ASKS)
     cache.time.seconds += waited
@@ -142,7 +142,7 @@ def test_a_reservation_that_is_not_bound_lapses(waited, stands):
     assert cache.free() is not stands
 
 
-def test_a_reservation_does_not_lapse_while_it_is_bound():
+def test_a_reservation_does_not_expire_during_the_bind():
     cache = SmallCache()
     cache.place(ASKS)
     cache.reservations.start_binding(ASKS.ref, "n1")
@@ -150,7 +150,7 @@ def test_a_reservation_does_not_lapse_while_it_is_bound():
     assert cache.expire() == [] and not cache.free()
 
 
-def test_a_bind_that_failed_leaves_the_reservation_its_time():
+def test_a_failed_bind_does_not_extend_the_reservation():
     cache = SmallCache()
     cache.place(ASKS)
     cache.time.seconds += RESERVATION_TTL_S - 1
@@ -160,7 +160,7 @@ def test_a_bind_that_failed_leaves_the_reservation_its_time():
     assert len(cache.expire()) == 1 and cache.free()
 
 
-def test_a_bind_that_cannot_succeed_drops_the_reservation():
+def test_a_bind_that_cannot_succeed_forgets_the_reservation():
     cache = SmallCache()
     cache.place(ASKS)
     cache.reservations.drop(cache.reservations.start_binding(ASKS.ref, "n1"))
@@ -182,7 +182,7 @@ def test_a_bind_needs_a_reservation_on_that_node():
 
 
 @pytest.mark.parametrize("stage", ["posting", "bound", "seen bound"])
-def test_a_pod_that_is_bound_or_about_to_be_is_not_filtered(stage):
+def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
     cache = SmallCache()
     cache.place(ASKS)
     reservation = cache.reservations.start_binding(ASKS.ref, "n1")
@@ -196,7 +196,7 @@ def test_a_pod_that_is_bound_or_about_to_be_is_not_filtered(stage):
     assert cache.used() == (1, 3000, 10)
 
 
-def test_a_deleted_pod_is_promised_nothing():
+def test_a_deleted_pod_gets_no_reservation():
     cache = SmallCache()
     cache.pods.upsert(ASKS)
     cache.pods.remove(ASKS)
@@ -205,14 +205,14 @@ def test_a_deleted_pod_is_promised_nothing():
     assert cache.free()
 
 
-def test_a_pod_that_has_terminated_is_promised_nothing():
+def test_a_terminated_pod_gets_no_reservation():
     cache = SmallCache()
     cache.pods.upsert(pod(gpus(), phase="Failed"))
     with pytest.raises(Rejected, match="has terminated"):
         cache.place(ASKS)
 
 
-def test_deleting_a_pod_drops_its_reservation():
+def test_deleting_a_pod_forgets_its_reservation():
     cache = SmallCache()
     cache.place(ASKS)
     cache.pods.remove(ASKS)
@@ -229,7 +229,7 @@ def devices(*found):
     (lambda cache: cache.nodes.remove(node("n1")), "gone or unhealthy"),
     (lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")), "taken by another pod")],
     ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"])
-def test_the_last_look_before_the_binding(change, problem):
+def test_devices_are_checked_again_before_the_binding(change, problem):
     cache = SmallCache()
     cache.place(ASKS)
     reservation = cache.reservations.start_binding(ASKS.ref, "n1")
@@ -239,16 +239,16 @@ def test_the_last_look_before_the_binding(change, problem):
     assert cache.reservations.get("uid-pod1") is None
 
 
-# Bindings in mark_unknown
+# Bindings with an unknown outcome
 
-def test_a_binding_in_doubt_stays_promised():
+def test_a_reservation_with_an_unknown_outcome_does_not_expire():
     cache = SmallCache()
     cache.outcome_unknown(ASKS)
     cache.time.seconds += 10 * RESERVATION_TTL_S
     assert cache.expire() == [] and cache.used() == (1, 3000, 10)
 
 
-def test_a_binding_in_doubt_is_promised_again_and_nothing_else():
+def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
     cache = SmallCache(*(node(name, gpu(f"GPU-{name}")) for name in ("n1", "n2")))
     asked = pod(gpus(1, memory=3000, cores=10))
     reservation = cache.outcome_unknown(asked)
@@ -258,7 +258,7 @@ def test_a_binding_in_doubt_is_promised_again_and_nothing_else():
         cache.place(asked, "n2", "n3")
 
 
-def test_a_binding_in_doubt_survives_a_last_look_that_fails():
+def test_a_reservation_with_an_unknown_outcome_survives_a_failed_check():
     cache = SmallCache()
     cache.outcome_unknown(ASKS)
     again = cache.reservations.start_binding(ASKS.ref, "n1")
@@ -269,7 +269,7 @@ def test_a_binding_in_doubt_survives_a_last_look_that_fails():
     assert cache.reservations.is_current(again)
 
 
-def test_a_binding_in_doubt_is_looked_at_when_it_can_no_longer_come():
+def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
     cache = SmallCache()
     reservation = cache.outcome_unknown(ASKS)
     assert cache.reservations.unknown_bindings() == []
@@ -280,7 +280,7 @@ def test_a_binding_in_doubt_is_looked_at_when_it_can_no_longer_come():
 
 
 @pytest.mark.parametrize("stage", ["waiting", "failed again", "bound"])
-def test_a_binding_that_is_tried_again_is_not_dispelled_by_an_older_look(stage):
+def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
     cache = SmallCache()
     reservation = cache.outcome_unknown(ASKS)
     cache.time.seconds += RESERVATION_TTL_S
@@ -294,7 +294,7 @@ def test_a_binding_that_is_tried_again_is_not_dispelled_by_an_older_look(stage):
     assert cache.reservations.is_current(reservation) and not cache.free()
 
 
-def test_the_watch_ends_a_doubt():
+def test_the_watch_resolves_an_unknown_outcome():
     cache = SmallCache()
     cache.outcome_unknown(ASKS)
     cache.pods.upsert(bound_to("pod1", "GPU-1,NVIDIA,3000,10:GPU-0,NVIDIA,3000,10:;", *ASKS.containers))
@@ -305,7 +305,7 @@ def test_the_watch_ends_a_doubt():
 
 # what the watch shows
 
-def test_once_seen_bound_the_annotations_count():
+def test_the_annotations_of_a_confirmed_pod_are_booked():
     cache = SmallCache()
     cache.place(ASKS)
     cache.reservations.finish_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
@@ -323,7 +323,7 @@ def test_a_pod_bound_elsewhere_is_booked_there():
     assert cache.free() and cache.used("GPU-2", "n2") == (1, 100, 0) and not cache.reservations.is_current(waiting)
 
 
-def test_a_pod_that_was_bound_and_is_missing_from_a_later_list_is_dropped():
+def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
     cache = SmallCache()
     cache.place(ASKS)
     cache.reservations.finish_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
@@ -334,7 +334,7 @@ def test_a_pod_that_was_bound_and_is_missing_from_a_later_list_is_dropped():
     assert cache.free()
 
 
-def test_a_reservation_of_a_pod_that_no_watch_has_shown_survives_a_list():
+def test_a_reservation_of_an_unseen_pod_survives_a_list():
     cache = SmallCache()
     cache.place(ASKS)
     cache.time.seconds += 1
@@ -342,7 +342,7 @@ def test_a_reservation_of_a_pod_that_no_watch_has_shown_survives_a_list():
     assert not cache.free()
 
 
-def test_a_filter_that_comes_before_the_pod_is_seen_is_not_undone_when_it_is():
+def test_a_reservation_survives_the_first_sight_of_its_pod():
     cache = SmallCache()
     cache.place(ASKS)
     cache.pods.upsert(ASKS)
@@ -351,7 +351,7 @@ def test_a_filter_that_comes_before_the_pod_is_seen_is_not_undone_when_it_is():
 
 # quotas
 
-def test_the_lowest_of_several_quotas_holds():
+def test_the_lowest_of_several_quotas_applies():
     cache = SmallCache()
     for name, limit in (("a", 5000), ("b", 2000)):
         cache.quotas.upsert(quota(name, gpumem=limit))
@@ -378,13 +378,13 @@ def test_a_quota_counts_init_containers_as_the_reservation_does():
                            gpus(1, memory=3000, cores=0))) is None
 
 
-def test_a_quota_counts_sidecars_beside_everything():
+def test_a_quota_adds_sidecars_to_all_other_containers():
     cache = SmallCache()
     cache.quotas.upsert(quota(gpumem=6000))
     assert cache.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0))) is None
 
 
-def test_usage_of_a_namespace_is_given_back():
+def test_a_deleted_pod_returns_its_quota():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     assert cache.namespace_usage() == {("default", "NVIDIA"): (500, 5)}
@@ -393,14 +393,14 @@ def test_usage_of_a_namespace_is_given_back():
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(2000, True), (2001, False)])
-def test_covers_before_devices_are_known(memory, fits):
+def test_admission_checks_the_quota_before_devices_are_known(memory, fits):
     cache = SmallCache()
     cache.quotas.upsert(quota(gpumem=2000))
     assert cache.quota_allows("default", pod(gpus(1, memory=memory))) is fits
     assert cache.quota_allows("other", pod(gpus(1, memory=memory)))
 
 
-def test_a_pod_that_asks_for_nothing_needs_no_quota():
+def test_a_pod_that_requests_no_device_needs_no_quota():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.quotas.upsert(quota(gpumem=100))
@@ -409,7 +409,7 @@ def test_a_pod_that_asks_for_nothing_needs_no_quota():
 
 # simulation
 
-def test_a_simulation_reserves_nothing_and_sees_an_empty_cluster():
+def test_a_simulation_sees_idle_nodes_and_reserves_nothing():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
     choice, refusal = cache.simulate(pod(gpus(1, memory=8000)), [node("m", gpu("GPU-0", memory_mib=8000)), node("x")])

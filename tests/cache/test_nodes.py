@@ -1,4 +1,4 @@
-"""The nodes as the watch shows them: inventories that come, go, cannot be read or are not answered for; locks."""
+"""Nodes as the watch delivers them: inventories that appear, vanish, are malformed or go silent; node locks."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def names(cache):
 
 # inventory
 
-def test_a_node_that_goes_and_comes_back_keeps_what_its_pods_take():
+def test_a_node_that_is_recreated_keeps_the_bookings_of_its_pods():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.nodes.remove(node("n1"))
@@ -30,14 +30,14 @@ def test_a_node_that_goes_and_comes_back_keeps_what_its_pods_take():
     assert cache.used() == (1, 500, 5)
 
 
-def test_an_older_state_of_a_node_does_not_count():
+def test_an_older_version_of_a_node_is_ignored():
     cache = SmallCache()
     cache.nodes.upsert(node("n1", gpu("GPU-7"), resource_version="9"))
     cache.nodes.upsert(node("n1", gpu("GPU-8"), resource_version="8"))
     assert cache.used("GPU-7") == (0, 0, 0)
 
 
-def test_an_answer_about_a_node_that_has_been_deleted_meanwhile_does_not_bring_it_back():
+def test_a_late_answer_does_not_restore_a_deleted_node():
     cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="5"))
     cache.nodes.remove(node("n1", resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
@@ -47,7 +47,7 @@ def test_an_answer_about_a_node_that_has_been_deleted_meanwhile_does_not_bring_i
 
 
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
-def test_an_inventory_that_cannot_be_read_offers_nothing(text):
+def test_an_unreadable_inventory_has_no_devices(text):
     cache = SmallCache()
     cache.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
     assert names(cache) == [] and list(cache.nodes.problems()) == [("n1", "NVIDIA")]
@@ -55,7 +55,7 @@ def test_an_inventory_that_cannot_be_read_offers_nothing(text):
     assert names(cache) == ["n1"] and cache.nodes.problems() == {}
 
 
-def test_an_inventory_that_is_withdrawn_is_gone():
+def test_a_withdrawn_inventory_has_no_devices():
     cache = SmallCache()
     cache.nodes.upsert(node("n1", resource_version="9"))
     assert names(cache) == []
@@ -67,21 +67,21 @@ def test_a_device_that_is_registered_twice_counts_once():
 
 
 @pytest.mark.parametrize("store", [NodeCache.upsert_answer, NodeCache.upsert_unwatched])
-def test_a_node_that_stops_matching_the_label_selector_stays_removed_whatever_a_request_to_it_answers(store):
+def test_an_answer_does_not_restore_a_node_that_stopped_matching_the_label_selector(store):
     cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="9"))  # the watch sends DELETED
     store(cache.nodes, node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="10"))
     assert names(cache) == [] and cache.nodes.lock_of("n1") is None
 
 
-def test_a_node_that_matches_the_label_selector_again_is_back():
+def test_a_node_that_matches_the_label_selector_again_is_restored():
     cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="7"))
     cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
     assert names(cache) == ["n1"]
 
 
-def test_nodes_that_a_list_does_not_show_are_gone():
+def test_nodes_that_are_missing_from_a_list_are_removed():
     cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
     cache.nodes.prune({"n2"}, 0.0)
     assert names(cache) == ["n2"]
@@ -89,7 +89,7 @@ def test_nodes_that_a_list_does_not_show_are_gone():
 
 @pytest.mark.parametrize(("allocatable", "waited", "offered"), [
     ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
-def test_a_plugin_that_does_not_answer_is_given_up(allocatable, waited, offered):
+def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
     cache = SmallCache(node("x"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(cache.time.now())},
                             allocatable={NVIDIA.count: allocatable}))
@@ -98,7 +98,7 @@ def test_a_plugin_that_does_not_answer_is_given_up(allocatable, waited, offered)
     assert names(cache) == (["n1"] if offered else [])
 
 
-def test_a_plugin_that_was_given_up_is_believed_when_it_reports():
+def test_the_devices_return_when_the_plugin_reports_again():
     cache = SmallCache(node("x"))
     for handshake, version in ((render_request(cache.time.now()), "1"), ("Reported_now", "2")):
         cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,
@@ -120,29 +120,29 @@ def test_the_lock_of_a_node_and_its_version():
     assert cache.nodes.lock_of("n1") == (LOCK, 5) and cache.nodes.lock_of("nowhere") is None
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "called"), [
     (lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
     (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
     (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
     (lambda cache: cache.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
-def test_news_of_a_lock_is_told(change, told):
+def test_a_changed_lock_calls_the_listener(change, called):
     news = []
     cache = SmallCache(on_lock_change=news.append)
     cache.nodes.upsert(locked(LOCK))
     news.clear()
     change(cache)
-    assert news == (["n1"] if told else [])
+    assert news == (["n1"] if called else [])
 
 
 def test_a_lock_of_another_process_makes_a_node_foreign():
     cache = SmallCache()
-    assert cache.nodes.clear_foreign("n1"), "nobody knows who was there before us"
+    assert cache.nodes.clear_foreign("n1"), "other processes may have bound pods before"
     assert not cache.nodes.clear_foreign("n1")
     cache.nodes.upsert(locked(LOCK))
     assert cache.nodes.clear_foreign("n1")
 
 
-def test_our_own_lock_makes_no_node_foreign():
+def test_a_lock_of_this_process_does_not_make_a_node_foreign():
     cache = SmallCache()
     cache.nodes.clear_foreign("n1")
     cache.nodes.expect_lock("n1", LOCK)
@@ -151,21 +151,21 @@ def test_our_own_lock_makes_no_node_foreign():
     assert not cache.nodes.clear_foreign("n1")
 
 
-def test_after_a_list_any_node_may_be_foreign():
+def test_a_list_of_nodes_makes_them_foreign():
     cache = SmallCache()
     cache.nodes.clear_foreign("n1")
     cache.nodes.prune({"n1"}, 0.0)
     assert cache.nodes.clear_foreign("n1")
 
 
-def test_after_a_later_list_of_pods_no_free_node_is_foreign():
+def test_a_later_list_of_pods_clears_unlocked_nodes():
     cache = SmallCache(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
     cache.nodes.clear_foreign_before(cache.time() + 1)
     assert not cache.nodes.clear_foreign("n1")
     assert cache.nodes.clear_foreign("n2"), "the pod that holds its lock may be bound any moment"
 
 
-def test_an_earlier_list_of_pods_says_nothing_about_later_doubts():
+def test_an_earlier_list_of_pods_does_not_clear_a_foreign_node():
     cache = SmallCache()
     cache.nodes.clear_foreign_before(cache.time())
     assert cache.nodes.clear_foreign("n1")

@@ -1,4 +1,4 @@
-"""The pods as the watch shows them: late, twice, out of order, unreadable, forged, promised by another scheduler."""
+"""Pods as the watch delivers them: late, twice, out of order, unreadable, forged, assigned by another scheduler."""
 
 import pytest
 
@@ -14,29 +14,29 @@ ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
 CONTAINERS = (gpus(1, memory=3000, cores=30),)
 
 
-def promised(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **fields):
-    """An unbound pod on which another scheduler has written an assignment *age* seconds ago."""
+def assigned_elsewhere(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **fields):
+    """An unbound pod that another scheduler has assigned *age* seconds ago."""
     return pod(*containers, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": str(int(cache.time.unix() - age)),
                                          NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
 
 
 # order
 
-def test_what_is_older_than_what_is_known_does_not_count():
+def test_an_older_version_of_a_pod_is_ignored():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION, version="50"))
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,1,1:;", version="49"))
     assert cache.used() == (1, 3000, 30)
 
 
-def test_what_comes_twice_counts_once():
+def test_a_repeated_event_is_booked_once():
     cache = SmallCache()
     for _ in range(3):
         cache.pods.upsert(bound_to("a", ALLOCATION))
     assert cache.used() == (1, 3000, 30)
 
 
-def test_what_is_deleted_stays_deleted():
+def test_a_deleted_pod_stays_deleted():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION, version="50"))
     cache.pods.remove(bound_to("a", ALLOCATION, version="60"))
@@ -44,7 +44,7 @@ def test_what_is_deleted_stays_deleted():
     assert cache.free() and cache.pods.is_deleted("uid-a") and cache.pods.get("uid-a") is None
 
 
-def test_a_later_pod_of_the_name_is_another_one():
+def test_a_later_pod_of_the_same_name_is_another_pod():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="old", version="50"))
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="new", version="70"))
@@ -55,24 +55,24 @@ def test_a_later_pod_of_the_name_is_another_one():
 
 
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "soon", ""])
-def test_what_anybody_writes_into_a_time_stops_nothing(text):
+def test_a_malformed_time_is_ignored(text):
     cache = SmallCache()
     cache.pods.upsert(pod(*CONTAINERS, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": text,
                                                     "hami.io/bind-time": text, NVIDIA.allocated: ALLOCATION}))
     assert cache.free() and cache.pods.get("uid-pod1").assigned_at == 0
 
 
-def test_whose_devices_were_promised_is_known_until_the_pod_is_bound():
+def test_the_vendors_of_an_unbound_pod_are_recorded():
     cache = SmallCache()
-    cache.pods.upsert(promised(cache))
+    cache.pods.upsert(assigned_elsewhere(cache))
     assert cache.pods.get("uid-pod1").vendors == ("NVIDIA",)
-    cache.pods.upsert(promised(cache, node_name="n1", resource_version="9"))
+    cache.pods.upsert(assigned_elsewhere(cache, node_name="n1", resource_version="9"))
     assert cache.pods.get("uid-pod1").vendors == ()
 
 
 # lists
 
-def test_what_a_list_does_not_show_is_gone():
+def test_objects_that_are_missing_from_a_list_are_removed():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.upsert(bound_to("b", ALLOCATION))
@@ -81,7 +81,7 @@ def test_what_a_list_does_not_show_is_gone():
     assert cache.used() == (1, 3000, 30) and cache.pods.is_deleted("uid-a")
 
 
-def test_a_pod_seen_while_the_list_was_on_its_way_is_not_buried():
+def test_a_pod_that_was_seen_after_the_list_began_is_kept():
     cache = SmallCache()
     started = cache.time.seconds
     cache.pods.upsert(bound_to("a", ALLOCATION))
@@ -91,14 +91,14 @@ def test_a_pod_seen_while_the_list_was_on_its_way_is_not_buried():
 
 # life cycle
 
-def test_a_terminating_pod_keeps_its_devices_also_at_start():
+def test_a_terminating_pod_keeps_its_devices():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION, deleting=True))
     assert cache.used() == (1, 3000, 30)
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_terminated_pod_gives_its_devices_back(phase):
+def test_a_terminated_pod_releases_its_devices(phase):
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51", phase=phase))
@@ -111,7 +111,7 @@ def test_a_terminated_pod_gives_its_devices_back(phase):
     ((gpus(0, kind=INIT), gpus()), "GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
     ((gpus(kind=SIDECAR), gpus()), "GPU-0,NVIDIA,500,5:;GPU-0,NVIDIA,3000,10:;", (2, 3500, 15), (2, 3500, 15))],
     ids=["init shrinks", "plain init", "places lost by upstream", "sidecar stays"])
-def test_what_init_containers_took_is_given_back_when_they_are_done(containers, text, before, after):
+def test_finished_init_containers_release_their_devices(containers, text, before, after):
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", text, *containers))
     assert cache.used() == before
@@ -135,15 +135,15 @@ def test_two_uids_never_share_a_booking():
 
 def test_one_uid_is_booked_where_it_is_bound():
     cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")))
-    cache.pods.upsert(promised(cache, resource_version="1"))
+    cache.pods.upsert(assigned_elsewhere(cache, resource_version="1"))
     assert cache.used(node="n1") == (1, 3000, 30)
-    cache.pods.upsert(promised(cache, node_name="n2", resource_version="2"))
+    cache.pods.upsert(assigned_elsewhere(cache, node_name="n2", resource_version="2"))
     assert cache.used(node="n1") == (0, 0, 0) and cache.used(node="n2") == (1, 3000, 30)
 
 
-# what cannot be read
+# unreadable allocations
 
-def test_what_cannot_be_read_counts_as_taken_whole():
+def test_devices_in_an_unreadable_allocation_count_as_fully_used():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,3000:;"))
     assert cache.used() == (10, 8000, 100) and cache.used("GPU-1") == (0, 0, 0)
@@ -151,15 +151,15 @@ def test_what_cannot_be_read_counts_as_taken_whole():
 
 
 @pytest.mark.parametrize("bound", [True, False])
-def test_what_cannot_be_read_is_held_against_devices_that_come_later(bound):
+def test_an_unreadable_allocation_also_counts_for_devices_registered_later(bound):
     cache = SmallCache(node("n1"))
     broken = "GPU-0,NVIDIA,3000:;"
-    cache.pods.upsert(bound_to("a", broken) if bound else promised(cache, text=broken))
+    cache.pods.upsert(bound_to("a", broken) if bound else assigned_elsewhere(cache, text=broken))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="2"))
     assert cache.used() == (10, 46068, 100)
 
 
-def test_what_can_be_read_again_counts_as_it_says():
+def test_a_repaired_allocation_is_booked_as_written():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51"))
@@ -167,38 +167,38 @@ def test_what_can_be_read_again_counts_as_it_says():
     assert cache.used() == (1, 3000, 30) and cache.pods.get("uid-a").problems == ()
 
 
-# promises of other schedulers
+# reservations of other schedulers
 
 @pytest.mark.parametrize(("age", "counts"), [(0, True), (FOREIGN_TTL_S - 1, True), (FOREIGN_TTL_S, False),
                                              (10 * FOREIGN_TTL_S, False), (-10 * FOREIGN_TTL_S, False)])
-def test_another_schedulers_promise_counts_while_it_is_fresh(age, counts):
+def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
     cache = SmallCache()
-    cache.pods.upsert(promised(cache, age))
+    cache.pods.upsert(assigned_elsewhere(cache, age))
     assert cache.free() is not counts
 
 
-def test_another_schedulers_promise_lapses():
+def test_a_foreign_reservation_expires():
     cache = SmallCache()
-    cache.pods.upsert(promised(cache))
+    cache.pods.upsert(assigned_elsewhere(cache))
     cache.time.seconds += FOREIGN_TTL_S
     cache.expire()
     assert cache.free()
 
 
-def test_another_schedulers_promise_ends_when_we_decide_on_the_pod():
+def test_a_foreign_reservation_ends_when_we_filter_the_pod():
     cache = SmallCache()
-    asked = promised(cache, resource_version="1")
+    asked = assigned_elsewhere(cache, resource_version="1")
     cache.pods.upsert(asked)
     assert cache.assume(asked, []).__class__.__name__ == "Refusal"
     assert cache.free()
-    cache.pods.upsert(promised(cache, resource_version="2", phase="Pending"))
+    cache.pods.upsert(assigned_elsewhere(cache, resource_version="2", phase="Pending"))
     assert cache.free(), "the status that kube-scheduler writes brings the old annotations along"
 
 
 @pytest.mark.parametrize("end", ["lapses", "we decide"])
-def test_a_promise_that_cannot_be_read_is_complained_of_no_longer_than_it_counts(end):
+def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end):
     cache = SmallCache()
-    asked = promised(cache, text="GPU-0,NVIDIA,3000:;")
+    asked = assigned_elsewhere(cache, text="GPU-0,NVIDIA,3000:;")
     cache.pods.upsert(asked)
     assert cache.pods.unreadable() == [asked.ref] and cache.used() == (10, 8000, 100)
     if end == "lapses":
@@ -209,20 +209,20 @@ def test_a_promise_that_cannot_be_read_is_complained_of_no_longer_than_it_counts
     assert cache.free() and cache.pods.unreadable() == [] and cache.pods.get(asked.ref.uid).problems == ()
 
 
-def test_another_schedulers_promise_to_a_pod_that_asks_for_nothing_is_forged():
+def test_a_foreign_reservation_of_a_pod_that_requests_no_device_is_ignored():
     cache = SmallCache()
-    cache.pods.upsert(promised(cache, containers=(gpus(0),)))
+    cache.pods.upsert(assigned_elsewhere(cache, containers=(gpus(0),)))
     assert cache.free()
 
 
-def test_our_own_reservation_does_not_give_way_to_old_annotations():
+def test_our_reservation_overrides_old_annotations():
     cache = SmallCache()
     cache.place(pod(gpus(1, memory=100, cores=1)))
-    cache.pods.upsert(promised(cache, text="GPU-0,NVIDIA,8000,100:;"))
+    cache.pods.upsert(assigned_elsewhere(cache, text="GPU-0,NVIDIA,8000,100:;"))
     assert cache.used("GPU-1") == (1, 100, 1) and cache.free()
 
 
-# what is waited for
+# settled pods
 
 ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
 
@@ -234,8 +234,8 @@ ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
     ({"node_name": "n1", "annotations": ALLOCATING | {NVIDIA.allocated: ALLOCATION}, "labels": LABEL}, False),
     ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
     ({"phase": "Succeeded"}, True)],
-    ids=["unbound", "without us", "label missing", "done", "allocating", "of a vendor whose agent never says", "over"])
-def test_what_a_pod_waits_for(fields, settled):
+    ids=["unbound", "without us", "label missing", "done", "allocating", "of a vendor without bind phase", "over"])
+def test_pods_that_are_settled(fields, settled):
     cache = SmallCache()
     cache.pods.upsert(pod(gpus(), **fields))
     assert [record.ref.name for record in cache.pods.unsettled()] == ([] if settled else ["pod1"])
@@ -243,7 +243,7 @@ def test_what_a_pod_waits_for(fields, settled):
 
 @pytest.mark.parametrize(("lock", "settled"), [(NODE_LOCK, False), ("x.io/lock", True), ("", True)],
                          ids=["HAMi's", "its own", "none"])
-def test_only_agents_that_know_hamis_lock_say_that_they_are_done(lock, settled):
+def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
     """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""
     vendor = Vendor(key="X", count="x.io/card", allocated="hami.io/x-devices-allocated", lock=lock,
                     inventory=lambda vendor, node: None)
@@ -253,7 +253,7 @@ def test_only_agents_that_know_hamis_lock_say_that_they_are_done(lock, settled):
     assert [record.allocating for record in cache.pods.all()] == [not settled]
 
 
-def test_a_pod_that_has_nothing_to_do_with_devices_is_not_remembered():
+def test_a_pod_without_devices_is_not_recorded():
     cache = SmallCache()
     cache.pods.upsert(pod(gpus(0)))
     assert cache.pods.all() == []

@@ -1,4 +1,4 @@
-"""The HTTP face: what each endpoint takes and gives, and that no body whatever brings it down."""
+"""The HTTP endpoints: requests, answers, limits, untrusted clients, malformed bodies."""
 
 import base64
 import json
@@ -99,19 +99,19 @@ def test_binds_that_wait_leave_threads_to_others(threads, binds):
     assert web.post("/bind", BIND) == {"Error": ""}
 
 
-def test_keys_in_lower_case_and_what_follows_the_first_value_do_no_harm(web):
+def test_lower_case_keys_and_trailing_data_are_accepted(web):
     body = json.dumps({"pod": POD, "nodeNames": ["n1"]}).encode() + b' {"Pod": 1} trailing'
     assert web.post("/filter", body)["NodeNames"] == ["n1"]
 
 
-def test_a_filter_that_finds_no_node_says_why(web):
+def test_a_filter_without_a_fitting_node_returns_the_reasons(web):
     big = json.loads(json.dumps(POD).replace('"1000"', '"9000"'))
     assert web.post("/filter", {"Pod": big, "NodeNames": ["n1", "n2"]}) == EMPTY | {
         "FailedNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
     assert web.observed == [("filter", "refused")]
 
 
-def test_a_simulation_gives_the_whole_node_back(web):
+def test_a_simulation_returns_the_whole_node(web):
     small, large = wire_node("small", 500), wire_node("large", 4000)
     answer = web.post("/filter", {"Pod": POD, "Nodes": {"items": [small, large]}, "NodeNames": None})
     assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": [large]},
@@ -129,13 +129,13 @@ def test_a_simulation_gives_the_whole_node_back(web):
     ("/bind", {}, 'pod "" not found'), ("/bind", BIND | {"PodName": 1}, "PodName"), ("/bind", b"\xff\xfe", "body"),
     ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
     ("/bind", BIND, "has no reservation"), ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found')])
-def test_what_cannot_be_done_is_said_in_the_body(web, path, body, text):
+def test_errors_are_in_the_body(web, path, body, text):
     answer = web.post(path, body)
     assert text in answer["Error"]
     assert web.observed == [(path[1:], "error")]
 
 
-def test_an_error_that_nobody_expected_is_said_in_the_body_too(web, caplog):
+def test_unexpected_errors_are_in_the_body(web, caplog):
     verbs = web.replica.verbs
     verbs.node_filter.filter = verbs.binder.bind = verbs.admitter.admit = lambda *_: 1 / 0
     for path in ("/filter", "/bind"):
@@ -144,7 +144,7 @@ def test_an_error_that_nobody_expected_is_said_in_the_body_too(web, caplog):
     assert caplog.text.count("ZeroDivisionError") == 3
 
 
-def test_a_refusal_of_a_verb_is_said_in_its_words(web):
+def test_a_refusal_is_in_the_body(web):
     def refuse(*_):
         raise NodeLocked("node n1 has been locked")
 
@@ -152,7 +152,7 @@ def test_a_refusal_of_a_verb_is_said_in_its_words(web):
     assert web.post("/bind", BIND) == {"Error": "node n1 has been locked"}
 
 
-def test_filters_wait_for_the_caches_and_then_say_so():
+def test_a_filter_waits_for_the_caches_and_then_fails():
     answer = Web(started=False).post("/filter", BODIES["/filter"])
     assert answer["Error"] == "the scheduler's caches are not filled yet"
 
@@ -164,13 +164,13 @@ def patch_of(answer):
 
 
 @pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
-def test_the_webhook_answers_in_the_version_it_was_asked_in(web, version):
+def test_the_webhook_answers_in_the_version_of_the_review(web, version):
     answer = web.post("/webhook", REVIEW | {"apiVersion": version})
     assert (answer["apiVersion"], answer["kind"]) == (version, "AdmissionReview")
     assert answer["response"]["uid"] == "u" and answer["response"]["allowed"] is True
 
 
-def test_the_patch_names_what_changes_and_nothing_else(web):
+def test_the_patch_contains_only_the_changes(web):
     answer = web.post("/webhook", REVIEW)
     assert answer["response"]["patchType"] == "JSONPatch"
     assert sorted(patch_of(answer), key=lambda operation: operation["path"]) == [
@@ -178,7 +178,7 @@ def test_the_patch_names_what_changes_and_nothing_else(web):
         {"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}]
 
 
-def test_a_pod_that_stays_as_it_is_gets_no_patch(web):
+def test_an_unchanged_pod_gets_no_patch(web):
     review = json.loads(json.dumps(REVIEW).replace("default-scheduler", "volcano"))
     response = web.post("/webhook", review)["response"]
     assert response == {"uid": "u", "allowed": True,
@@ -201,7 +201,7 @@ def test_a_forged_annotation_is_refused(web):
     (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
     (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
     (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode")])
-def test_reviews_that_cannot_be_read_are_refused(web, body, content_type, code, text):
+def test_malformed_reviews_are_denied(web, body, content_type, code, text):
     answer = web.post("/webhook", body, content_type)
     assert answer["kind"] == "AdmissionReview" and answer["response"]["allowed"] is False
     assert answer["response"]["status"]["code"] == code and text in answer["response"]["status"]["message"]
@@ -211,7 +211,7 @@ def test_reviews_that_cannot_be_read_are_refused(web, body, content_type, code, 
 
 @pytest.mark.parametrize(("path", "limit"), [
     ("/webhook", module.WEBHOOK_LIMIT), ("/filter", module.FILTER_LIMIT), ("/bind", module.BIND_LIMIT)])
-def test_a_body_that_is_too_large_is_refused_in_the_body(web, path, limit):
+def test_a_body_over_the_limit_is_refused(web, path, limit):
     answer = web.post(path, b" " * (limit + 1))
     text = answer["response"]["status"]["message"] if path == "/webhook" else answer["Error"]
     assert text == f"request body is larger than {limit} bytes"
@@ -243,32 +243,32 @@ class Endless:
         pass
 
 
-def test_a_filter_as_large_as_large_clusters_make_it_is_read(web):
+def test_a_filter_of_a_large_cluster_is_accepted(web):
     names = [f"node-{n:05}" + "x" * 200 for n in range(5000)]
     assert web.post("/filter", {"Pod": POD, "NodeNames": [*names, "n1"]})["NodeNames"] == ["n1"]
 
 
-# who may ask
+# untrusted clients
 
 @pytest.mark.parametrize("path", ["/filter", "/bind", "/reservations/u"])
-def test_strangers_may_not_use_the_extender(web, path):
+def test_untrusted_clients_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
     assert answer.status_code == 403 and "loopback" in json.loads(answer.data)["Error"]
     assert web.replica.cache.reservations.unbound() == 0
 
 
-def test_a_header_makes_nobody_trusted(web):
+def test_a_header_does_not_make_a_client_trusted(web):
     answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER, headers={"X-Forwarded-For": "127.0.0.1"})
     assert answer.status_code == 403
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version"])
-def test_strangers_may_ask_how_it_is(web, path):
+def test_untrusted_clients_may_read_the_health(web, path):
     assert web.client.get(path, environ_overrides=STRANGER).status_code == 200
 
 
-def test_strangers_may_have_pods_reviewed(web):
+def test_untrusted_clients_may_use_the_webhook(web):
     assert web.post("/webhook", REVIEW, environ_overrides=STRANGER)["response"]["allowed"]
 
 
@@ -302,7 +302,7 @@ def test_other_paths_and_methods(web, method, path, status):
 # garbage
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_truncation_is_answered(web, path):
+def test_truncated_bodies_are_answered(web, path):
     whole = json.dumps(BODIES[path]).encode()
     for length in range(0, len(whole), 3):
         web.post(path, whole[:length])
@@ -310,7 +310,7 @@ def test_every_truncation_is_answered(web, path):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("seed", range(30))
-def test_every_damage_is_answered(web, path, seed):
+def test_damaged_bodies_are_answered(web, path, seed):
     rng = random.Random(seed)
     for _ in range(5):
         damaged = bytearray(json.dumps(BODIES[path]).encode())
@@ -338,7 +338,7 @@ def with_another(value, path, new):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_wrong_type_is_answered(path):
+def test_values_of_wrong_types_are_answered(path):
     web, body = Web(), BODIES[path]
 
     @given(st.sampled_from(list(places(body))), JSON)
@@ -353,5 +353,5 @@ def test_every_wrong_type_is_answered(path):
     b"[" * 200_000, b'{"a":' * 100_000, b'{"Pod":' + b"[" * 200_000, b'{"request":{"object":' + b'{"a":' * 100_000,
     b'"\\ud800"', b'{"Pod": "\\ud800"}', b'{"PodName": "\\ud800", "PodUID": "x"}', b"\x00" * 1000, b"1e999999",
     b"9" * 100_000, b'{"Pod": {"metadata": {"uid": "' + b"u" * 500_000 + b'"}}}'], ids=range(11))
-def test_every_monster_is_answered(web, path, body):
+def test_extreme_bodies_are_answered(web, path, body):
     web.post(path, body)

@@ -1,4 +1,4 @@
-"""The rounds of the controller over a cluster in memory."""
+"""Rounds of the controller on a cluster in memory."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_plugins_are_asked_to_report_once():
     assert writes(made) == ["annotate_node"] and made.controller.handshakes_requested == 1
 
 
-def test_a_fresh_cluster_is_asked_bit_by_bit():
+def test_handshakes_of_a_fresh_cluster_are_spread_over_rounds():
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(250)])
     for asked in (100, 200, 250, 250):
         made.controller.tick()
@@ -54,7 +54,7 @@ def test_a_fresh_cluster_is_asked_bit_by_bit():
 
 @pytest.mark.parametrize(("error", "written"), [
     (ClusterError("denied by a webhook", 403), 2), (Conflict("modified", 409), 2), (no_answer(), 0)], ids=str)
-def test_a_node_that_cannot_be_written_holds_up_no_other_unless_nobody_answers(error, written):
+def test_a_failed_handshake_does_not_stop_the_others_unless_there_is_no_answer(error, written):
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(3)])
     made.fake.fail("annotate_node", error)
     made.controller.tick()
@@ -63,7 +63,7 @@ def test_a_node_that_cannot_be_written_holds_up_no_other_unless_nobody_answers(e
     assert made.controller.handshakes_requested == 3
 
 
-def test_an_inventory_that_cannot_be_read_is_told_once():
+def test_an_unreadable_inventory_is_reported_once():
     made = world(nodes=[node("n1", annotations={NVIDIA.register: "garbage", NVIDIA.handshake: "x"})])
     for _ in range(3):
         made.controller.tick()
@@ -72,7 +72,7 @@ def test_an_inventory_that_cannot_be_read_is_told_once():
 
 # pods
 
-def test_an_allocation_that_takes_too_long_is_failed_and_its_lock_reaped():
+def test_an_allocation_that_takes_too_long_fails_and_its_lock_is_released():
     made = world(replace(bound(phase="allocating", age=301), phase="Pending"), lock="2026-08-21T12:00:00Z,default,a")
     made.controller.tick()
     failed = made.fake.pods["default", "a"].annotations
@@ -99,7 +99,7 @@ def test_a_label_that_the_server_did_not_copy_is_added():
 
 
 @pytest.mark.parametrize("bindings", ["with labels", "without labels"])
-def test_the_label_of_an_earlier_node_gives_way_to_that_of_the_pods_own(bindings):
+def test_the_label_of_an_earlier_node_is_replaced(bindings):
     made = world(replace(stale(), labels={ASSIGNED_NODE: "earlier"}))
     made.fake.copies_labels = bindings == "with labels"
     made.schedule(made.fake.pods["default", "a"])
@@ -114,7 +114,7 @@ def stale():
     return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
 
 
-def test_a_stale_promise_of_another_scheduler_is_removed():
+def test_a_stale_foreign_reservation_is_removed():
     made = world(stale())
     made.controller.tick()
     after = made.fake.pods["default", "a"]
@@ -130,14 +130,14 @@ def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
     assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
-def test_a_pod_that_slipped_past_the_webhook_is_told_once():
+def test_a_pod_that_was_not_admitted_is_reported_once():
     made = world(pod(gpus(), scheduler_name="default-scheduler"))
     for _ in range(3):
         made.controller.tick()
     assert made.events.reasons() == ["NotAdmitted"]
 
 
-def test_an_allocation_that_cannot_be_read_is_told_once():
+def test_an_unreadable_allocation_is_reported_once():
     broken = bound()
     made = world(replace(broken, annotations=broken.annotations | {NVIDIA.allocated: "GPU-0,NVIDIA"}))
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_an_allocation_that_cannot_be_read_is_told_once():
 
 
 @pytest.mark.parametrize("error", [ClusterError("denied", 403), Conflict("modified", 409)], ids=str)
-def test_a_pod_that_cannot_be_written_holds_up_no_other(error):
+def test_a_pod_that_cannot_be_written_does_not_stop_the_others(error):
     made = world(bound("a", labels=False), bound("b", labels=False))
     made.fake.fail("annotate_pod", error)
     made.controller.tick()
@@ -155,9 +155,9 @@ def test_a_pod_that_cannot_be_written_holds_up_no_other(error):
     assert made.fake.pods["default", "a"].labels
 
 
-# reservations and doubts
+# reservations and unknown outcomes
 
-def test_a_reservation_lapses():
+def test_a_reservation_expires():
     made = world(pod(gpus()), leads=True)
     made.filter(pod(gpus()))
     made.clock.seconds += 60
@@ -166,7 +166,7 @@ def test_a_reservation_lapses():
 
 
 @pytest.mark.parametrize("became", ["bound", "unbound", "deleted", "another"])
-def test_a_binding_in_doubt_is_looked_at(became):
+def test_an_unknown_outcome_is_resolved(became):
     asked = pod(gpus(1, memory=10, cores=0))
     made = world(asked)
     made.fake.fail("bind", no_answer(), after=became == "bound")
@@ -188,13 +188,13 @@ def test_a_binding_in_doubt_is_looked_at(became):
 
 # locks
 
-def test_locks_that_nobody_needs_are_reaped():
+def test_locks_without_a_holder_are_released():
     made = world(lock="2026-08-21T12:00:00Z,default,gone")
     made.controller.tick()
     assert made.fake.lock_of("n1") is None
 
 
-def test_one_lock_that_cannot_be_judged_holds_up_no_other():
+def test_a_lock_that_cannot_be_examined_does_not_stop_the_others():
     locked = {NODE_LOCK: "2026-08-21T12:00:00Z,default,gone", NVIDIA.handshake: "Requesting_2026-08-21 12:00:00"}
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}"), annotations=locked) for n in range(2)])
     made.fake.fail("pod", ClusterError("forbidden", 403))
@@ -202,7 +202,7 @@ def test_one_lock_that_cannot_be_judged_holds_up_no_other():
     assert made.fake.lock_of("n0") and made.fake.lock_of("n1") is None
 
 
-def test_a_lock_that_could_not_be_released_is_tidied_also_by_who_leads_no_more():
+def test_a_failed_release_is_retried_by_a_former_leader_too():
     asked = pod(gpus(1, memory=10))
     made = world(asked)
     made.fake.fail("bind", ClusterError("forbidden", 403))
@@ -215,9 +215,9 @@ def test_a_lock_that_could_not_be_released_is_tidied_also_by_who_leads_no_more()
     assert made.fake.lock_of("n1") is None
 
 
-# who does what
+# leader and followers
 
-def test_who_does_not_lead_writes_nothing():
+def test_a_follower_writes_nothing():
     made = world(bound(labels=False), stale(), lock="2026-08-21T12:00:00Z,default,gone", answered=False, leads=False)
     made.controller.tick()
     assert writes(made) == []
@@ -230,14 +230,14 @@ def test_duties_end_with_the_leadership():
     assert writes(made) == ["annotate_node"]
 
 
-def test_a_duty_that_breaks_holds_up_no_other(caplog):
+def test_a_failing_duty_does_not_stop_the_others(caplog):
     made = world(bound(labels=False))
     made.cache.nodes.reports_due = lambda: 1 / 0
     made.controller.tick()
     assert made.fake.pods["default", "a"].labels and "duty failed" in caplog.text
 
 
-def test_an_api_server_that_does_not_answer_ends_no_round():
+def test_a_duty_without_an_answer_does_not_end_the_round():
     made = world(bound(labels=False), lock="2026-08-21T12:00:00Z,default,gone", answered=False)
     for method in ("annotate_pod", "annotate_node", "pod"):
         made.fake.fail(method, no_answer())
@@ -246,7 +246,7 @@ def test_an_api_server_that_does_not_answer_ends_no_round():
     assert made.fake.lock_of("n1") is None and made.fake.pods["default", "a"].labels
 
 
-def test_the_leader_is_labelled_for_services():
+def test_the_leader_is_labeled():
     labels = {"app.kubernetes.io/component": "hami-scheduler"}
     replicas = [pod(name=name, namespace="hami", labels=labels) for name in "xy"]
     made = world(*replicas, own_pod=("hami", "x"))
@@ -274,14 +274,14 @@ def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, thei
         "leader", "follower", None]
 
 
-def test_who_does_not_find_its_own_pod_labels_none():
+def test_a_replica_that_does_not_find_its_own_pod_labels_none():
     component = {"app.kubernetes.io/component": "hami-scheduler"}
     made = world(pod(name="y", namespace="hami", labels=component), own_pod=("hami", "x"))
     made.controller.tick()
     assert writes(made) == []
 
 
-def test_the_loop_ends_when_it_is_told():
+def test_the_loop_ends_when_it_is_stopped():
     made = world()
     made.controller.stop()
     made.controller.run()

@@ -1,4 +1,4 @@
-"""Whatever fails and whoever dies: no device is handed out twice, no bound pod loses its devices, no lock is left.
+"""Under faults and kills, no device is handed out twice, no bound pod loses its devices, and no lock is left behind.
 
 A storm is a random but repeatable run of two replicas that share a cluster. What holds is judged after every step, by
 what the API server has alone. Between any call of one replica and its effect other things may happen.
@@ -30,11 +30,11 @@ ON_THE_WAY = 1.5  # seconds after the leadership has moved in which a Binding ma
 
 
 class Killed(BaseException):
-    """The process is gone in the middle of what it did."""
+    """The process is killed during a call."""
 
 
 class Client:
-    """What one process has of the API server: calls that fail, come late, are interrupted, or are its last."""
+    """The connection of one process: calls that fail, arrive late, are interrupted, or are its last."""
 
     def __init__(self, storm):
         self.storm = storm
@@ -71,7 +71,7 @@ class Client:
 
 
 class Storm:
-    """Two replicas, one of which acts; pods come and go; watches are late, lose, repeat and reorder."""
+    """Two replicas, one of which leads; pods come and go; watches delay, lose, repeat and reorder events."""
 
     def __init__(self, seed):
         self.seed, self.rng = seed, random.Random(seed)
@@ -314,7 +314,7 @@ STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Stor
 
 
 @pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: f"storm {seed} of {STORMS}, {PLACEMENTS} placements")
-def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
+def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
     caplog.set_level(logging.CRITICAL)  # there is much to complain about
     storm = Storm(seed)
     while storm.fake.bindings < PLACEMENTS:
@@ -331,10 +331,10 @@ def test_nothing_is_handed_out_twice_lost_or_left_behind(seed, caplog):
             assert seen == storm.fake.charges(name)
 
 
-# one death, at every place where there is one
+# one kill, at every call
 
 class Mortal:
-    """A client whose process dies at its *last* call, before or after that takes effect; never with ``None``."""
+    """A client that is killed at its *last* call, before or after that takes effect; never with ``None``."""
 
     def __init__(self, fake, last, after):
         self.calls = 0
@@ -390,7 +390,7 @@ def test_the_calls_of_a_bind_are_counted(scene, calls):
 
 
 @pytest.mark.parametrize(("scene", "last", "after"), DEATHS)
-def test_a_death_between_any_two_calls_is_made_good(scene, last, after):
+def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
     fake, clock = scene()
     with pytest.raises(Killed):
         Replica(fake, clock, cluster=Mortal(fake, last, after)).schedule(fake.pods["default", "a"])

@@ -1,4 +1,4 @@
-"""Who acts: only who leads and has read the cluster since."""
+"""A replica acts only while it leads and has read the cluster in its own term."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from tests.world import Clock
 
 
 class Election:
-    """What an election says, as a test wants it."""
+    """An election whose result the test sets."""
 
     def __init__(self):
         self.until, self.asked = 0.0, 0
@@ -24,7 +24,7 @@ class Election:
 
 
 class Role:
-    """An Leadership in a thread of its own, and what it is told."""
+    """A Leadership in a thread of its own."""
 
     def __init__(self, catch_up=lambda: None):
         self.clock, self.election, self.lists = Clock(), Election(), 0
@@ -64,12 +64,12 @@ def role():
     assert not made.thread.is_alive()
 
 
-def test_nobody_acts_before_the_first_term(role):
+def test_a_replica_does_not_act_before_its_first_term(role):
     role.election.until = math.inf
     assert not role.acts()
 
 
-def test_who_leads_acts_once_it_has_read_the_cluster(role):
+def test_a_leader_acts_once_it_has_read_the_cluster(role):
     gate = threading.Event()
     role.catch_up = lambda: gate.wait(10)
     role.lead()
@@ -79,7 +79,7 @@ def test_who_leads_acts_once_it_has_read_the_cluster(role):
     assert role.lists == 1
 
 
-def test_reading_is_tried_again_until_it_succeeds(role):
+def test_reading_is_retried_until_it_succeeds(role):
     def fail_once():
         if role.lists == 1:
             role.acting._wake.set()  # no need to wait
@@ -126,11 +126,11 @@ def test_a_lease_that_ran_out_while_reading_counts_again_when_it_is_renewed(role
 
     role.lead()
     assert role.listed.acquire(timeout=10)
-    role.election.until = math.inf  # renewed in the same term: nobody is called back
+    role.election.until = math.inf  # renewed in the same term: no callback
     role.become_acting()
 
 
-def test_a_lease_that_has_run_out_ends_the_acting(role):
+def test_an_expired_lease_ends_the_leadership(role):
     role.lead(until=role.clock() + 7)
     role.become_acting()
     role.clock.seconds += 7
@@ -143,20 +143,20 @@ def test_a_term_has_a_beginning(role):
     assert role.acting.since() == role.clock.now()
 
 
-def test_a_verb_waits_for_its_turn_and_asks_for_it():
+def test_a_verb_waits_for_the_leadership_and_requests_it():
     role = Role()
     seconds = iter(range(100))
     role.acting._clock = lambda: 1000.0 + next(seconds)
     assert role.acting.wait_until_leading(3.0) is False and role.election.asked > 0
 
 
-def test_a_verb_of_a_process_that_stops_waits_no_longer():
+def test_a_verb_does_not_wait_when_the_process_stops():
     role = Role()
     role.acting.stop()
     assert role.acting.wait_until_leading(1e9) is False
 
 
-def test_the_leadership_may_go_when_no_verb_has_come_lately(role):
+def test_an_idle_leader_may_hand_over(role):
     assert role.acting.is_idle()
     role.lead()
     role.become_acting()

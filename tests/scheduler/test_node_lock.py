@@ -1,4 +1,4 @@
-"""The line before a node and the lock behind it: who gets it, who has to give it up, and in which order."""
+"""Node locks and their queues: taking, releasing, taking over, and the order in which binds get them."""
 
 import contextlib
 import threading
@@ -62,7 +62,7 @@ class Scene:
         return [call.method for call in self.fake.calls]
 
 
-# taking it
+# taking
 
 def test_a_free_lock_is_taken_in_one_compare_and_swap():
     scene = Scene()
@@ -80,7 +80,7 @@ def test_a_lock_that_has_changed_hands_meanwhile_is_not_taken():
     assert scene.lock == f"{NOW},default,held"
 
 
-def test_a_node_that_others_write_to_is_tried_again():
+def test_a_conflict_on_the_node_is_retried():
     scene = Scene()
     scene.fake.fail("annotate_node", Conflict("modified", 409), times=4)
     scene.take()
@@ -93,20 +93,20 @@ def test_an_unknown_node_is_an_error():
         scene.locks.acquire("n2", (NODE_LOCK,), pod().ref, 1e9, lambda: True)
 
 
-def test_a_node_that_no_watch_has_shown_is_asked_for():
+def test_a_node_that_the_watch_has_not_shown_is_read():
     scene = Scene()
     scene.replica.cache.nodes.prune(set(), 0.0)
     scene.take()
     assert scene.lock == f"{NOW},default,a"
 
 
-def test_a_pod_that_holds_the_lock_already_may_go_on():
+def test_a_pod_that_holds_the_lock_already_takes_it_again():
     scene = Scene(f"{OLD},default,a", pod(gpus(), name="a"))
     scene.take()
     assert scene.lock == f"{NOW},default,a", "its time counts from now"
 
 
-# whose lock may be taken: G14, W22
+# taking over
 
 @pytest.mark.parametrize(("lock", "pods", "free", "writes"), [
     (f"{NOW},default,gone", [], True, ["annotate_node"]),
@@ -129,7 +129,7 @@ def test_a_pod_that_holds_the_lock_already_may_go_on():
     ids=["gone", "allocating", "terminating", "expired", "not yet bound", "never bound", "unbound with devices",
          "bound elsewhere", "another of the name", "asks for nothing", "legacy", "legacy expired", "malformed",
          "two parts", "empty names", "impossible names", "no zone"])
-def test_whose_lock_may_be_taken_over(lock, pods, free, writes):
+def test_locks_that_may_be_taken_over(lock, pods, free, writes):
     scene = Scene(lock, *pods)
     assert scene.is_taken() is free
     assert scene.lock == (f"{NOW},default,a" if free else lock)
@@ -179,7 +179,7 @@ def test_a_lock_left_by_a_predecessor_is_free_soon_but_not_at_once():
     assert scene.is_taken()
 
 
-def test_a_standby_that_has_long_known_the_lock_waits_as_long():
+def test_a_new_leader_that_has_long_seen_the_lock_waits_as_long():
     scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
     scene.is_taken()
     scene.clock.seconds += 20
@@ -221,19 +221,19 @@ def test_a_holder_that_finishes_just_now_is_not_revoked():
     assert scene.fake.pods["default", "held"].annotations[BIND_PHASE] == "success"
 
 
-def test_a_watch_that_is_late_revokes_nobody():
+def test_a_late_watch_revokes_no_pod():
     scene = Scene(f"{OLD},default,held", pod(gpus(), name="held"))
     scene.fake.put_pod(holder("success"))
     assert not scene.is_taken() and scene.fake.calls_of("annotate_pod") == []
 
 
-def test_a_watch_that_shows_an_earlier_pod_of_the_name_frees_nothing():
+def test_an_earlier_pod_of_the_same_name_does_not_free_the_lock():
     scene = Scene(f"{NOW},default,held", pod(gpus(), name="held", uid="old", phase="Succeeded"))
     scene.fake.put_pod(holder(uid="new"))
     assert not scene.is_taken()
 
 
-def test_nothing_is_believed_while_the_api_server_does_not_answer():
+def test_no_lock_is_taken_over_without_an_answer_of_the_api_server():
     scene = Scene(f"{NOW},default,gone")
     scene.fake.fail("pod", no_answer())
     with pytest.raises(ClusterError):
@@ -241,9 +241,9 @@ def test_nothing_is_believed_while_the_api_server_does_not_answer():
     assert scene.lock == f"{NOW},default,gone" and scene.replica.queue.waiting() == {}
 
 
-# giving it back
+# releasing
 
-def test_a_lock_is_released_by_who_has_it():
+def test_a_taken_lock_is_released():
     scene = Scene()
     scene.take()
     scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
@@ -266,7 +266,7 @@ def test_a_lock_that_may_belong_to_a_binding_on_its_way_is_not_released():
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_release_that_failed_is_made_up_for(after):
+def test_a_failed_release_is_retried(after):
     scene = Scene()
     scene.take()
     scene.fake.fail("annotate_node", no_answer(), after=after)
@@ -276,7 +276,7 @@ def test_a_release_that_failed_is_made_up_for(after):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_lock_that_may_have_been_taken_is_tidied(after):
+def test_a_lock_that_may_have_been_written_is_released_later(after):
     scene = Scene()
     scene.fake.fail("annotate_node", no_answer(), after=after)
     with pytest.raises(ClusterError):
@@ -286,7 +286,7 @@ def test_a_lock_that_may_have_been_taken_is_tidied(after):
     assert scene.lock is None
 
 
-def test_a_lock_that_was_taken_again_is_not_tidied():
+def test_a_lock_that_was_taken_again_is_not_released_later():
     scene = Scene(None, pod(gpus(), name="a"))
     scene.take()
     scene.fake.fail("annotate_node", no_answer())
@@ -299,7 +299,7 @@ def test_a_lock_that_was_taken_again_is_not_tidied():
     assert scene.lock == "2026-08-21T12:00:01Z,default,a"
 
 
-def test_one_lock_that_cannot_be_tidied_holds_up_no_other():
+def test_a_lock_that_cannot_be_released_does_not_stop_the_others():
     scene = Scene()
     scene.fake.put_node(node("n2", gpu("GPU-2")))
     scene.replica.watch()
@@ -313,15 +313,15 @@ def test_one_lock_that_cannot_be_tidied_holds_up_no_other():
     assert (scene.lock, scene.fake.lock_of("n2")) == (f"{NOW},default,a", None)
 
 
-# reaping
+# releasing unneeded locks
 
-def test_a_lock_that_nobody_needs_is_reaped():
+def test_an_unneeded_lock_is_released():
     scene = Scene(f"{NOW},default,gone")
     assert scene.locks.release_unneeded("n1") and scene.lock is None
     assert not scene.locks.release_unneeded("n1")
 
 
-def test_a_lock_that_is_needed_or_worked_on_is_not_reaped():
+def test_a_needed_or_claimed_lock_is_not_released():
     assert not Scene(f"{NOW},default,held", holder()).locks.release_unneeded("n1")
     scene = Scene()
     scene.take()
@@ -329,22 +329,22 @@ def test_a_lock_that_is_needed_or_worked_on_is_not_reaped():
     assert not scene.locks.release_unneeded("n1") and scene.lock == f"{NOW},default,a"
 
 
-# the line, with threads
+# the queue, with threads
 
-class Line:
-    """Pods that stand in line in threads of their own."""
+class WaitingBinds:
+    """Binds that wait in threads of their own."""
 
     def __init__(self, scene):
         self.scene, self.got, self.given_up, self.threads = scene, [], [], []
 
     def join(self, name, wanted=lambda: True, patience=30.0):
         before = self.scene.replica.queue.waiting().get("n1", 0)
-        thread = threading.Thread(target=self._stand, args=(name, wanted, patience), daemon=True)
+        thread = threading.Thread(target=self._wait, args=(name, wanted, patience), daemon=True)
         thread.start()
         self.threads.append(thread)
         until(lambda: self.scene.replica.queue.waiting().get("n1", 0) > before or not thread.is_alive())
 
-    def _stand(self, name, wanted, patience):
+    def _wait(self, name, wanted, patience):
         try:
             self.scene.take(name, patience, wanted)
             self.got.append(name)
@@ -362,59 +362,59 @@ def until(holds):
         if holds():
             return
         threading.Event().wait(0.001)
-    raise AssertionError("did not come about")
+    raise AssertionError("condition not met")
 
 
-def test_first_come_first_served_woken_by_the_watch():
+def test_locks_are_taken_in_order_when_the_watch_shows_them_free():
     scene = Scene(f"{NOW},default,held", holder())
-    line = Line(scene)
+    binds = WaitingBinds(scene)
     for name in "abc":
-        line.join(name)
-    assert line.got == [] and scene.replica.queue.waiting() == {"n1": 3}
+        binds.join(name)
+    assert binds.got == [] and scene.replica.queue.waiting() == {"n1": 3}
     for count in (1, 2, 3):
         scene.locks.hand_over("n1", (NODE_LOCK,))
         scene.fake.release("n1")
         scene.replica.watch()
-        until(lambda: len(line.got) == count)
-    line.end()
-    assert line.got == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
+        until(lambda: len(binds.got) == count)
+    binds.end()
+    assert binds.got == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
 
 
-def test_who_is_not_wanted_any_more_leaves_the_line():
+def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
     scene = Scene(f"{NOW},default,held", holder())
-    line, wanted = Line(scene), [True]
-    line.join("a")
-    line.join("b", wanted=lambda: wanted[0])
+    binds, wanted = WaitingBinds(scene), [True]
+    binds.join("a")
+    binds.join("b", wanted=lambda: wanted[0])
     wanted[0] = False
     scene.replica.queue.wake_pod("uid-b")
-    until(lambda: line.given_up)
-    assert "filtered again or deleted" in line.given_up[0][1]
+    until(lambda: binds.given_up)
+    assert "filtered again or deleted" in binds.given_up[0][1]
     scene.replica.queue.close()
-    line.end()
+    binds.end()
     assert scene.lock == f"{NOW},default,held"
 
 
-def test_at_the_end_everybody_gives_up_and_leaves_no_lock():
+def test_closing_the_queue_ends_all_waits_without_a_lock():
     scene = Scene(f"{NOW},default,held", holder())
-    line = Line(scene)
+    binds = WaitingBinds(scene)
     for name in "ab":
-        line.join(name)
+        binds.join(name)
     scene.replica.queue.close()
-    line.end()
-    assert sorted(name for name, _ in line.given_up) == ["a", "b"]
-    assert all("shutting down" in text for _, text in line.given_up)
+    binds.end()
+    assert sorted(name for name, _ in binds.given_up) == ["a", "b"]
+    assert all("shutting down" in text for _, text in binds.given_up)
     with pytest.raises(NodeLocked, match="shutting down"):
         scene.take()
 
 
-def test_at_the_deadline_the_place_is_given_up():
+def test_a_bind_leaves_the_queue_at_its_deadline():
     scene = Scene(f"{NOW},default,held", holder())
     with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
         scene.take()
     assert scene.replica.queue.waiting() == {} and scene.lock == f"{NOW},default,held"
 
 
-# locks that vendors have of their own
+# vendors' own locks
 
 OWN = "x.io/own.lock"
 OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, allocated="x.io/allocated",
@@ -426,7 +426,7 @@ def own_scene(**locks):
         {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()}))
 
 
-def test_a_lock_of_a_vendors_own_is_a_bare_time():
+def test_a_vendors_own_lock_is_a_bare_time():
     scene = own_scene()
     scene.take(keys=(OWN,))
     assert scene.annotations == {OWN: NOW}
@@ -435,7 +435,7 @@ def test_a_lock_of_a_vendors_own_is_a_bare_time():
 @pytest.mark.parametrize(("text", "free"), [
     ("2026-08-21T11:59:00Z", False), ("2026-08-21T11:58:01Z", False), ("2026-08-21T11:57:59Z", True), ("what", True),
 ], ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"])
-def test_how_long_a_bare_time_counts(text, free):
+def test_a_bare_lock_expires_by_its_age(text, free):
     scene = own_scene(own=text)
     if free:
         scene.take(keys=(OWN,))
@@ -464,7 +464,7 @@ def test_both_locks_or_none():
     assert scene.annotations == {}
 
 
-def test_the_next_in_line_gets_a_lock_that_its_vendors_agent_has_released():
+def test_the_next_bind_gets_a_lock_that_the_vendors_agent_has_released():
     scene = own_scene(own=NOW)
     thread = threading.Thread(target=lambda: scene.take("b", patience=5.0, keys=(OWN,)))
     thread.start()
@@ -474,7 +474,7 @@ def test_the_next_in_line_gets_a_lock_that_its_vendors_agent_has_released():
     assert not thread.is_alive() and scene.annotations == {OWN: NOW}
 
 
-def test_a_bare_time_that_has_run_out_is_removed():
+def test_an_expired_bare_lock_is_released():
     scene = own_scene(own="2026-08-21T11:57:59Z")
     assert scene.locks.release_unneeded("n1", OWN) and scene.annotations == {}
     scene = own_scene(own=NOW)
@@ -491,12 +491,12 @@ def on_the_node(phase, **annotations):
 
 @pytest.mark.parametrize(("acting", "pods", "free"), [
     param(10, [], False, id="of this replica's own time"),
-    param(0, [], True, id="from before, and nobody waits for the agent"),
+    param(0, [], True, id="from before, and no pod waits for the agent"),
     param(0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"),
     param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
     param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
 ])
-def test_a_bare_time_that_a_killed_scheduler_left_is_no_wait_of_two_minutes(acting, pods, free):
+def test_a_bare_lock_of_a_killed_scheduler_is_taken_over_early(acting, pods, free):
     scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
     scene.replica.since = scene.clock.now() - timedelta(seconds=acting)
     with pytest.raises(NodeLocked):

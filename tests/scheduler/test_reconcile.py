@@ -1,4 +1,4 @@
-"""What is to be done about a pod, row by row."""
+"""The moves for a pod, one row for each state."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ RULES = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_ove
 
 
 def record(**fields):
-    """A pod of ours that is bound and runs with what it was given."""
+    """The record of a bound pod of ours that runs with its devices."""
     return PodRecord(**{
         "ref": pod().ref, "version": 7, "node": "n1", "scheduler_name": "hami-scheduler",
         "assigned_node": "n1", "label": "n1",
@@ -56,22 +56,23 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (SLIPPED | {"requests_devices": False}, {}, []),
     (SLIPPED, {"force_overwrite": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
-    ids=["runs", "stuck", "of a vendor whose agent never says", "not yet stuck", "just stuck",
+    ids=["runs", "stuck", "of a vendor without bind phase", "not yet stuck", "just stuck",
          "runs though allocating", "no label", "stale label", "no label value", "stale label and no label value",
          "foreign", "bound to another node than was assigned", "stuck without label", "unreadable",
-         "over", "stale promise", "fresh promise", "forged promise", "waits", "of another scheduler", "slipped",
-         "slipped without name", "meant for another", "asks nothing", "we do not overwrite", "slipped and bound"])
-def test_what_is_done(fields, rules, moves):
+         "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",
+         "of another scheduler", "not admitted", "not admitted, without scheduler",
+         "not admitted, of another scheduler", "requests no device", "no overwriting", "not admitted, but bound"])
+def test_moves_for_a_pod(fields, rules, moves):
     assert [type(move) for move in pod_moves(record(**fields), replace(RULES, **rules), NOW)] == moves
 
 
-def test_an_allocation_that_takes_too_long_is_failed():
+def test_an_allocation_that_takes_too_long_fails():
     (move,) = pod_moves(record(**STUCK), RULES, NOW)
     assert move.version == "7" and dict(move.annotations) == {NVIDIA.to_allocate: "", "hami.io/bind-phase": "failed"}
     assert "has not allocated the devices within 300 s" in move.message
 
 
-def test_a_stale_promise_is_removed_whole():
+def test_a_stale_assignment_is_removed_completely():
     (move,) = pod_moves(record(**UNBOUND), RULES, NOW)
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
         "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", NVIDIA.to_allocate,
@@ -79,13 +80,13 @@ def test_a_stale_promise_is_removed_whole():
     assert dict(move.labels) == {"hami.io/vgpu-node": None}
 
 
-def test_what_was_written_for_the_vendors_agent_goes_too_and_nothing_of_other_vendors():
+def test_keys_of_the_vendors_agent_are_removed_and_none_of_other_vendors():
     (move,) = pod_moves(record(**UNBOUND, vendors=("MLU",)), replace(RULES, vendors=CHART), NOW)
     cleared = dict(move.annotations)
     assert cleared["CAMBRICON_DSMLU_PROFILE"] is None and cleared["CAMBRICON_DSMLU_ASSIGNED"] is None
     assert not {"assigned-containers", "predicate-time", "AWS_NEURON_IDS"} & cleared.keys()
 
 
-def test_a_pod_that_slipped_past_the_webhook_learns_why_it_waits():
+def test_a_pod_that_was_not_admitted_gets_the_reason():
     (move,) = pod_moves(record(**SLIPPED), RULES, NOW)
     assert move.reason == "NotAdmitted" and "default-scheduler instead of hami-scheduler" in move.message

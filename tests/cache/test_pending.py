@@ -1,4 +1,4 @@
-"""Pods that were refused are thought of again when something changes that kube-scheduler may have missed."""
+"""kube-scheduler is reminded of refused pods when a change that it may have missed makes room for them."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def world(clock):
 
 
 def refused(world, replica, name="late", **fields):
-    """A pod that waits because the card is full, after the time in which kube-scheduler asks by itself."""
+    """A pod that was refused because the device is full, after the grace period."""
     late = world.put_pod(pod(gpus(memory=SMALL), name=name, **fields))
     assert replica.filter(late) is None
     replica.clock.seconds += 1
@@ -40,14 +40,14 @@ def running(world, replica, *containers, name="first"):
     return world.pods["default", name]
 
 
-def test_nobody_is_nudged_while_nothing_changes(world, clock):
+def test_no_reminder_while_nothing_changes(world, clock):
     replica = Replica(world, clock)
     running(world, replica)
     refused(world, replica)
     assert replica.cache.node_for_pending_pod() is None
 
 
-def test_room_that_the_watch_shows_after_the_refusal_is_told_by_the_controller(world, clock):
+def test_the_controller_reminds_when_the_watch_shows_room_after_a_refusal(world, clock):
     replica = Replica(world, clock)
     running(world, replica)
     world.delete_pod("default", "first")
@@ -59,7 +59,7 @@ def test_room_that_the_watch_shows_after_the_refusal_is_told_by_the_controller(w
     assert ROOM in world.nodes["n1"].annotations
 
 
-def test_room_that_an_init_container_leaves_is_noticed(world, clock):
+def test_a_finished_init_container_makes_room(world, clock):
     replica = Replica(world, clock)
     first = running(world, replica, gpus(memory=SMALL, kind=ContainerKind.INIT), gpus(memory=1000))
     refused(world, replica)
@@ -68,7 +68,7 @@ def test_room_that_an_init_container_leaves_is_noticed(world, clock):
     assert replica.cache.node_for_pending_pod() == "n1"
 
 
-def test_a_quota_that_is_raised_is_noticed(world, clock):
+def test_a_raised_quota_makes_room(world, clock):
     replica = Replica(world, clock)
     replica.cache.quotas.upsert(quota(gpumem=1000))
     refused(world, replica)
@@ -76,21 +76,21 @@ def test_a_quota_that_is_raised_is_noticed(world, clock):
     assert replica.cache.node_for_pending_pod() == "n1"
 
 
-def test_the_same_pod_is_told_of_ever_more_rarely(world, clock):
+def test_reminders_of_one_pod_become_rarer(world, clock):
     replica = Replica(world, clock)
     running(world, replica)
     refused(world, replica)
     world.delete_pod("default", "first")
     replica.watch()
-    told = []
+    reminded = []
     for _ in range(70):
-        told.append(replica.cache.node_for_pending_pod() is not None)
+        reminded.append(replica.cache.node_for_pending_pod() is not None)
         clock.seconds += 1
-    assert [second for second, was_told in enumerate(told) if was_told] == [0, 2, 6, 14, 30, 62]
+    assert [second for second, was_reminded in enumerate(reminded) if was_reminded] == [0, 2, 6, 14, 30, 62]
 
 
 @pytest.mark.parametrize("end", ["placed", "deleted", "bound elsewhere"])
-def test_a_pod_that_waits_no_more_is_forgotten(world, clock, end):
+def test_no_reminder_of_a_pod_that_waits_no_longer(world, clock, end):
     replica = Replica(world, clock)
     running(world, replica)
     late = refused(world, replica)
@@ -106,7 +106,7 @@ def test_a_pod_that_waits_no_more_is_forgotten(world, clock, end):
     assert replica.cache.node_for_pending_pod() is None
 
 
-def test_only_nodes_that_kube_scheduler_offered_count(world, clock):
+def test_only_nodes_that_kube_scheduler_offered_are_tried(world, clock):
     replica = Replica(world, clock)
     world.put_node(node("n2", gpu("GPU-0")))
     replica.watch()
