@@ -11,7 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
-from hami.cli import DEFAULTS, PLUGIN_FLAGS, SCHEDULER_FLAGS, STAND_INS, VENDORS_FLAGS, main
+from hami.cli import main
+from hami.cli.device_plugin import PLUGIN_FLAGS
+from hami.cli.scheduler import CONFIG_FLAGS, DEFAULTS, SCHEDULER_FLAGS
+from hami.cli.vendors import VENDORS_FLAGS
 from hami.errors import ClusterError
 from hami.plugin.settings import ENVIRONMENT as PLUGIN_ENVIRONMENT
 from hami.runtime.options import Address
@@ -216,7 +219,7 @@ def test_the_command_line_of_hami_2_3_is_understood():
 
 
 def test_every_flag_that_stands_in_for_a_key_has_a_key_of_its_own():
-    paths = [flag.stands_for for flag in STAND_INS]
+    paths = [flag.config_key for flag in CONFIG_FLAGS]
     assert all(paths)
     assert {path for path in paths if paths.count(path) > 1} == {"enflame.resourceNameDRSGCU"}
 

@@ -15,7 +15,10 @@ import click
 import msgspec
 from msgspec.structs import FieldInfo
 
-from hami.cli import PLUGIN_FLAGS, SCHEDULER_FLAGS, Groups, main
+from hami.cli import main
+from hami.cli.device_plugin import PLUGIN_FLAGS
+from hami.cli.flags import Groups
+from hami.cli.scheduler import SCHEDULER_FLAGS
 from hami.codec.device_chart import CHART
 from hami.codec.device_config import NVIDIA_LEFT_OUT, DeviceConfigFile
 from hami.codec.documents import describe
@@ -141,7 +144,7 @@ def _flags(command: str, groups: Groups) -> Iterator[str]:
     for title, flags in groups:
         yield f"### {title}\n"
         yield from _table(("flag", "value", "default", "environment", "what it says"), (
-            _flag(options[flag.kept_as.lower()]) for flag in flags))
+            _flag(options[flag.parameter.lower()]) for flag in flags))
 
 
 def _flag(option: click.Parameter) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ from hami.errors import HamiError, MalformedInput
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Address, parse_boolean, read_text
+from hami.runtime.options import Address, parse_boolean, parse_choice, read_text
 
 __all__ = [
     "ENVIRONMENT", "ID_STRATEGIES", "LIST_STRATEGIES", "MIG_STRATEGIES", "NODE_CONFIG_FILE", "OPERATING_MODES",
     "REGISTER_FORMATS", "PluginSettings", "Variable", "parse_channels", "parse_discovery", "parse_factor",
-    "parse_list_strategies", "parse_split_count", "parse_word", "read_plugin_settings",
+    "parse_list_strategies", "parse_split_count", "read_plugin_settings",
 ]
 
 OPERATING_MODES = ("hami-core", "mig")
@@ -69,15 +69,6 @@ class PluginSettings:
     log_format: str = "text"
     verbosity: int = 0
     notes: tuple[str, ...] = ()
-
-
-def parse_word(*words: str) -> Callable[[str], str]:
-    """A parser of one of *words*, which raises MalformedInput."""
-    def parse(text: str) -> str:
-        if text not in words:
-            raise MalformedInput("word", text, f"expected {' or '.join(words)}")
-        return text
-    return parse
 
 
 def parse_split_count(text: str) -> int:
@@ -147,7 +138,7 @@ ENVIRONMENT = (
     Variable("disable_core_limit", ("DISABLE_CORE_LIMIT",), parse_boolean),
     Variable("hook_path", ("HOOK_PATH",)),
     Variable("library_source", ("LIBRARY_SOURCE",)),
-    Variable("mig_strategy", ("MIG_STRATEGY",), parse_word(*MIG_STRATEGIES)),
+    Variable("mig_strategy", ("MIG_STRATEGY",), parse_choice(*MIG_STRATEGIES)),
     Variable("fail_on_init_error", ("FAIL_ON_INIT_ERROR",), parse_boolean),
     Variable("driver_root", ("NVIDIA_DRIVER_ROOT",)),
     Variable("dev_root", ("NVIDIA_DEV_ROOT",)),
@@ -155,7 +146,7 @@ ENVIRONMENT = (
     Variable("discovery", ("DEVICE_DISCOVERY_STRATEGY",), parse_discovery),
     Variable("pass_device_specs", ("PASS_DEVICE_SPECS",), parse_boolean),
     Variable("list_strategies", ("DEVICE_LIST_STRATEGY",), parse_list_strategies),
-    Variable("id_strategy", ("DEVICE_ID_STRATEGY",), parse_word(*ID_STRATEGIES)),
+    Variable("id_strategy", ("DEVICE_ID_STRATEGY",), parse_choice(*ID_STRATEGIES)),
     Variable("gdrcopy", ("GDRCOPY_ENABLED",), parse_boolean),
     Variable("gds", ("GDS_ENABLED",), parse_boolean),
     Variable("mofed", ("MOFED_ENABLED",), parse_boolean),
@@ -170,7 +161,7 @@ ENVIRONMENT = (
 )
 
 _FLAGS_IN_FILE: Mapping[str, tuple[str, Callable[[str], object]]] = {  # key in the file → field, how it is read
-    "migStrategy": ("mig_strategy", parse_word(*MIG_STRATEGIES)),
+    "migStrategy": ("mig_strategy", parse_choice(*MIG_STRATEGIES)),
     "failOnInitError": ("fail_on_init_error", parse_boolean),
     "nvidiaDriverRoot": ("driver_root", str),
     "nvidiaDevRoot": ("dev_root", str),
@@ -180,7 +171,7 @@ _FLAGS_IN_FILE: Mapping[str, tuple[str, Callable[[str], object]]] = {  # key in 
     "deviceDiscoveryStrategy": ("discovery", parse_discovery),
     "passDeviceSpecs": ("pass_device_specs", parse_boolean),
     "deviceListStrategy": ("list_strategies", parse_list_strategies),
-    "deviceIDStrategy": ("id_strategy", parse_word(*ID_STRATEGIES)),
+    "deviceIDStrategy": ("id_strategy", parse_choice(*ID_STRATEGIES)),
     "cdiAnnotationPrefix": ("cdi_prefix", str),
     "nvidiaCTKPath": ("cdi_hook", str),
     "nvidiaCDIHookPath": ("cdi_hook", str),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from hami.codec.durations import parse_duration
 from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
 
-__all__ = ["Address", "parse_address", "parse_boolean", "parse_seconds", "read_text"]
+__all__ = ["Address", "parse_address", "parse_boolean", "parse_choice", "parse_seconds", "read_text"]
 
 
 class Address(NamedTuple):
@@ -38,6 +39,15 @@ def parse_boolean(text: str) -> bool:
     if value is None:
         raise MalformedInput("boolean", text, "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)")
     return value
+
+
+def parse_choice(*words: str) -> Callable[[str], str]:
+    """Returns a parser of one of *words*, which raises MalformedInput."""
+    def parse(text: str) -> str:
+        if text not in words:
+            raise MalformedInput("word", text, f"expected {' or '.join(words)}")
+        return text
+    return parse
 
 
 def parse_seconds(text: str) -> float:

@@ -1,7 +1,6 @@
-"""What the scheduler process was told: flags, environment and device configuration, as one frozen record.
+"""Settings of the scheduler program: flags, environment and device configuration as one frozen record.
 
-The defaults of all flags are here. Wire forms of single values are parsed here as well; which flags exist is the
-business of the command line.
+The defaults of all flags are here; the flags themselves are in :mod:`hami.cli.scheduler`.
 """
 
 from __future__ import annotations
@@ -22,28 +21,27 @@ __all__ = [
 ]
 
 SELF_SIGNED_FILE = "tls.pem"
-"""The one file of ``--self-signed-cert-dir``: certificate and key, so that both are replaced at once."""
+"""File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
 
 NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY = 86_400.0  # seconds
-LEAST_LIFETIME = 20.0  # seconds; what is shorter is renewed faster than it can be handed on
+LEAST_LIFETIME = 20.0  # seconds; shorter ones would expire before the API server knows the CA
 
-_SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # sections that count when switched on only
+_SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that can be set from outside. Times in seconds.
+    """All settings. Times are in seconds.
 
-    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two *http_bind* speaks TLS.
-    *self_signed_cert_dir*: where the server's certificate is kept when we make it ourselves; empty for off. It lies in
-    *self_signed_cert_secret*, the API server is told of its CA in *self_signed_webhook*, and it lasts as long as
-    *self_signed_cert_lifetime*, the CA as long as *self_signed_ca_lifetime*.
-    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none.
-    *kube_qps*, *kube_burst*: 0 for no limit of our own. *kube_timeout*: 0 for the built-in one.
-    *node_lock_retry_timeout*: 0 for off. *pod_name*: empty when nobody said. *devices*: without a file, the chart's.
+    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two, *http_bind* serves TLS.
+    *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
+    in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
+    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *node_selector*: a label
+    selector; empty for all nodes. *kube_qps*, *kube_burst*: 0 for no limit. *kube_timeout*: 0 for the built-in one.
+    *node_lock_retry_timeout*: has no effect. *pod_name*: empty if unknown. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
@@ -90,20 +88,19 @@ class Settings:
     pod_namespace: str = "kube-system"
 
 
-def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, named: Fallback = MappingProxyType({}),
+def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fallback: Fallback = MappingProxyType({}),
                   known: Collection[str] = ()) -> Settings:
-    """Settings of the flags that were *given*, by field name, and the environment; the device configuration is read.
+    """The settings of flags and environment; reads the device configuration. *given*: values of flags by field.
 
-    *named*: what other flags say in place of the device configuration. *known*: its sections that vendors of third
-    parties read.
-    Raises: HamiError when a file cannot be read or settings do not go together.
+    *fallback*: values of flags for the device configuration. *known*: its sections that vendors of third parties read.
+    Raises: HamiError when a file cannot be read or settings contradict each other.
     """
     values: dict[str, object] = {"pod_name": environ.get("POD_NAME", ""), **given}
     if namespace := environ.get("POD_NAMESPACE"):
         values["pod_namespace"] = namespace
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
         values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
-    values["devices"] = _devices(str(values.get("device_config_file", "")), values, named, known)
+    values["devices"] = _devices(str(values.get("device_config_file", "")), values, fallback, known)
     if directory := str(values.get("self_signed_cert_dir", "")):
         _check_self_signed(values)
         values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
@@ -117,7 +114,7 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, na
 def _check_self_signed(values: Mapping[str, object]) -> None:
     for flag in ("cert_file", "key_file"):
         if values.get(flag):
-            raise HamiError(f"--self-signed-cert-dir with --{flag}: either we make the certificate or somebody else")
+            raise HamiError(f"--self-signed-cert-dir with --{flag}: use one or the other")
 
 
 def _check(settings: Settings) -> None:
@@ -128,9 +125,9 @@ def _check(settings: Settings) -> None:
         given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")
         raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
     if settings.client_ca_file and not settings.cert_file:
-        raise HamiError("--client-ca-file without --cert_file and --key_file: only over HTTPS do clients show theirs")
+        raise HamiError("--client-ca-file without --cert_file and --key_file: it requires HTTPS")
     if (address := settings.extender_bind_address) is not None and not _is_loopback(address.host):
-        raise HamiError(f"--extender-bind-address={address}: expected an address of loopback, as it speaks plain HTTP")
+        raise HamiError(f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
     if settings.node_lock_timeout <= 0:
         raise HamiError("--node-lock-timeout: expected more than 0s")
 
@@ -142,22 +139,22 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _devices(path: str, values: Mapping[str, object], named: Fallback, known: Collection[str]) -> DeviceConfig:
-    """The device configuration, in which flags that name what is switched off have no say."""
-    fallback: dict[str, Mapping[str, Flagged]] = {}
+def _devices(path: str, values: Mapping[str, object], fallback: Fallback, known: Collection[str]) -> DeviceConfig:
+    """The device configuration. Flags for disabled sections are skipped."""
+    enabled: dict[str, Mapping[str, Flagged]] = {}
     notes = []
-    for place, flagged in named.items():
+    for place, flags in fallback.items():
         switch = _SWITCHES.get(re.split(r"[.\[]", place)[0], "")
         if switch and not values.get(switch):
-            notes += [f"{flag}: counts with --{switch.replace('_', '-')} only, skipped" for _, flag in flagged.values()]
+            notes += [f"{flag}: requires --{switch.replace('_', '-')}, skipped" for _, flag in flags.values()]
         else:
-            fallback[place] = flagged
-    config = _read_device_config(path, fallback, known) if path else chart_config(fallback)
+            enabled[place] = flags
+    if path:
+        text = read_text("--device-config-file", path)
+        config = parse_device_config(text, path, fallback=enabled, known=known)
+    else:
+        config = chart_config(enabled)
     return replace(config, notes=(*config.notes, *notes))
-
-
-def _read_device_config(path: str, fallback: Fallback, known: Collection[str]) -> DeviceConfig:
-    return parse_device_config(read_text("--device-config-file", path), path, fallback=fallback, known=known)
 
 
 def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:
@@ -171,7 +168,7 @@ def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> fl
 
 
 def parse_device_policy_flag(text: str) -> str:
-    """*text* when it is one device policy or a chain of them with commas. Raises: MalformedInput."""
+    """*text* when it is a device policy, or several separated by commas. Raises: MalformedInput."""
     if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
-        raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several of them with commas")
+        raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several separated by commas")
     return text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hami.cli import TABLE_FORMATS
+from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, entries, entry_of, render
 from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor, DisplayText

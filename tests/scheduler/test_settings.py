@@ -52,28 +52,28 @@ def test_the_device_configuration_is_read(tmp_path):
     assert settings.devices.nvidia.resource_memory_name == ""
 
 
-NAMED = {"hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
-         "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
-         "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")}}
+FALLBACK = {"hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
+            "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
+            "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")}}
 
 
 def test_flags_stand_in_for_the_device_configuration():
-    devices = read_settings({"enable_ascend": True}, {}, named=NAMED).devices
+    devices = read_settings({"enable_ascend": True}, {}, fallback=FALLBACK).devices
     assert devices.names["DCU"].count == "a.b/dcu"
     assert {chip.common_word: chip.names.count for chip in devices.ascends}["Ascend310P"] == "a.b/npu"
-    assert devices.notes == ("--iluvatar-name: counts with --enable-iluvatar only, skipped",)
+    assert devices.notes == ("--iluvatar-name: requires --enable-iluvatar, skipped",)
 
 
 def test_flags_that_name_what_is_switched_off_have_no_say():
-    devices = read_settings({"enable_ascend": False}, {}, named=NAMED).devices
+    devices = read_settings({"enable_ascend": False}, {}, fallback=FALLBACK).devices
     assert devices.ascends == chart_config().ascends
-    assert devices.notes == ("--ascend310p-name: counts with --enable-ascend only, skipped",
-                             "--iluvatar-name: counts with --enable-iluvatar only, skipped")
+    assert devices.notes == ("--ascend310p-name: requires --enable-ascend, skipped",
+                             "--iluvatar-name: requires --enable-iluvatar, skipped")
 
 
 def test_what_is_switched_on_and_could_mean_several_chips_is_refused():
     with pytest.raises(MalformedInput, match="--iluvatar-name: it could mean MR-V100, MR-V50"):
-        read_settings({"enable_iluvatar": True}, {}, named=NAMED)
+        read_settings({"enable_iluvatar": True}, {}, fallback=FALLBACK)
 
 
 def test_sections_that_third_parties_read_are_known(tmp_path):
@@ -103,8 +103,8 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
     ({"cert_file": "a"}, "--cert_file without --key_file"),
     ({"key_file": "a"}, "--key_file without --cert_file"),
     ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
-    ({"extender_bind_address": Address("", 1)}, "--extender-bind-address=:1: expected an address of loopback"),
-    ({"extender_bind_address": Address("10.0.0.1", 1)}, "--extender-bind-address=10.0.0.1:1: expected an address"),
+    ({"extender_bind_address": Address("", 1)}, "--extender-bind-address=:1: expected a loopback address"),
+    ({"extender_bind_address": Address("10.0.0.1", 1)}, "--extender-bind-address=10.0.0.1:1: expected a loopback"),
     ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
     ({"self_signed_cert_dir": "d", "cert_file": "a"}, "--self-signed-cert-dir with --cert_file"),
     ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),

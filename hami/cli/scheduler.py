@@ -1,0 +1,276 @@
+"""``hami scheduler``: the flags and the processes of the scheduler program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from hami.cli.flags import (
+    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, LOG_FORMAT, RATE, RESOURCE, STRING, VERBOSITY, Flag, GroupedCommand,
+    Groups, Value, flags_given, whole_number,
+)
+from hami.codec.device_config import Flagged
+from hami.errors import HamiError
+from hami.runtime import logs
+from hami.runtime.options import parse_choice
+from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from hami.scheduler.program import SchedulerProgram
+
+__all__ = [
+    "CONFIG_FLAGS", "DEFAULTS", "DEVICE_GROUPS", "SCHEDULER_FLAGS", "default_of", "run_scheduler", "scheduler_command",
+    "settings_of_command_line",
+]
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DEFAULTS = Settings()
+
+LISTENING = (
+    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /bind and health; :PORT means all addresses.",
+         "http_bind"),
+    Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it changes.",
+         "cert_file"),
+    Flag("--key_file", FILE, "Private key of the certificate (PEM).", "key_file"),
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter and /bind from other machines; "
+         "without it, only clients on this machine may.", "client_ca_file"),
+    Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
+         "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
+         "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
+         "the CA is written into the webhook configuration.", "self_signed_cert_dir"),
+    Flag("--self-signed-cert-secret", STRING, "Secret of that CA and certificate, in the namespace POD_NAMESPACE. Both "
+         "are created anew if it is deleted.", "self_signed_cert_secret"),
+    Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept up to date; it also "
+         "provides the names in the certificate.", "self_signed_webhook"),
+    Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate.", "self_signed_cert_lifetime"),
+    Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA.", "self_signed_ca_lifetime"),
+    Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
+         "this machine, which opens a connection for most binds.", "extender_bind_address"),
+    Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
+    Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed. Each /bind that waits for "
+         "its node occupies one. 64 threads are reserved for other requests; further binds are rejected and retried.",
+         "threads"),
+    Flag("--profiling", BOOLEAN, "Accepted for compatibility with upstream; there are no Go profiles.", "profiling"),
+)
+SCHEDULING = (
+    Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events.",
+         "scheduler_name"),
+    Flag("--node-scheduler-policy", Value("policy", parse_choice(*NODE_POLICIES)), "Default policy that selects nodes: "
+         "binpack (the fullest that fits) or spread.", "node_scheduler_policy"),
+    Flag("--gpu-scheduler-policy", Value("policy", parse_device_policy_flag), "Default policy that selects devices: "
+         f"{', '.join(DEVICE_POLICIES)}, or several separated by commas.", "gpu_scheduler_policy"),
+    Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler.",
+         "force_overwrite_default_scheduler"),
+    Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, evaluated by the API "
+         "server, such as gpu=on,zone!=b; empty for all.", "node_selector"),
+    Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
+         "environment variable HAMI_NODELOCK_EXPIRE applies.", "node_lock_timeout"),
+    Flag("--node-lock-retry-timeout", DURATION, "Accepted for compatibility with upstream; binds wait in a queue for "
+         "their node.", "node_lock_retry_timeout"),
+)
+CLUSTER = (
+    Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without it, act always.", "leader_elect"),
+    Flag("--leader-elect-resource-name", STRING, "Name of the lease.", "leader_elect_resource_name"),
+    Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease.", "leader_elect_resource_namespace"),
+    Flag("--kube-qps", RATE, "Events per second, at most 50; 0 for 50. Placing pods is never limited here.",
+         "kube_qps"),
+    Flag("--kube-burst", COUNT, "Accepted for compatibility with upstream; the API server's own limits apply.",
+         "kube_burst"),
+    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout.",
+         "kube_timeout"),
+)
+DEVICES = (
+    Flag("--device-config-file", FILE, "YAML file with resource names and defaults by vendor; without it, the chart's "
+         "apply.", "device_config_file"),
+    Flag("--enable-ascend", BOOLEAN, "Schedule Ascend devices, those in the file's vnpus.", "enable_ascend"),
+    Flag("--enable-iluvatar", BOOLEAN, "Schedule Iluvatar devices, those in the file's iluvatars.",
+         "enable_iluvatar"),
+)
+OUTPUT = (
+    VERBOSITY,
+    Flag("--debug", BOOLEAN, "The same as -v 4.", "debug"),
+    LOG_FORMAT,
+    Flag("--legacy-metrics", BOOLEAN, "Also serve the metric names of HAMi before v2.9.", "legacy_metrics"),
+)
+NO_EFFECT = (
+    *(Flag(f"--{name}", STRING) for name in (
+        "vmodule", "alsologtostderrthreshold", "log_dir", "log_file", "stderrthreshold", "log_backtrace_at")),
+    *(Flag(f"--{name}", BOOLEAN) for name in (
+        "logtostderr", "alsologtostderr", "skip_headers", "add_dir_header", "one_output", "skip_log_headers",
+        "legacy_stderr_threshold_behavior")),
+    Flag("--log_file_max_size", COUNT),
+)
+
+
+def _names(section: str, flags: Mapping[str, str], help: str = "") -> Iterator[Flag]:
+    """Flags that set resource names of a section: name of the flag → key."""
+    return (Flag(name, RESOURCE, help, config_key=f"{section}.{key}") for name, key in flags.items())
+
+
+CONFIG_FLAGS = (
+    *_names("nvidia", {
+        "--resource-name": "resourceCountName", "--resource-mem": "resourceMemoryName",
+        "--resource-mem-percentage": "resourceMemoryPercentageName", "--resource-cores": "resourceCoreName",
+        "--resource-priority": "resourcePriorityName"}),
+    Flag("--default-gpu", COUNT, "Devices for a container that requests only memory or cores.",
+         config_key="nvidia.defaultGPUNum"),
+    Flag("--default-mem", COUNT, "Default memory in MiB; 0 for the whole device.", config_key="nvidia.defaultMemory"),
+    Flag("--default-cores", COUNT, "Default cores in percent of a device.", config_key="nvidia.defaultCores"),
+    Flag("--overwrite-env", BOOLEAN, "Hide all devices from containers without a request.",
+         config_key="nvidia.overwriteEnv"),
+    *_names("cambricon", {
+        "--cambricon-mlu-name": "resourceCountName", "--cambricon-mlu-memory": "resourceMemoryName",
+        "--cambricon-mlu-cores": "resourceCoreName"}),
+    *_names("hygon", {
+        "--dcu-name": "resourceCountName", "--dcu-memory": "resourceMemoryName", "--dcu-cores": "resourceCoreName"}),
+    *_names("metax", {
+        "--metax-name": "resourceCountName", "--metax-vcount": "resourceVCountName",
+        "--metax-vmemory": "resourceVMemoryName", "--metax-vcore": "resourceVCoreName"}),
+    Flag("--sgpu-topology-aware", BOOLEAN, "Choose whole sGPU devices by their links.",
+         config_key="metax.sgpuTopologyAware"),
+    *_names("mthreads", {
+        "--mthreads-name": "resourceCountName", "--mthreads-memory": "resourceMemoryName",
+        "--mthreads-cores": "resourceCoreName"}),
+    *_names("kunlun", {
+        "--kunlun-name": "resourceCountName", "--kunlun-vcount": "resourceVCountName",
+        "--kunlun-vmemory": "resourceVMemoryName"}),
+    *_names("enflame", {
+        "--enflame-gcu-resource-name": "resourceNameGCU", "--enflame-drs-gcu-resource-name": "resourceNameDRSGCU",
+        "--enflame-vgcu-resource-name": "resourceNameDRSGCU",  # an older name; the one above takes precedence
+        "--enflame-gcu-memory-resource-name": "resourceNameGCUMemory",
+        "--enflame-gcu-core-resource-name": "resourceNameGCUCore"}),
+    *_names("enflame", {"--enflame-vgcu-legacy-resource-name": "resourceNameVGCU"},
+            "Applies where resourceNameDRSGCU is not set."),
+    *_names("enflame", {"--enflame-vgcu-percentage-resource-name": "resourceNameVGCUPercentage"}, "Has no effect."),
+    *_names("iluvatars[]", {
+        "--iluvatar-name": "resourceCountName", "--iluvatar-memory": "resourceMemoryName",
+        "--iluvatar-cores": "resourceCoreName"}, "Requires --enable-iluvatar."),
+    *_names("vnpus.configs[]", {"--ascend-name": "resourceName", "--ascend-memory": "resourceMemoryName"},
+            "Requires --enable-ascend."),
+    *_names("vnpus.configs[Ascend310P]", {
+        "--ascend310p-name": "resourceName", "--ascend310p-memory": "resourceMemoryName"}, "Requires --enable-ascend."),
+)
+DEVICE_GROUPS: Groups = (
+    ("Devices", DEVICES),
+    ("Device configuration (for keys that --device-config-file lacks; without a file, they replace the chart's)",
+     CONFIG_FLAGS),
+)
+SCHEDULER_FLAGS: Groups = (
+    ("Listening", LISTENING),
+    ("Scheduling", SCHEDULING),
+    ("Cluster", CLUSTER),
+    *DEVICE_GROUPS,
+    ("Output", OUTPUT),
+    ("Accepted without effect (klog's)", NO_EFFECT),
+)
+
+
+def default_of(field: str) -> object:
+    """The default of a field of Settings."""
+    return getattr(DEFAULTS, field)
+
+
+def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Settings:
+    """The settings of command line and environment; *values* are the parameters of the command."""
+    from hami.vendors.entry_points import sections
+
+    given: dict[str, object] = {}
+    fallback: dict[str, dict[str, Flagged]] = {}
+    for flag, value in flags_given(ctx, groups, values):
+        if flag.field:
+            given[flag.field] = value
+        elif flag.config_key:
+            mapping, _, key = flag.config_key.rpartition(".")
+            fallback.setdefault(mapping, {}).setdefault(key, Flagged(value, flag.name))
+    return read_settings(given, os.environ, fallback=fallback, known=sections())
+
+
+@click.command(name="scheduler", cls=GroupedCommand, groups=SCHEDULER_FLAGS, default_of=default_of)
+@click.pass_context
+def scheduler_command(ctx: click.Context, /, **values: object) -> None:
+    """Serve the admission webhook and the scheduler extender, and track the cluster's devices.
+
+    The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are equivalent; a BOOL
+    may be omitted (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE identify this pod.
+    """
+    from hami.vendors.entry_points import catalog
+
+    settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values)
+    logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
+    for note in settings.devices.notes:
+        log.warning("device configuration", extra={"note": note})
+    # a faulty vendor ends the start here, with one line, rather than in the worker
+    catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+    serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # tests pass their own
+    ctx.exit(serve(settings))
+
+
+def run_scheduler(settings: Settings) -> int:
+    """Serves until a stop signal arrives. Returns the exit status."""
+    from hami.web.server import serve
+    from hami.web.tls import TlsContext
+
+    if settings.self_signed_cert_dir and (status := _prepare_certificate(settings)) != 0:
+        return max(status, 0)  # negative: stopped by a signal
+    tls = None
+    if settings.cert_file:
+        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None)
+    parts: list[SchedulerProgram] = []
+
+    def make_app() -> Flask:
+        from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
+
+        parts.append(SchedulerProgram(settings))
+        return parts[-1].app()
+
+    return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
+                 threads=settings.threads,
+                 on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
+
+
+def _prepare_certificate(settings: Settings) -> int:
+    """Ensures that a certificate exists before the server listens. Returns the exit status of the child that does so.
+
+    The client of the API server would make this process large, which later only supervises the worker.
+    """
+    parent = os.getpid()
+    if (child := os.fork()) == 0:
+        status = EXIT_FAILED
+        try:
+            _prepare_in_child(settings, parent)
+            status = 0
+        except HamiError as error:
+            log.critical("cannot start", extra={"error": error})
+        except Exception:
+            log.critical("cannot start", exc_info=True)
+        finally:
+            os._exit(status)
+    # the first process of a container receives only signals that it handles
+    before = {number: signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM)) for number in STOP_SIGNALS}
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare_in_child(settings: Settings, parent: int) -> None:
+    from hami.scheduler.program import make_certificate_manager
+
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+        if os.getppid() != parent:
+            raise HamiError("the parent process has exited")
+
+    make_certificate_manager(settings).prepare(wait)

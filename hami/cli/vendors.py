@@ -1,0 +1,35 @@
+"""``hami vendors``: prints the devices that are scheduled."""
+
+from __future__ import annotations
+
+import click
+
+from hami.cli.flags import Flag, GroupedCommand, Groups, Value
+from hami.cli.scheduler import DEVICE_GROUPS, default_of, settings_of_command_line
+from hami.runtime.options import parse_choice
+
+__all__ = ["TABLE_FORMATS", "VENDORS_FLAGS", "vendors_command"]
+
+TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.inspect.vendors, which is imported when the command runs
+VENDORS_FLAGS: Groups = (
+    ("Format", (Flag("--output", Value("format", parse_choice(*TABLE_FORMATS)),
+                     f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]"),)),
+    *DEVICE_GROUPS,
+)
+
+
+@click.command(name="vendors", cls=GroupedCommand, groups=VENDORS_FLAGS, default_of=default_of)
+@click.pass_context
+def vendors_command(ctx: click.Context, /, **values: object) -> None:
+    """Print the devices that are scheduled: their names in pods and on nodes, units and defaults.
+
+    Disabled backends are shown and marked. A backend without names in the device configuration does not exist and is
+    not shown.
+    """
+    from hami.inspect.vendors import entries, render
+
+    settings = settings_of_command_line(ctx, VENDORS_FLAGS, values)
+    for note in settings.devices.notes:
+        click.echo(f"note: {note}", err=True)
+    rows = entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+    click.echo(render(rows, str(values["output"] or TABLE_FORMATS[0])))
