@@ -1,4 +1,4 @@
-"""Cards with defaults, so that a test names only what matters. Unless it says otherwise, a card is an A100 of 80 GB."""
+"""Builders of cards with defaults, so that tests name only what matters. By default, a card is an A100 with 80 GB."""
 
 from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile, Partition
@@ -19,7 +19,7 @@ def card(uuid="GPU-0", **fields):
 
 
 def cards(*uuids, **fields):
-    """Cards of one make, with indexes in the order given."""
+    """Cards with these UUIDs, indexed in order."""
     return [card(uuid, index=index, minor=index, **fields) for index, uuid in enumerate(uuids)]
 
 

@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 with two cards, the first of which can be cut: what hami.devices.nvml and nvml_mig call, with the
+/* A libnvidia-ml.so.1 with two cards, the first of which supports MIG: the functions that hami.devices.nvml* call, with the
  * structures of NVIDIA's nvml.h (driver 550) written out, so that pynvml's own ctypes declarations are put to the test.
  * FAKE_NVML_FAIL=function:card:status[,…] lets a function fail for a card; FAKE_NVML_XID=n has the second card report it.
  */

@@ -1,6 +1,6 @@
-"""NVML in memory, function by function as pynvml has them: numbers, handles and arrays as in C, calls that fail.
+"""NVML in memory, with the functions of pynvml: numbers, handles and arrays as in C, and calls that fail.
 
-Constants, structures and the error class are pynvml's own. A function that is not here does not exist.
+Constants, structures and the error class are pynvml's own. Functions that are missing here cannot be called.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ MIB = 1 << 20
 
 @dataclass(eq=False)
 class Gpu:
-    """One card. *profiles*: number → (id, name, slices, multiprocessors, MiB, places). *links*: what each NVLink leads
-    to, the index of a card or ``"switch"``. *near*: topology level by the index of another card."""
+    """One card. *profiles*: number → (id, name, slices, multiprocessors, MiB, placements). *links*: the other end of
+    each NVLink, the index of a card or ``"switch"``. *near*: topology level by the index of another card."""
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -29,12 +29,12 @@ class Gpu:
     profiles: dict = field(default_factory=dict)
     links: tuple = ()
     near: dict = field(default_factory=dict)
-    made: dict = field(default_factory=dict)  # number of the instance → _Made
+    made: dict = field(default_factory=dict)  # number of the instance → _Created
 
 
 @dataclass(eq=False)
-class _Made:
-    """A GPU instance: its profile's id, its place, the UUIDs of its compute instances by number."""
+class _Created:
+    """A GPU instance: profile id, placement, and the UUIDs of its compute instances by number."""
 
     gpu: Gpu
     number: int
@@ -43,10 +43,10 @@ class _Made:
     size: int
     inner: dict = field(default_factory=dict)
     busy: bool = False
-    part: int = 0  # slices of a compute instance that is not all of it
+    part: int = 0  # slices of a compute instance that is smaller than the GPU instance
 
 
-A100 = {  # the driver's numbers; what is not here it calls not supported
+A100 = {  # the driver's numbers; others are not supported
     0: (19, "MIG 1g.10gb", 1, 14, 9728, [(at, 1) for at in range(7)]),
     1: (14, "MIG 2g.20gb", 2, 28, 19968, [(0, 2), (2, 2), (4, 2)]),
     2: (9, "MIG 3g.40gb", 3, 42, 40192, [(0, 4), (4, 4)]),
@@ -57,11 +57,11 @@ A100 = {  # the driver's numbers; what is not here it calls not supported
 
 
 class FakeNvml:
-    """*gpus* by index. ``fail(function, status, index)`` lets a function fail, for one card or for all of them."""
+    """*gpus* by index. ``fail(function, status, index)`` makes a function fail, for one card or for all."""
 
     def __init__(self, *gpus):
         self.gpus = list(gpus)
-        self.events = []  # what nvmlEventSetWait answers: events, or statuses
+        self.events = []  # the results of nvmlEventSetWait: events or error codes
         self.registered = []
         self.open_sets = 0
         self.calls = []
@@ -75,7 +75,7 @@ class FakeNvml:
         assert not (name.startswith("nvml") and callable(found)), f"{name} is not faked"
         return found
 
-    # ---- what tests do to it
+    # ---- faults
 
     def fail(self, function, status, index=None):
         self._faults.append((function, status, index))
@@ -212,7 +212,7 @@ class FakeNvml:
         if any(one.start < start + size and start < one.start + one.size for one in handle.made.values()):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
         number = next(number for number in itertools.count(1) if number not in handle.made)
-        handle.made[number] = _Made(handle, number, profile_id, start, size)
+        handle.made[number] = _Created(handle, number, profile_id, start, size)
         return self._pointer(pynvml.c_nvmlGpuInstance_t, handle.made[number])
 
     def nvmlGpuInstanceGetInfo(self, pointer):
@@ -304,7 +304,7 @@ class FakeNvml:
     def nvmlDeviceGetGraphicsRunningProcesses(self, mig):
         return []
 
-    # ---- within
+    # ---- internals
 
     def _enter(self, function, gpu=None):
         self.calls.append(function)

@@ -1,6 +1,6 @@
-"""pynvml and all below it: on the cards of this machine, if it has any, and on a library that only says it had some.
+"""The real pynvml: on the cards of this machine, if there are any, and on a fake library with two cards.
 
-What pynvml has loaded stays loaded, so all of it happens in other processes.
+pynvml cannot unload a library, so each test runs in another process.
 """
 
 import multiprocessing
@@ -30,15 +30,15 @@ GPU_IS_LOST = 15
 
 
 class Process:
-    """Another process, which makes calls here and there."""
+    """Another process that makes calls."""
 
     def __init__(self, root):
-        """*root*: of the driver that it uses, handed to each call."""
+        """*root*: root of the driver, the first argument of each call."""
         self._root = root
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
     def __call__(self, call, *arguments, **environment):
-        """What *call* returns, or raises, there."""
+        """Returns or raises what *call* does in the process."""
         return self._pool.submit(_called, environment, call, self._root, *arguments).result(timeout=60)
 
     def end(self):
@@ -57,9 +57,9 @@ def _called(environment, call, *arguments):
 @pytest.fixture(scope="module")
 def machine():
     """A process with the driver of this machine, if there is one."""
-    made = Process("/")
-    yield made
-    made.end()
+    process = Process("/")
+    yield process
+    process.end()
 
 
 def cards(root):
@@ -67,11 +67,11 @@ def cards(root):
 
 
 def reports(root, most, seconds):
-    """What is said of the cards' health, until *most* has been said, or so many *seconds* are over."""
-    said, end = [], time.monotonic() + seconds
+    """The first *most* health reports, or those of so many *seconds*."""
+    found, end = [], time.monotonic() + seconds
     NvmlCards(open_nvml(root)).watch_health(
-        lambda uuid, reason: said.append((uuid, reason)), lambda: len(said) >= most or time.monotonic() > end)
-    return said
+        lambda uuid, reason: found.append((uuid, reason)), lambda: len(found) >= most or time.monotonic() > end)
+    return found
 
 
 # ---- this machine's cards
@@ -88,7 +88,7 @@ def real(machine):
     return found
 
 
-def test_cards_of_this_machine_are_found_with_what_schedulers_need(real):
+def test_cards_of_this_machine_have_the_properties_that_schedulers_need(real):
     for card in real:
         assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", card.uuid)
         assert (card.problem, 1000 < card.memory_mib < 1_000_000, bool(card.model)) == ("", True, True)
@@ -96,7 +96,7 @@ def test_cards_of_this_machine_are_found_with_what_schedulers_need(real):
     assert [card.index for card in real] == list(range(len(real)))
 
 
-def test_cards_of_this_machine_are_registered_as_schedulers_read_them(real):
+def test_schedulers_can_parse_the_registration_of_this_machine(real):
     config = PluginConfig(node="n1")
     inventory = DeviceInventory(lambda card: offered_card(card, config))
     inventory.update(real)
@@ -106,10 +106,10 @@ def test_cards_of_this_machine_are_registered_as_schedulers_read_them(real):
         (card.uuid, card.memory_mib, config.split_count) for card in real]
 
 
-def test_health_of_this_machine_s_cards_is_watched_until_it_is_told_to_stop(real, machine):
+def test_health_of_this_machine_is_watched_until_stopped(real, machine):
     began = time.monotonic()
-    said = machine(reports, 10**6, 3)
-    assert {reason for _, reason in said} <= {""}
+    found = machine(reports, 10**6, 3)
+    assert {reason for _, reason in found} <= {""}
     assert time.monotonic() - began < 40
 
 
@@ -118,9 +118,9 @@ def test_health_of_this_machine_s_cards_is_watched_until_it_is_told_to_stop(real
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The root of a driver with a libnvidia-ml.so.1 that has two cards."""
+    """The root of a driver whose libnvidia-ml.so.1 has two cards."""
     if shutil.which("gcc") is None:
-        pytest.skip("no gcc to make the library with")
+        pytest.skip("no gcc to build the library")
     root = tmp_path_factory.mktemp("driver")
     (root / "usr/lib64").mkdir(parents=True)
     subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC",
@@ -132,12 +132,12 @@ def library(tmp_path_factory):
 @pytest.fixture(scope="module")
 def inside(library):
     """A process with that driver."""
-    made = Process(library)
-    yield made
-    made.end()
+    process = Process(library)
+    yield process
+    process.end()
 
 
-def test_structures_are_read_as_the_driver_writes_them(inside):
+def test_structures_match_the_driver_s_header(inside):
     first, second = inside(cards)
     assert (first.uuid, first.index, first.minor, first.model, first.memory_mib, first.problem) == (
         "GPU-0", 0, 4, "NVIDIA A100-SXM4-80GB", 81920, "")
@@ -154,64 +154,64 @@ def test_structures_are_read_as_the_driver_writes_them(inside):
     ("nvmlDeviceGetHandleByIndex_v2", [""]),
     ("nvmlDeviceGetPciInfo_v3", ["", ""]),
 ])
-def test_a_card_that_fails_hides_no_other(inside, function, problems):
+def test_a_failing_card_does_not_hide_others(inside, function, problems):
     assert [card.problem for card in inside(cards, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")] == problems
 
 
 @pytest.mark.parametrize("function, says", [
     ("nvmlInitWithFlags", "no NVIDIA driver available"), ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
 ])
-def test_a_driver_that_does_not_answer_is_said(inside, function, says):
+def test_a_driver_that_does_not_answer_is_an_error(inside, function, says):
     with pytest.raises(HamiError, match=f"{says}: GPU is lost"):
         inside(cards, FAKE_NVML_FAIL=f"{function}:-1:{GPU_IS_LOST}")
 
 
-@pytest.mark.parametrize("xid, said", [
-    param("79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")], id="the card"),
-    param("31", [("GPU-0", ""), ("GPU-1", "")], id="a program"),
+@pytest.mark.parametrize("xid, expected", [
+    param("79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")], id="critical"),
+    param("31", [("GPU-0", ""), ("GPU-1", "")], id="caused by an application"),
 ])
-def test_events_are_heard(library, xid, said):
-    process = Process(library)  # the library tells of it once
-    assert process(reports, 3, 2, FAKE_NVML_XID=xid) == said
+def test_events_are_received(library, xid, expected):
+    process = Process(library)  # the library sends the event once
+    assert process(reports, 3, 2, FAKE_NVML_XID=xid) == expected
     process.end()
 
 
-def cut_and_undone(root):
-    """Instances that were made, are there, and are there in the end; and what was refused."""
+def create_and_destroy(root):
+    """The created, existing and remaining instances, the MIG devices, and the error of a refused one."""
     instances = NvmlCards(open_nvml(root), ALLOWLIST).instances
     instances.enable_mig("GPU-0")
-    made = [instances.create("GPU-0", "1g.10gb", 3, 1), instances.create("GPU-0", "2g.20gb", 4, 2)]
+    created = [instances.create("GPU-0", "1g.10gb", 3, 1), instances.create("GPU-0", "2g.20gb", 4, 2)]
     try:
         refused = instances.create("GPU-0", "1g.10gb", 5, 1)
     except HamiError as error:
         refused = str(error)
-    there, devices = list(instances.existing("GPU-0")), list(instances.devices("GPU-0"))
-    for one in made:
+    existing, devices = list(instances.existing("GPU-0")), list(instances.devices("GPU-0"))
+    for one in created:
         instances.destroy(one)
-    return made, there, devices, list(instances.existing("GPU-0")), refused
+    return created, existing, devices, list(instances.existing("GPU-0")), refused
 
 
-def test_instances_are_made_found_and_destroyed(inside):
-    made, there, devices, left, refused = inside(cut_and_undone)
-    assert [(one.profile, one.start, one.size, one.uuid, one.gpu_instance, one.busy) for one in made] == [
+def test_instances_are_created_found_and_destroyed(inside):
+    created, existing, devices, remaining, refused = inside(create_and_destroy)
+    assert [(one.profile, one.start, one.size, one.uuid, one.gpu_instance, one.busy) for one in created] == [
         ("1g.10gb", 3, 1, "MIG-1", 1, False), ("2g.20gb", 4, 2, "MIG-2", 2, False)]
-    assert (there, left) == (made, [])
+    assert (existing, remaining) == (created, [])
     assert [(one.uuid, one.profile, one.gpu_instance) for one in devices] == [
         ("MIG-1", "1g.10gb", 1), ("MIG-2", "2g.20gb", 2)]
     assert "1g.10gb at 5" in refused
 
 
-def made_by_half(root):
-    """What was said of an instance that could not be made, and what is there then."""
+def create_incompletely(root):
+    """The error of an instance that cannot be created, and the instances that exist afterwards."""
     instances = NvmlCards(open_nvml(root), ALLOWLIST).instances
     instances.enable_mig("GPU-0")
     try:
         instances.create("GPU-0", "1g.10gb", 3, 1)
     except HamiError as error:
         return str(error), list(instances.existing("GPU-0"))
-    raise AssertionError("it was made")
+    raise AssertionError("it was created")
 
 
-def test_an_instance_that_is_made_by_half_is_unmade(inside):
-    said = inside(made_by_half, FAKE_NVML_FAIL=f"nvmlGpuInstanceCreateComputeInstance:0:{GPU_IS_LOST}")
-    assert said == ("GPU-0: 1g.10gb at 3: GPU is lost", [])
+def test_an_incomplete_instance_is_destroyed(inside):
+    found = inside(create_incompletely, FAKE_NVML_FAIL=f"nvmlGpuInstanceCreateComputeInstance:0:{GPU_IS_LOST}")
+    assert found == ("GPU-0: 1g.10gb at 3: GPU is lost", [])
