@@ -72,8 +72,9 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     *default* names. *published*: None if the trusted CAs are unknown; then only certificates that the newest CA has
     signed are renewed.
     """
+    authorities = _load(data.get(CA_CERTIFICATES, b""))
     # A CA that is not valid yet is kept: our own clock may be wrong.
-    trusted = [certificate for certificate in _certificates(data) if now < certificate.not_valid_after_utc]
+    trusted = [certificate for certificate in authorities if now < certificate.not_valid_after_utc]
     reasons = []
     signer, problem = _signer(data, trusted, now)
     if signer is None:
@@ -90,7 +91,7 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     older = [certificate for certificate in trusted if certificate != signer.certificate]
     kept = [certificate for certificate in older
             if now < _issued_at(signer.certificate) + lifetimes.serving or _has_signed(certificate, serving)]
-    if len(kept) < len(_certificates(data)) - 1:
+    if len(kept) < len(authorities) - 1:
         reasons.append("removed an old CA: no valid certificate depends on it")
     if not reasons:
         return None
@@ -235,10 +236,6 @@ def _has_signed(authority: x509.Certificate, certificate: x509.Certificate | Non
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _certificates(data: Mapping[str, bytes]) -> list[x509.Certificate]:
-    return _load(data.get(CA_CERTIFICATES, b""))
 
 
 def _load(pem: bytes) -> list[x509.Certificate]:

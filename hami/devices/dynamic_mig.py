@@ -38,8 +38,8 @@ class PreparedInstances:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What live pods hold: *placements* (card, start, size) and entire *cards*. *unreadable*: pods with a malformed
-    annotation, and the error."""
+    """The instances held by live pods: *placements* (card, start, size) and entire *cards*. *unreadable*: the error
+    of each pod with a malformed annotation."""
 
     placements: set[tuple[str, int, int]] = field(default_factory=set)
     cards: set[str] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """Renders the node's cards for the kubelet (device ids) and for schedulers (node annotations). Does no I/O.
 
-Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go; v2.4 to v2.7 for the older text.
+Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go; v2.4 to v2.7 for the ``csv`` format.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class RegistrationKeys:
     handshake: str
 
 
-def offered_card(card: Card, config: PluginConfig, *, leaves_mig: bool = False) -> Card | None:
+def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
     """Returns *card*, perhaps with a problem, or None if the node does not offer it.
 
     Not offered: filtered cards, cards with unknown memory, and in mode ``mig`` cards without profiles. An unreadable
-    card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards, unless *leaves_mig*: then
-    no such card is offered, whatever its problem.
+    card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards; with *ignore_mig_cards* it
+    is not offered, whatever its problem.
     """
-    if is_filtered(card, config) or card.mig and leaves_mig and config.operating_mode != MIG:
+    if is_filtered(card, config) or card.mig and ignore_mig_cards and config.operating_mode != MIG:
         return None
     if card.problem:
         return card

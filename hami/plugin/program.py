@@ -86,7 +86,7 @@ class DevicePluginProgram:
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
-            lambda card: offered_card(card, config, leaves_mig=settings.mig_strategy != "none"))
+            lambda card: offered_card(card, config, ignore_mig_cards=settings.mig_strategy != "none"))
         has_cards = not isinstance(self._source, _NoCards)
         self._cdi = _cdi_specs(settings) if has_cards else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None

@@ -17,11 +17,11 @@ class OncePerKey:
 
     def __init__(self, limit: int = 1000) -> None:
         self._limit = limit
-        self._lock = threading.Lock()  # guards _reported
+        self._lock = threading.Lock()  # guards _reported; never held across I/O
         self._reported: OrderedDict[Hashable, object] = OrderedDict()
 
     def is_new(self, key: Hashable, value: object = None) -> bool:
-        """Whether *value* differs from what was last reported for *key*; from now on it counts as reported."""
+        """Reports whether *value* differs from the last one for *key*, and remembers it."""
         with self._lock:
             is_new = key not in self._reported or self._reported[key] != value
             self._reported[key] = value
@@ -31,7 +31,7 @@ class OncePerKey:
             return is_new
 
     def clear(self, key: Hashable) -> bool:
-        """Forget *key*, whose condition has ended. Whether it had been reported."""
+        """Forget *key*, whose condition has ended. Returns whether it had been reported."""
         with self._lock:
             return self._reported.pop(key, self) is not self
 

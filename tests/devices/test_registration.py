@@ -128,8 +128,8 @@ def test_cards_that_a_node_offers(one, fields, problem):
     pytest.param(card(problem="lost"), "hami-core", True, id="not in MIG mode"),
     pytest.param(card(mig=True, profiles=(SMALL,)), "mig", True, id="on a MIG node"),
 ])
-def test_cards_in_mig_mode_are_not_offered_with_leaves_mig(one, mode, offered):
-    assert (offered_card(one, config(operating_mode=mode), leaves_mig=True) is not None) is offered
+def test_cards_in_mig_mode_are_not_offered_with_ignore_mig_cards(one, mode, offered):
+    assert (offered_card(one, config(operating_mode=mode), ignore_mig_cards=True) is not None) is offered
 
 
 REGISTERED = {KEYS.register: "x"}
