@@ -1,5 +1,5 @@
-"""The system as a user meets it: real etcd, kube-apiserver and kube-scheduler, fake nodes, our processes.
+"""End-to-end tests: real etcd, kube-apiserver and kube-scheduler, fake nodes, and the processes of HAMi.
 
-Nothing in ``hami/`` imports from here. The harness (``cluster``, ``scheduler``, ``nodes``, ``agent``, ``audit``,
-``kube``, ``binaries``) serves the end-to-end tests, the demo and the benchmarks alike.
+Nothing in ``hami/`` imports from here. The tests, the demo and the benchmarks share the harness (``cluster``,
+``scheduler``, ``nodes``, ``agent``, ``audit``, ``kube``, ``binaries``).
 """

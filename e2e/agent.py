@@ -1,14 +1,14 @@
-"""Plays the device plugins of all vendors on all fake nodes, from one process.
+"""Simulates the device plugins of all vendors on all fake nodes, in one process.
 
-It registers devices, answers handshakes as old plugins do (or keeps quiet as new ones do), and when the kubelet would
-call Allocate – a pod is bound and ``bind-phase`` says ``allocating`` – it empties the pod's to-allocate annotation
-after a delay, sets ``bind-phase=success`` and releases the node's lock. Two calls a pod, three when the node has
-changed meanwhile. Like the real plugin it serves whichever pod *the lock* names; that this is the pod the kubelet
-started is the scheduler's promise, and ``surprises`` lists where it was broken.
+The agent registers devices and answers handshakes like old plugins, or not at all like new ones. When the kubelet would
+call Allocate, because a pod is bound and its ``bind-phase`` is ``allocating``, the agent waits, empties the to-allocate
+annotation, sets ``bind-phase=success`` and releases the lock of the node. That takes two requests for each pod, three
+if the node has changed. Like the real plugin it serves the pod that the lock names. The scheduler must ensure that this
+is the pod that the kubelet starts; ``surprises`` lists the exceptions.
 
-So do the plugins of other vendors that take this lock. Cambricon's knows nothing of HAMi: it sets
-``CAMBRICON_DSMLU_ASSIGNED=true`` and removes its own lock, a bare time, whoever set it. The rest write nothing.
-``python -m e2e.agent --kubeconfig FILE`` runs it alone.
+Plugins of other vendors that use this lock do the same. Cambricon's plugin does not know HAMi: it sets
+``CAMBRICON_DSMLU_ASSIGNED=true`` and removes its own lock, which contains only a time. The others write nothing.
+``python -m e2e.agent --kubeconfig FILE`` runs the agent alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
 class Mishap(enum.Enum):
-    """What may go wrong on the node, with a pod that holds ``hami.io/mutex.lock``."""
+    """Failures of a node agent while a pod holds ``hami.io/mutex.lock``."""
 
     FAILS = "bind-phase=failed, lock released"
     DIES_BEFORE = "nothing is written at all"
@@ -55,11 +55,11 @@ class Mishap(enum.Enum):
 
 
 class NodeAgent:
-    """Device plugins of every fake node. ``start`` and ``stop``, or use it as a context.
+    """The device plugins of all fake nodes. Call ``start`` and ``stop``, or use it as a context manager.
 
-    *delay*: seconds from the bind to Allocate. *answers_handshake*: old plugins write ``Reported …``, new ones never
-    do. *register_every*: seconds between looks at the register annotation. *mishap*: asked for each pod, by namespace
-    and name.
+    *delay*: seconds from the bind to Allocate. *answers_handshake*: writes ``Reported …`` like old plugins.
+    *register_every*: seconds between checks of the register annotation. *mishap* returns the failure for a pod, given
+    its namespace and name.
     """
 
     def __init__(self, kube: Kube, *, delay: float = 0.02, workers: int = 8, answers_handshake: bool = False,
@@ -112,14 +112,14 @@ class NodeAgent:
         self.stop()
 
     def pause(self) -> None:
-        """All plugins are silent: nothing is allocated, registered or answered."""
+        """Stops all plugins: they allocate, register and answer nothing."""
         self._running.clear()
 
     def resume(self) -> None:
         self._running.set()
 
     def reset(self) -> None:
-        """Back to a node on which all goes well."""
+        """Returns to the initial behavior, without failures."""
         self.mishap = lambda namespace, name: None
         self.delay = 0.02
         self.answers_handshake = False
@@ -130,7 +130,7 @@ class NodeAgent:
 
     def _follow(self, kind: str, query: Object, relisted: Callable[[list[Object]], None],
                 seen: Callable[[str, Object], None]) -> None:
-        """List and watch until the end; a broken watch is listed anew."""
+        """Lists and watches until the end; lists again after a broken watch."""
         while not self._ended.is_set():
             try:
                 page = self.kube.page(kind, **query)
@@ -213,7 +213,7 @@ class NodeAgent:
                     heapq.heappush(self._due, (time.monotonic() + 0.2, next(self._sequence), uid))
 
     def _next(self) -> str | None:
-        """The pod whose time has come; ``None`` at the end."""
+        """Returns the pod that is due; ``None`` at the end."""
         with self._changed:
             while not self._ended.is_set():
                 wait = self._due[0][0] - time.monotonic() if self._due else None
@@ -248,7 +248,8 @@ class NodeAgent:
             self._release(node, namespace, name)
 
     def _serve_mlu(self, pod: Object) -> None:
-        """Cambricon's plugin: it hands out what the pod's profile says, and takes the lock away, whose it may be."""
+        """Acts as Cambricon's plugin: allocates what the profile says, and removes the lock regardless of its holder.
+        """
         meta, node = pod["metadata"], pod["spec"]["nodeName"]
         if self._lock_of(node, MLU_LOCK) == "":
             self.surprises.append(f"pod {meta['namespace']}/{meta['name']} is being started on {node} without MLU lock")
@@ -258,7 +259,7 @@ class NodeAgent:
         self.kube.merge_patch("Node", node, {"metadata": {"annotations": {MLU_LOCK: None}}})
 
     def _release(self, node: str, namespace: str, name: str) -> None:
-        """Take the lock away if it is this pod's, by compare and swap."""
+        """Removes the lock by compare-and-swap if the pod holds it."""
         known = self._nodes.get(node) or self.kube.get("Node", node)
         for _ in range(10):
             if holder(annotations(known).get(MUTEX, "")) == (namespace, name):
@@ -277,7 +278,7 @@ class NodeAgent:
                 return
 
     def _lock_of(self, node: str, key: str = MUTEX) -> str | None:
-        """The node's lock as it stands now, empty without one; ``None`` when the node is not ours or not there."""
+        """Returns the current lock of the node, empty without one; ``None`` for a node that is gone or not fake."""
         found = self.kube.find("Node", node)
         return annotations(found).get(key, "") if found is not None and is_fake(found) else None
 
@@ -312,25 +313,25 @@ def is_fake(node: Object) -> bool:
 
 
 def has_ended(pod: Object | None) -> bool:
-    """The pod is gone, or its containers have ended: no kubelet starts it."""
+    """Reports whether the pod is gone or terminated, so that no kubelet starts it."""
     return pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def awaited(pod: Object) -> set[str]:
-    """The locks under which *pod* holds devices that have still to be handed out."""
+    """Returns the locks under which *pod* has devices that are not allocated yet."""
     notes = annotations(pod)
     locks = {lock for key, lock in LOCK_OF.items() if key in notes}
     return locks - {MLU_LOCK} if notes.get(MLU_ASSIGNED) == "true" else locks
 
 
 def holder(lock: str) -> tuple[str, str] | None:
-    """Namespace and name of the pod that a lock names."""
+    """Returns namespace and name of the pod in a lock."""
     parts = lock.split(",")
     return (parts[1], parts[2]) if len(parts) == 3 else None
 
 
 def emptied(text: str) -> str:
-    """A to-allocate value of which every container has been served."""
+    """Returns a to-allocate value whose containers have all been served."""
     return re.sub(r"[^;]", "", text)
 
 

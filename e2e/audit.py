@@ -1,11 +1,11 @@
-"""The auditor: what the API server alone says about who holds which card, checked against what the cards have.
+"""Audits a cluster: compares the allocations in the API server with the devices of the nodes.
 
-It shares no code with ``hami/``: annotations are read and summed here once more, from the specification. It looks at
-bound pods that have not ended, at the cards of the nodes that exist, of all vendors, and at locks.
+The auditor shares no code with ``hami/``; it parses and adds up annotations on its own. It checks bound pods that have
+not terminated, the devices of all vendors on existing nodes, and locks.
 
-A pod holds on each card: the sum of its sidecars, plus the larger of (the peak of its init containers, the sum of its
-app containers); once the init containers have ended well only sidecars and apps count. Parts that one container has
-alone (places of MIG instances, cores of a Neuron device) are held by all of them side by side.
+A pod holds on each device the sum of its sidecars, plus the larger of the peak of its init containers and the sum of
+its app containers. After the init containers have succeeded, only sidecars and app containers count. Exclusive parts
+(MIG placements, cores of a Neuron device) are held by all containers at the same time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ QUALITY = "metax-tech.com/sgpu-qos-policy"
 
 
 class Hold(NamedTuple):
-    """What a pod holds of one card now. *parts*: the memory slices of its MIG instances, or its Neuron cores.
-    *app_class*, *quality*: of a pod on a MetaX sGPU."""
+    """What a pod holds of a device now.
+
+    *parts*: memory slices of its MIG instances, or its Neuron cores. *app_class*, *quality*: for pods on a MetaX sGPU.
+    """
 
     memory: int = 0
     cores: int = 0
@@ -47,14 +49,14 @@ class Hold(NamedTuple):
 
 @dataclass
 class Inventory:
-    """Cards by node and UUID, and for each of them who holds how much. *wrong*: what cannot be or cannot be read."""
+    """Devices by node and UUID, the pods that hold them, and inconsistencies (*wrong*)."""
 
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     holds: dict[tuple[str, str], dict[str, Hold]] = field(default_factory=lambda: defaultdict(dict))
     wrong: list[str] = field(default_factory=list)
 
     def used(self, key: tuple[str, str]) -> Hold:
-        """Sum over all pods."""
+        """Returns the sum of all pods."""
         holds = self.holds.get(key, {}).values()
         return Hold(sum(h.memory for h in holds), sum(h.cores for h in holds), sum(h.slots for h in holds))
 
@@ -77,14 +79,14 @@ def audit(kube: Kube, *, wait: float = 10) -> list[str]:
 
 
 def violations(nodes: Iterable[Object], pods: Iterable[Object]) -> tuple[list[str], list[str]]:
-    """What must never be, and what must not last."""
+    """Returns what must never happen, and what must not last."""
     nodes, pods = list(nodes), list(pods)
     found = inventory(nodes, pods)
     return found.wrong + overbooked(found) + phantoms(pods), dead_locks(nodes, pods)
 
 
 def inventory(nodes: Iterable[Object], pods: Iterable[Object]) -> Inventory:
-    """Cards of all nodes, and what all living bound pods hold of them."""
+    """Returns the devices of all nodes and the holds of all bound pods that have not terminated."""
     found = Inventory()
     names = set()
     for node in nodes:
@@ -100,7 +102,7 @@ def inventory(nodes: Iterable[Object], pods: Iterable[Object]) -> Inventory:
 
 
 def book(found: Inventory, pod: Object) -> None:
-    """Add what *pod* holds; say what is wrong with its allocations."""
+    """Adds the holds of *pod*, and inconsistencies of its allocations."""
     who, node, notes = name_of(pod), pod["spec"]["nodeName"], annotations(pod)
     containers = [*inits(pod), *apps(pod)]
     if any(vendor.allocated in notes for vendor in VENDORS) and (assigned := notes.get(ASSIGNED)) != node:
@@ -114,7 +116,7 @@ def book(found: Inventory, pod: Object) -> None:
 
 
 def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | None], text: str) -> None:
-    """Add what *pod* holds of one vendor's cards, by its annotation *text*."""
+    """Adds the holds of *pod* on devices of one vendor, from its annotation *text*."""
     who, node = name_of(pod), pod["spec"]["nodeName"]
     try:
         entries = parse(text)
@@ -136,7 +138,7 @@ def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | 
 
 def mismatch(vendor: Vendor, ask: Ask | None, entry: list[Entry], cards: Mapping[str, Card],
              notes: Mapping[str, str]) -> list[str]:
-    """Where *entry* is not what the container asked for. *cards*: the node's, of this vendor; *notes*: the pod's."""
+    """Returns differences between *entry* and the request. *cards*: of the node and vendor; *notes*: of the pod."""
     if ask is None:
         return [f"asks for no {vendor.count}, holds {entry}"] if entry else []
     if missing := [share.uuid for share in entry if share.uuid not in cards]:
@@ -164,13 +166,13 @@ Shares = list[tuple[Entry, Card]]
 
 
 def whole_modules(ask: Ask, shares: Shares) -> list[str]:
-    """Ascend910C: NPUs 0 and 1, 2 and 3 and so on go together."""
+    """Ascend910C: NPUs 0 and 1, 2 and 3, and so on belong together."""
     modules = Counter(card.index // 2 for _, card in shares)
     return [f"holds half of modules: {[share.uuid for share, _ in shares]}"] if set(modules.values()) - {2} else []
 
 
 def all_cores(ask: Ask, shares: Shares) -> list[str]:
-    """AWS: so many cores as were asked for, and several devices in a row."""
+    """AWS: the requested number of cores, and adjacent devices."""
     problems = []
     if not ask.count and (cores := sum(share.cores.bit_count() for share, _ in shares)) != ask.cores:
         problems.append(f"asks for {ask.cores} cores, holds {cores}")
@@ -184,7 +186,7 @@ LINKED = {2: ("04", "15", "26", "37"), 4: ("0145", "2367", "0246", "1357", "0347
 
 
 def one_wing(ask: Ask, shares: Shares) -> list[str]:
-    """Kunlun: cards of one wing (0 to 3, 4 to 7), or pairs that are linked across."""
+    """Kunlun: devices of one wing (0 to 3, 4 to 7), or pairs that are linked across the wings."""
     indexes = sorted(card.index for _, card in shares)
     text = "".join(map(str, indexes))
     linked = len({index // 4 for index in indexes}) < 2 or len(indexes) == 8 or text in LINKED.get(len(indexes), ())
@@ -199,7 +201,8 @@ Places = Mapping[tuple[int, int], tuple[str, str, int, int]]
 
 
 def mig_places(pod: Object) -> Places:
-    """Card, profile, start and size of each MIG instance, by container and share. Raises: ValueError, KeyError."""
+    """Returns GPU, profile, start and size of each MIG instance, by container and share. Raises: ValueError, KeyError.
+    """
     places = [((one["containerIndex"], one["deviceIndex"]),
                (one["gpuUUID"], one["profile"], one["placement"]["start"], one["placement"]["size"]))
               for one in json.loads(annotations(pod).get(PLACES, "[]"))]
@@ -209,7 +212,7 @@ def mig_places(pod: Object) -> Places:
 
 
 def misplaced(entries: list[list[Entry]], places: Places, cards: Mapping[str, Card]) -> list[str]:
-    """Shares of MIG cards without a place, places without a share, and places that the card does not have."""
+    """Returns shares of MIG GPUs without a placement, placements without a share, and invalid placements."""
     problems = []
     shares = {(container, position): share for container, entry in enumerate(entries)
               for position, share in enumerate(entry)}
@@ -228,7 +231,7 @@ def misplaced(entries: list[list[Entry]], places: Places, cards: Mapping[str, Ca
 
 
 def held(pod: Object, entries: list[list[Entry]], cards: Mapping[str, Card], places: Places) -> dict[str, Hold]:
-    """What the pod holds of each card now."""
+    """Returns the holds of the pod on each device."""
     kinds = ["sidecar" if container.get("restartPolicy") == "Always" else "init" for container in inits(pod)]
     kinds += ["app"] * len(apps(pod))
     total: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: {"sidecar": [], "init": [], "app": []})
@@ -261,7 +264,7 @@ def held(pod: Object, entries: list[list[Entry]], cards: Mapping[str, Card], pla
 
 
 def parts_of(share: Entry, card: Card | None, place: tuple[str, str, int, int] | None) -> Iterable[int]:
-    """The parts of a card that only this share may have."""
+    """Returns the parts of a device that only this share may hold."""
     if place is not None:
         return range(place[2], place[2] + place[3])
     if card is not None and card.vendor == "AWSNeuron":
@@ -270,7 +273,7 @@ def parts_of(share: Entry, card: Card | None, place: tuple[str, str, int, int] |
 
 
 def slots_of(entries: list[Entry], card: Card | None) -> int:
-    """One for each share; of a device in slices (DRS), as many as its profile has."""
+    """Returns the number of slots: one for each share; for DRS, the slices of its profile."""
     if card is None or card.vendor != "Enflame":
         return len(entries)
     sizes: dict[tuple[int, int], Profile] = {(one.memory, one.cores): one for one in card.profiles}
@@ -278,8 +281,7 @@ def slots_of(entries: list[Entry], card: Card | None) -> int:
 
 
 def overbooked(found: Inventory) -> list[str]:
-    """Cards over their memory, cores or slots; parts that are held twice; and cards that someone has to himself and
-    shares nevertheless, or with those with whom he may not."""
+    """Returns overcommitted devices, parts that are held twice, and violations of exclusive use."""
     problems = []
     for key, holds in found.holds.items():
         card, used = found.cards.get(key), found.used(key)
@@ -301,7 +303,7 @@ def overbooked(found: Inventory) -> list[str]:
 
 
 def at_odds(card: Card, holds: list[Hold]) -> list[str]:
-    """Pods that may not share a card: sGPUs of several qualities, or of a class and of none; slices of two sizes."""
+    """Returns pods that must not share a device: different sGPU qualities or classes, slices of different sizes."""
     problems = []
     if card.vendor == "Metax-SGPU":
         if len({hold.quality for hold in holds if hold.app_class != "online"}) > 1:
@@ -314,14 +316,14 @@ def at_odds(card: Card, holds: list[Hold]) -> list[str]:
 
 
 def phantoms(pods: Iterable[Object]) -> list[str]:
-    """Pods that carry an allocation and are bound nowhere: usage that nobody has."""
+    """Returns unbound pods with an allocation."""
     return [f"pod {name_of(pod)} carries an allocation and is not bound" for pod in pods
             if lives(pod) and not pod["spec"].get("nodeName")
             and any(vendor.allocated in annotations(pod) for vendor in VENDORS)]
 
 
 def dead_locks(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
-    """Locks that nobody living holds, and pods whose allocation nobody finishes."""
+    """Returns locks without a live holder, and pods whose allocation does not complete."""
     by_name = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in pods}
     problems = []
     for node in nodes:
@@ -345,7 +347,7 @@ def dead_locks(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
 
 
 def parse(text: str) -> list[list[Entry]]:
-    """Entries of a pod device value, one list a container. Raises: ValueError."""
+    """Returns the entries of an allocation, one list for each container. Raises: ValueError."""
     containers = text.split(";")
     if containers and not containers[-1]:
         containers.pop()
@@ -371,7 +373,7 @@ def apps(pod: Object) -> list[Object]:
 
 
 def inits_ended(pod: Object) -> bool:
-    """Every init container that is no sidecar has ended with code 0."""
+    """Reports whether all init containers except sidecars have ended with code 0."""
     waited_for = {container["name"] for container in inits(pod) if container.get("restartPolicy") != "Always"}
     codes = Counter(
         status["name"] for status in pod.get("status", {}).get("initContainerStatuses") or []

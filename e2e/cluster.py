@@ -1,8 +1,8 @@
-"""A Kubernetes control plane to test against.
+"""Kubernetes control planes for tests.
 
-``LocalCluster``: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, started by
-kwokctl, gone when the context ends, however it ends; kube-scheduler's configuration is that of ``manifests/`` with the
-address filled in. ``ExternalCluster``: what the user's KUBECONFIG names. kind's is in ``e2e.kind``.
+``LocalCluster`` runs etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok on this machine, through
+kwokctl, and removes them at the end of the context. Its kube-scheduler has the configuration in ``manifests/`` with
+other addresses. ``ExternalCluster`` is the cluster in the user's KUBECONFIG. ``e2e.kind`` contains that of kind.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ FAKE_NODE = "kwok.x-k8s.io/node"
 
 
 class ClusterUnavailable(RuntimeError):
-    """There is no such cluster here; the text says why."""
+    """The cluster cannot be used; the message contains the reason."""
 
 
 def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = None) -> Object:
-    """The shipped KubeSchedulerConfiguration, its extender at *extender_port* (``None``: without an extender)."""
+    """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender)."""
     config: Object = yaml.safe_load((MANIFESTS / "scheduler-config.yaml").read_text())
     if extender_port is None:
         del config["extenders"]
@@ -53,7 +53,7 @@ def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = Non
 
 
 class LocalCluster:
-    """A control plane of real programs on this machine. Use ``LocalCluster.started()``."""
+    """A control plane of processes on this machine. Use ``LocalCluster.started()``."""
 
     def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
                  extender_port: int, *, audited: bool = False) -> None:
@@ -72,12 +72,12 @@ class LocalCluster:
     @contextlib.contextmanager
     def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
                 audited: bool = False, say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
-        """A ready cluster for as long as the context lasts.
+        """Yields a ready cluster.
 
-        *adjust* may change kube-scheduler's configuration before it starts; *extender* False leaves ours out of it.
-        *audited*: the API server writes down what our accounts ask of it. *say* gets progress lines of a first build.
-        The extender is expected at ``cluster.extender_port``, the webhook at ``cluster.webhook_port``; they need not
-        run yet.
+        *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
+        *audited*: the API server logs the requests of HAMi's accounts. *say* receives progress lines of a first build.
+        The extender is expected at ``cluster.extender_port`` and the webhook at ``cluster.webhook_port``; neither needs
+        to run yet.
         """
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
@@ -153,16 +153,16 @@ class LocalCluster:
 
     @property
     def audit_log(self) -> Path:
-        """What our accounts have asked of the API server, if it writes that down."""
+        """Path of the API server's log of requests by HAMi's accounts."""
         return self._home() / "logs" / "audit.log"
 
     def kubectl(self, *words: str) -> str:
-        """Standard output of kubectl. Raises: CalledProcessError, with what it said in ``stderr``."""
+        """Returns the standard output of kubectl. Raises: CalledProcessError with its ``stderr``."""
         return subprocess.run([str(self.binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *words],
                               capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
 
     def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until the API server says it is ready."""
+        """Waits until the API server is ready."""
         def ready() -> bool:
             try:
                 self.kube.call("GET", "/version", timeout=2)
@@ -176,14 +176,14 @@ class LocalCluster:
             raise ClusterUnavailable(str(error)) from None
 
     def restart_api_server(self) -> None:
-        """Kill kube-apiserver (asked politely it waits for its watchers), start it, and wait until it is ready."""
+        """Kills kube-apiserver (on SIGTERM it would wait for its watchers), starts it, and waits until it is ready."""
         self.components["kube-apiserver"].kill()
         self.components["kube-apiserver"].start()
         self.wait_ready()
         self.revive()
 
     def pause_api_server(self) -> None:
-        """The API server hangs: connections stay open, nothing is answered."""
+        """Stops the API server with open connections, so that it answers nothing."""
         self.components["kube-apiserver"].pause()
 
     def resume_api_server(self) -> None:
@@ -193,8 +193,10 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _supervised(self) -> Iterator[None]:
-        """Components that end by themselves are started again, as a kubelet does with static pods: kube-scheduler, for
-        one, ends when it cannot renew its lease in time."""
+        """Restarts components that end by themselves, like a kubelet restarts static pods.
+
+        kube-scheduler, for example, ends when it cannot renew its lease.
+        """
         ending = threading.Event()
 
         def supervise() -> None:
@@ -211,16 +213,16 @@ class LocalCluster:
             supervisor.join()
 
     def revive(self) -> list[str]:
-        """Start all components that have ended, on purpose or not; returns their names."""
+        """Starts all components that have ended; returns their names."""
         dead = [name for name, program in self.components.items() if not program.running()]
         for name in dead:
             self.components[name].start()
         return dead
 
     def start_kube_scheduler(self, name: str, extender_port: int, kubeconfig: Path | None = None) -> Program:
-        """A further kube-scheduler, a candidate for the same Lease, with an extender of its own.
+        """Starts another kube-scheduler for the same Lease, with its own extender.
 
-        *kubeconfig*: whose rights it has, if not the administrator's.
+        *kubeconfig* has its permissions (default: the administrator's).
         """
         config = scheduler_config(extender_port, kubeconfig=kubeconfig or self.kubeconfig)
         path = self.folder / f"{name}.yaml"
@@ -233,13 +235,13 @@ class LocalCluster:
         return program
 
     def logs(self, size: int = 1500) -> str:
-        """The end of every component's log."""
+        """Returns the end of the log of each component."""
         logs = sorted(path for path in (self._home() / "logs").glob("*.log") if path != self.audit_log)
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
 
 
 class ExternalCluster:
-    """The cluster that a kubeconfig names. Its nodes, its scheduler and its webhook are the user's affair."""
+    """The cluster of a kubeconfig. The user provides its nodes, its scheduler and its webhook."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
