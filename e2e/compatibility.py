@@ -1,9 +1,9 @@
-"""``python -m e2e.compatibility [--minors 1.33,1.34] [-- pytest arguments]``: which Kubernetes the suite passes on.
+"""``python -m e2e.compatibility [--minors 1.33,1.34] [-- pytest arguments]``: tests all pinned versions of Kubernetes.
 
-Runs the end-to-end suite once for each minor version of ``e2e/controlplane`` and writes the table of
-``docs/compatibility.md`` from pytest's own reports, and the README's from that. The table is written whole, with a
-digest, and rows of minors that were not run stay as they were: one that was changed by hand is refused. Tests that fail
-are run once more by themselves, and the table tells which needed that. The exit status is 0 when nothing failed.
+Runs the end-to-end tests for each minor version in ``e2e/controlplane``, and writes the tables of
+``docs/compatibility.md`` and the README from pytest's reports. Rows of other versions stay unchanged. A digest in the
+document detects a table that was edited by hand, which is an error. Failed tests run a second time by themselves, and
+the table lists those that passed then. The exit status is 0 if no test failed both times.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ SUMMARY = "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n"
 
 
 class RunBroken(RuntimeError):
-    """pytest did not run the suite to its end; there is nothing to tell about this version."""
+    """pytest did not complete; the version has no result."""
 
 
 class TableChanged(RuntimeError):
-    """The document's table is not what was written last."""
+    """The table of the document is not the one that was written last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one run has shown. *again*, *failed*: names of tests; *left_out*: in words; *version*: ``v1.36.3``."""
+    """Results of one run. *again*, *failed*: test names; *left_out*: in words; *version*: ``v1.36.3``."""
 
     version: str
     passed: int
@@ -75,15 +75,15 @@ class Row:
 
 
 def listed(names: Sequence[str]) -> str:
-    """How many, and which: the first ten."""
+    """Returns the number of *names* and the first ten of them."""
     shown = [f"`{name}`" for name in names[:10]] + (["…"] if len(names) > 10 else [])
     return f"{len(names)}: {', '.join(shown)}" if names else "0"
 
 
 def outcomes(report: str) -> dict[str, str]:
-    """Node id to ``passed``, ``failed`` or ``skipped``, from the text of a junit file.
+    """Maps test IDs to ``passed``, ``failed`` or ``skipped``, from the text of a JUnit file.
 
-    A test whose call or teardown failed may stand there twice: what is worst counts. An error is a failure.
+    A test whose call or teardown failed may have two entries; the worse one counts. An error is a failure.
     """
     worst: dict[str, str] = {}
     for case in ET.fromstring(report).iter("testcase"):
@@ -95,7 +95,7 @@ def outcomes(report: str) -> dict[str, str]:
 
 
 def left_out(counts: Mapping[str, int], ran: Iterable[str]) -> str:
-    """In words, which tests of the suite were not run. *counts*: file to its tests; *ran*: node ids."""
+    """Returns the tests that did not run, in words. *counts*: number of tests by file; *ran*: test IDs."""
     done = Counter(name.partition("::")[0] for name in ran)
     words = [f"`{Path(file).name}`" if not done[file] else f"{count - done[file]} of `{Path(file).name}`"
              for file, count in sorted(counts.items()) if done[file] < count]
@@ -104,7 +104,9 @@ def left_out(counts: Mapping[str, int], ran: Iterable[str]) -> str:
 
 def row(version: str, first: Mapping[str, str], second: Mapping[str, str], counts: Mapping[str, int], *, date: str,
         commit: str) -> Row:
-    """*first*, *second*: outcomes of the run and of that of its failed tests, which may be none."""
+    """Returns the row for the outcomes of the *first* run, and of the *second* run of its failed tests, which may be
+    empty.
+    """
     failed = {name for name, outcome in first.items() if outcome == "failed"}
     again = {name for name in failed if second.get(name) == "passed"}
     return Row(version=version, passed=sum(outcome == "passed" for outcome in first.values()), again=short(again),
@@ -121,7 +123,7 @@ def digest(block: str) -> str:
 
 
 def table_rows(document: str) -> dict[str, str]:
-    """Minor version to its line of the table. Raises: TableChanged when that is not as it was written."""
+    """Maps minor versions to lines of the table. Raises: TableChanged."""
     begin, block = block_of(document)
     if digest(block) != begin[1]:
         raise TableChanged(f"the table of {DOCUMENT.name} was changed by hand: take that back")
@@ -135,7 +137,7 @@ def block_of(document: str) -> tuple[re.Match[str], str]:
 
 
 def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
-    """The document with *rows* in its table: newest first, others as they were, those not of *known* minors gone."""
+    """Returns the document with *rows* in its table, newest first; drops versions that are not *known*."""
     old = table_rows(document)
     lines = old | {minor_of(fresh.version): str(fresh) for fresh in rows}
     block = "\n".join((*HEAD, *(lines[minor] for minor in known if minor in lines))) + "\n"
@@ -145,7 +147,7 @@ def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
 
 
 def summarized(readme: str, document: str) -> str:
-    """*readme* with the numbers of *document*'s table between its marks. Raises: TableChanged for want of marks."""
+    """Returns *readme* with the numbers of *document*. Raises: TableChanged if its marks are missing."""
     before, begin, rest = readme.partition(SUMMARY)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -160,7 +162,7 @@ def summarized(readme: str, document: str) -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, and whether what is tested has changes beside it."""
+    """Returns the commit that is checked out, and whether tested files have uncommitted changes."""
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -176,7 +178,7 @@ def pytest(words: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def count_tests(env: Mapping[str, str]) -> dict[str, int]:
-    """File to the tests that it has, of the whole suite."""
+    """Maps files to their number of tests."""
     command = [sys.executable, "-m", "pytest", "e2e", "--collect-only", "-qq"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -185,7 +187,7 @@ def count_tests(env: Mapping[str, str]) -> dict[str, int]:
 
 
 def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Run pytest with *words*; its outcomes. Raises: RunBroken if it did not come to its end."""
+    """Runs pytest with *words* and returns the outcomes. Raises: RunBroken."""
     status = pytest([*words, "-q", f"--junit-xml={report}"], env)
     if status not in (0, 1) or not report.exists():
         raise RunBroken(f"pytest {' '.join(words)} ended with {status} and is not counted")
@@ -193,7 +195,7 @@ def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str,
 
 
 def run_minor(minor: str, words: Sequence[str], reports: Path) -> Row:
-    """Run the suite against *minor*. Raises: RunBroken, BinariesMissing."""
+    """Runs the tests on *minor*. Raises: RunBroken, BinariesMissing."""
     env = {key: value for key, value in os.environ.items() if key not in ANOTHER_CLUSTER} | {MINOR_VARIABLE: minor}
     version = reported_version(find(minor=minor).paths)
     begun, date = commit(), f"{datetime.now(UTC):%F}"
@@ -226,9 +228,9 @@ def pytest_words(chosen: argparse.Namespace) -> list[str]:
 
 
 def write_rows(document: Path, readme: Path, chosen: Iterable[str], run_one: Callable[[str], Row]) -> int:
-    """Run each of the *chosen* minors and write its row as soon as it is there, and its numbers; the exit status.
+    """Runs the *chosen* versions, writes each row when it is complete, and returns the exit status.
 
-    A minor that could not be built, or not be run to the end, is told on standard error and keeps the row it had.
+    A version that cannot be built or does not complete is reported on standard error and keeps its row.
     """
     status = 0
     for minor in chosen:

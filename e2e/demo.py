@@ -1,8 +1,8 @@
-"""A cluster with GPUs to look at: forty pods on four nodes, who shares which card, and why some wait.
+"""A demonstration: forty pods share the GPUs of four nodes, and some have to wait.
 
-``python -m e2e.demo`` brings up the local control plane, ``hami scheduler``, four fake nodes with eight cards each, and
-a mix of pods. With ``--keep`` it stays up until Ctrl-C. ``--real-node`` shows containers on a real kubelet instead,
-which print their limits. Whatever happens, nothing is left running.
+``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
+mix of pods. ``--keep`` keeps the cluster running until Ctrl-C. ``--real-node`` shows containers on a real kubelet,
+which print their limits. No process is left at the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PER_REASON = re.compile(r"\d+ nodes (\w+)\((.*)\)")
 
 
 class Outcome(NamedTuple):
-    """The cluster at one moment."""
+    """The state of the cluster at one time."""
 
     pods: dict[str, Object]
     reasons: dict[str, list[str]]
@@ -63,13 +63,13 @@ class Outcome(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Every pod has its devices, or was told why not."""
+        """Reports whether each pod has its devices or a reason."""
         return len(self.pods) >= PODS and self.started + len(self.waiting) == len(self.pods) and all(
             self.reasons.get(name) for name in self.waiting)
 
 
 def mixture() -> list[Object]:
-    """Forty pods as teams might submit them; five of them can never fit."""
+    """Returns forty pods as teams might submit them; five of them never fit."""
     pods = [
         *(pod(f"notebook-{n}", gpu=1, gpumem=4000, gpucores=10) for n in range(14)),
         *(pod(f"inference-{n}", gpu=1, percent=25, gpucores=20, annotations={"nvidia.com/use-gputype": "T4"})
@@ -99,7 +99,7 @@ def look(sandbox: Sandbox) -> Outcome:
 
 
 def bar(used: int, there: int, width: int = 16) -> Text:
-    """How full something is, as a coloured bar."""
+    """Returns a colored bar for a ratio."""
     share = used / there if there else 0
     filled = round(share * width)
     colour = "green" if share < 0.6 else "yellow" if share < 0.95 else "red"
@@ -107,7 +107,7 @@ def bar(used: int, there: int, width: int = 16) -> Text:
 
 
 def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Table]:
-    """A table for each node: its cards, how full each is, and (with *names*) who is on it."""
+    """Returns a table for each node: its GPUs, their usage, and (with *names*) the pods on them."""
     nodes = sandbox.kube.list("Node", labelSelector=f"hami-e2e/sandbox={sandbox.namespace}")
     found = audit.inventory(nodes, outcome.pods.values())
     by_node: dict[str, list[audit.Card]] = defaultdict(list)
@@ -129,7 +129,7 @@ def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Tabl
 
 
 def waiting_table(sandbox: Sandbox, outcome: Outcome) -> Table:
-    """Those that wait, each with the reason that the scheduler gave."""
+    """Returns the waiting pods with the reasons of the scheduler."""
     table = Table(title="waiting", title_justify="left", expand=True)
     table.add_column("pod", no_wrap=True)
     table.add_column("asks for")
@@ -140,7 +140,7 @@ def waiting_table(sandbox: Sandbox, outcome: Outcome) -> Table:
 
 
 def why(messages: Iterable[str], short: Callable[[str], str]) -> str:
-    """What the events say: each reason with the nodes that gave it, else kube-scheduler's own words."""
+    """Returns the reasons in the events with the nodes of each, or else the message of kube-scheduler."""
     reasons = {}
     general = ""
     for message in messages:
@@ -163,7 +163,7 @@ def asks(item: Object) -> str:
 
 
 def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
-    """Create the pods in the background, and draw what becomes of them until all is settled."""
+    """Creates the pods in the background, and shows the state until it is settled."""
     failed: list[BaseException] = []
 
     def create() -> None:
@@ -202,7 +202,7 @@ def show(console: Console, sandbox: Sandbox, outcome: Outcome) -> None:
 
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
-    """How to go on by hand."""
+    """Prints how to use the cluster."""
     kubectl = f"{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}"
     console.print(Panel.fit(Text("\n".join((
         "The cluster stays up until Ctrl-C. In another terminal:", "",

@@ -1,7 +1,7 @@
-"""Containers on a real kubelet, to look at: each prints what it was given of a card, and what limits it.
+"""A demonstration of containers on a real kubelet: each prints its device and its limits.
 
-``python -m e2e.demo --real-node``. The cards stand in a file; webhook, schedulers, kubelet, device plugin, containerd
-and the containers are real.
+``python -m e2e.demo --real-node``. The GPUs come from a mock file; webhook, schedulers, kubelet, device plugin,
+containerd and containers are real.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PODS = {
 
 
 def run(console: Console, *, keep: bool) -> int:
-    """Bring it up, show what the containers print, and end with 0 if all went well."""
+    """Starts everything, shows the output of the containers, and returns the exit status."""
     if reason := missing():
         console.print(f"[red]{reason}")
         return 1
@@ -77,7 +77,7 @@ def run(console: Console, *, keep: bool) -> int:
 
 
 def show(console: Console, node: RealNode, sandbox: Sandbox) -> None:
-    """What the kubelet offers, and what each container has printed."""
+    """Prints what the kubelet offers, and the output of each container."""
     console.print(f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two cards")
     table = Table(show_lines=True, expand=True)
     table.add_column("pod", no_wrap=True)
@@ -90,7 +90,7 @@ def show(console: Console, node: RealNode, sandbox: Sandbox) -> None:
 
 
 def farewell(console: Console, node: RealNode, sandbox: Sandbox) -> None:
-    """How to go on by hand."""
+    """Prints how to use the cluster."""
     cluster = node.cluster
     console.print(Panel.fit(Text("\n".join((
         "The cluster stays up until Ctrl-C. In another terminal:", "",

@@ -1,7 +1,7 @@
-"""``hami device-plugin`` as a process on a real node, as its DaemonSet would run it, with cards that stand in a file.
+"""``hami device-plugin`` as a process on a real node, with GPUs from a mock file.
 
-Same flags, same rights (a token of the shipped ServiceAccount); files and the limiter's folder are this machine's. The
-kubelet's folder is where every node has it.
+It has the flags and permissions of its DaemonSet (a token of the shipped ServiceAccount). Its files and the directory
+of the limiter are on this machine; the directory of the kubelet is that of every node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALLOCATED = re.compile(r'"devices allocated" .*\bseconds=([0-9.]+)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card as the plugin's file describes it. *health*: ``True``, or why it is not well. *mig*: how it is cut."""
+    """A GPU in the mock file. *health*: ``True``, or why it is unhealthy. *mig*: its instances."""
 
     uuid: str
     model: str = "NVIDIA A100-SXM4-80GB"
@@ -46,12 +46,12 @@ class Card:
 
 
 def cards(count: int, **fields: Any) -> tuple[Card, ...]:
-    """*count* equal cards."""
+    """Returns *count* equal GPUs."""
     return tuple(Card(uuid=f"GPU-00000000-0000-4000-8000-{number:012d}", **fields) for number in range(count))
 
 
 class DevicePlugin:
-    """The plugin of one node. Flags are given as keywords, dashes as underscores."""
+    """The plugin of one node. Flags are keyword arguments with underscores."""
 
     def __init__(self, node: RealNode, *, name: str = "device-plugin", **flags: str) -> None:
         self.node = node
@@ -71,18 +71,18 @@ class DevicePlugin:
     # -- what it is given
 
     def insert(self, *cards: Card) -> None:
-        """These cards are in the node from now on."""
+        """Replaces the GPUs of the node."""
         self.cards = cards
         fresh = self._file.with_suffix(".new")
         fresh.write_text(yaml.safe_dump({"cards": [asdict(card) for card in cards]}))
         fresh.rename(self._file)
 
     def ail(self, uuid: str, health: bool | str) -> None:
-        """The card *uuid* is not well any more, or is again."""
+        """Sets the health of a GPU."""
         self.insert(*(replace(card, health=health) if card.uuid == uuid else card for card in self.cards))
 
     def install_limiter(self, content: str) -> None:
-        """The limiter's files, placed as the plugin's image places them: each replaced whole."""
+        """Installs the files of the limiter like the image of the plugin does: each is replaced atomically."""
         folder = self.node.path(HOOK) / "vgpu"
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("libvgpu.so", content), ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n")):
@@ -93,7 +93,7 @@ class DevicePlugin:
     # -- life
 
     def start(self, **flags: str) -> DevicePlugin:
-        """Start it with its flags, changed by *flags*; it need not have registered yet when this returns."""
+        """Starts it with its flags, changed by *flags*; does not wait for the registration."""
         words = [f"--{name.replace('_', '-')}={value}" for name, value in (self._defaults | flags).items()]
         self.program = self.node.program(self.name, [sys.executable, "-m", "hami.cli", "device-plugin", *words], env={
             **{key: value for key, value in os.environ.items() if key not in ("NODE_NAME", "HOOK_PATH")},
@@ -106,7 +106,7 @@ class DevicePlugin:
         self.program.kill()
 
     def stop(self, timeout: float = 15) -> float:
-        """SIGTERM; returns the seconds it took to end."""
+        """Sends SIGTERM; returns the seconds until it ended."""
         return self.program.stop(timeout)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class DevicePlugin:
     # -- what it has done
 
     def wait_offered(self, amount: int, *, timeout: float = 60) -> None:
-        """Wait until it has registered, and the kubelet offers *amount* slices."""
+        """Waits until it has registered and the kubelet offers *amount* slices."""
         self.wait_registered(timeout)
         try:
             self.node.wait_allocatable(RESOURCE, amount, timeout=timeout)
@@ -124,11 +124,11 @@ class DevicePlugin:
             raise AssertionError(f"{error}\n{self.program.tail()}") from None
 
     def log(self) -> str:
-        """What it has logged since it was last started."""
+        """Returns the log since the last start."""
         return self.program.log.read_bytes()[self._begun:].decode(errors="replace")
 
     def wait_registered(self, timeout: float = 30) -> None:
-        """Wait until it says that the kubelet has taken its registration."""
+        """Waits until the kubelet has accepted its registration."""
         def registered() -> bool:
             assert self.program.running(), f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
             return "registered with the kubelet" in self.log()
@@ -136,17 +136,17 @@ class DevicePlugin:
         eventually(registered, lambda: f"the plugin has registered:\n{self.log()[-3000:]}", timeout=timeout)
 
     def readiness(self) -> tuple[int, str]:
-        """Status and text of what the kubelet is told when it asks whether the plugin serves."""
+        """Returns status and body of its readiness probe."""
         answer = urllib3.request("GET", f"http://{self._defaults['health_bind_address']}/readyz", retries=False)
         return answer.status, answer.data.decode().strip()
 
     def allocate_seconds(self) -> list[float]:
-        """How long each Allocate took that handed something out, by the plugin's own clock."""
+        """Returns the durations of its successful Allocate calls, from its log."""
         return [float(found[1]) for found in ALLOCATED.finditer(self.log())]
 
 
 def account_kubeconfig(node: RealNode) -> Path:
-    """A kubeconfig with a token of the shipped account; made once."""
+    """Returns a kubeconfig with a token of the shipped account, created once."""
     target = node.folder / f"{ACCOUNT}.kubeconfig"
     if target.exists():
         return target

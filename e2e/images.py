@@ -1,6 +1,6 @@
-"""Container images made on this machine, for a node that reaches no registry: one static busybox in a docker-archive.
+"""Builds container images for nodes without a registry: a static busybox in a docker-archive.
 
-The archive is the form that ``docker save`` writes: the layer as a tar, the image's configuration, and a manifest that
+The archive has the format of ``docker save``: the layer as a tar, the configuration of the image, and a manifest that
 names both. Standard library only.
 """
 
@@ -26,9 +26,9 @@ EPOCH = "1970-01-01T00:00:00Z"
 
 
 def pack_busybox(target: Path, name: str, busybox: Path, *, command: Sequence[str] = ("sh",)) -> None:
-    """Write an image called *name* (``registry/repository:tag``) to the docker-archive *target*.
+    """Writes an image called *name* (``registry/repository:tag``) to the docker-archive *target*.
 
-    *busybox* must be linked statically. *command*: what a container runs that says nothing itself.
+    *busybox* must be linked statically. *command* is the default command of its containers.
     """
     layer = root_filesystem(busybox)
     configuration = json.dumps({
@@ -45,7 +45,7 @@ def pack_busybox(target: Path, name: str, busybox: Path, *, command: Sequence[st
 
 
 def root_filesystem(busybox: Path) -> bytes:
-    """The layer: folders, busybox, its links, and the two accounts that programs look for."""
+    """Returns the layer: directories, busybox with its links, and two accounts."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as layer:
         for folder in FOLDERS:
@@ -59,7 +59,7 @@ def root_filesystem(busybox: Path) -> bytes:
 
 
 def add(archive: tarfile.TarFile, path: str, content: bytes = b"", **fields: Any) -> None:
-    """One entry, owned by root, its time the epoch: the same input makes the same image."""
+    """Adds an entry that belongs to root, with the epoch as its time, so that equal input gives an equal image."""
     entry = tarfile.TarInfo(path)
     entry.size = len(content)
     entry.mode = 0o644

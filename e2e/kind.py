@@ -1,6 +1,8 @@
-"""HAMi on a kind cluster, installed as the README tells a platform engineer to: images built from the Containerfile and
-loaded, the overlay ``kind`` applied. Webhook and extender are reached through Service and RBAC, device plugins run on
-real kubelets; kwok runs on this machine for the fake nodes that tests add beside kind's own.
+"""HAMi on a kind cluster, installed as the documentation describes: images from the Containerfile, the overlay
+``kind``.
+
+Webhook and extender are reached through their Service, and device plugins run on real kubelets. kwok runs on this
+machine for fake nodes that tests add to those of kind.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ ROLLOUT_SECONDS = 240
 
 
 def missing() -> str:
-    """Why there can be no kind cluster here; empty if there can."""
+    """Returns why kind cannot run here; empty if it can."""
     if (docker := shutil.which("docker")) is None:
         return "kind needs Docker, and there is no 'docker' on PATH"
     done = subprocess.run([docker, "version"], capture_output=True, text=True, check=False)
@@ -53,7 +55,7 @@ def missing() -> str:
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    """Standard output of *command*. Raises: ClusterUnavailable with what it said."""
+    """Returns the standard output of *command*. Raises: ClusterUnavailable with its output."""
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
                           **options)
     if done.returncode != 0:
@@ -64,7 +66,7 @@ def run(*command: str | Path, **options: Any) -> str:
 
 @contextlib.contextmanager
 def created(tool: Tool, config: Path, *, keep: bool) -> Iterator[Tool]:
-    """The cluster that *tool* names, for as long as the context lasts; one that runs already is used, and stays."""
+    """Yields the cluster that *tool* names; uses and keeps a cluster that runs already."""
     tool.ensure_kind()
     found = tool.name in run(tool.kind_path, "get", "clusters").split()
     if found:
@@ -97,9 +99,9 @@ class KindCluster(ExternalCluster):
     @classmethod
     @contextlib.contextmanager
     def equipped(cls, tool: Tool, folder: Path) -> Iterator[KindCluster]:
-        """The cluster with HAMi installed and kwok beside it, for as long as the context lasts.
+        """Yields the cluster with HAMi installed and kwok running.
 
-        *folder*: for files of ours. Raises: ClusterUnavailable, BinariesMissing.
+        *folder* receives files. Raises: ClusterUnavailable, BinariesMissing.
         """
         cluster = cls(tool, folder)
         cluster._load_images()
@@ -119,17 +121,17 @@ class KindCluster(ExternalCluster):
     # -- what a platform engineer does
 
     def install(self, tag: str = RELEASE) -> None:
-        """Apply the overlay ``kind`` with images of *tag*, and wait until every part has been rolled out."""
+        """Applies the overlay ``kind`` with images of *tag*, and waits for its rollout."""
         self.kubectl("apply", "-k", str(self._kustomization(tag)))
         self.wait_rolled_out("deployment/hami-scheduler", "daemonset/hami-device-plugin")
 
     def uninstall(self) -> None:
-        """Delete what `install` has applied."""
+        """Deletes what `install` has applied."""
         self._delete(self._kustomization())
 
     @contextlib.contextmanager
     def beside_hami(self) -> Iterator[None]:
-        """The scheduler of the overlay ``upgrade-from-hami``, for as long as the context lasts."""
+        """Runs the scheduler of the overlay ``upgrade-from-hami``."""
         folder = self._kustomization(overlay="upgrade-from-hami")
         try:
             self.kubectl("apply", "-k", str(folder))
@@ -142,19 +144,19 @@ class KindCluster(ExternalCluster):
         self.kubectl("delete", "-k", str(folder), "--ignore-not-found", "--timeout=120s")
 
     def restart(self, workload: str) -> None:
-        """Roll *workload* (``deployment/…``) over to new pods, and wait until that is done."""
+        """Restarts the pods of *workload* (``deployment/…``), and waits for the rollout."""
         self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
         self.wait_rolled_out(workload)
 
     def scale(self, replicas: int) -> None:
-        """So many replicas of the scheduler; waits until it is so, and those that are gone have left the Service."""
+        """Scales the scheduler, and waits until removed pods have left the Service."""
         self.kubectl("scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE)
         self.wait_rolled_out("deployment/hami-scheduler")
         self.kube.wait("Pod", lambda pods: len(pods) == replicas, NAMESPACE, timeout=90,
                        what=f"{replicas} pods of the scheduler", labelSelector=COMPONENT.format("hami-scheduler"))
 
     def wait_rolled_out(self, *workloads: str) -> None:
-        """Wait until *workloads* run as they are described."""
+        """Waits for the rollout of *workloads*."""
         for workload in workloads:
             try:
                 self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
@@ -162,17 +164,17 @@ class KindCluster(ExternalCluster):
                 raise ClusterUnavailable(f"{error}\n{self.logs()}") from None
 
     def kubectl(self, *words: str) -> str:
-        """Standard output of kubectl. Raises: ClusterUnavailable with what it said."""
+        """Returns the standard output of kubectl. Raises: ClusterUnavailable with its output."""
         self._tool.ensure_kubectl()
         return run(self._tool.kubectl_path, "--kubeconfig", self.kubeconfig, *words)
 
     def pods_of(self, component: str) -> list[Object]:
-        """Pods of ``hami-scheduler`` or ``hami-device-plugin`` that have not been told to end."""
+        """Returns the pods of ``hami-scheduler`` or ``hami-device-plugin`` that are not being deleted."""
         return [item for item in self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
                 if "deletionTimestamp" not in item["metadata"]]
 
     def logs(self, lines: int = 40) -> str:
-        """State and the end of the logs of all parts."""
+        """Returns state and recent logs of all components."""
         words = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component in (hami-scheduler,hami-device-plugin)")
         parts = [("get", "pods", *words, "-o", "wide"), ("describe", "pods", *words),
                  ("logs", *words, "--all-containers", "--prefix", f"--tail={lines}")]
@@ -185,7 +187,7 @@ class KindCluster(ExternalCluster):
         return "\n".join(said)
 
     def tag_images(self, tag: str) -> None:
-        """The same images, called *tag*, on all nodes: a release to upgrade to."""
+        """Gives the images another tag on all nodes, as a release to upgrade to."""
         for repository in IMAGES:
             run("docker", "tag", f"{repository}:{RELEASE}", f"{repository}:{tag}")
             self._tool.load_docker_image(f"{repository}:{tag}")
@@ -202,8 +204,10 @@ class KindCluster(ExternalCluster):
         self._tool.load_docker_image(BUSYBOX)
 
     def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:
-        """*overlay* with images of *tag* and kube-scheduler of the cluster's version, off fake nodes. There is a device
-        plugin in ``kind`` alone: elsewhere it would look for cards."""
+        """Returns *overlay* with images of *tag* and the cluster's version of kube-scheduler, not on fake nodes.
+
+        Only ``kind`` includes the device plugin: the others would look for real GPUs.
+        """
         folder = self.folder / f"{overlay}-{tag}"
         folder.mkdir(exist_ok=True)
         away = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
@@ -221,7 +225,7 @@ class KindCluster(ExternalCluster):
         return folder
 
     def _kwok(self) -> Program:
-        """kwok, for the nodes that say they are fake."""
+        """Returns kwok, restricted to fake nodes."""
         return Program("kwok", [
             str(binaries.find_one("kwok")), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake", "--node-lease-duration-seconds=40",
@@ -233,7 +237,7 @@ COMPONENT = "app.kubernetes.io/component={}"
 
 
 class Worker(JoinedNode):
-    """One of kind's nodes that pods may run on."""
+    """A node of kind that can run pods."""
 
     def __init__(self, cluster: KindCluster, name: str) -> None:
         super().__init__(cluster.kube, name)
@@ -243,8 +247,9 @@ class Worker(JoinedNode):
         self.kube.merge_patch("Node", self.name, {"metadata": {"labels": dict(labels)}})
 
     def restart_kubelet(self) -> None:
-        """SIGKILL, upon which systemd starts it anew, and wait until the device plugin has registered with it.
-        Containers stay."""
+        """Kills the kubelet, which systemd restarts, and waits until the device plugin has registered. Containers keep
+        running.
+        """
         (plugin,) = [pod["metadata"]["name"] for pod in self._cluster.pods_of("hami-device-plugin")
                      if pod["spec"]["nodeName"] == self.name]
         before = self._registrations(plugin)
@@ -260,7 +265,7 @@ class Worker(JoinedNode):
             return 0
 
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:
-        """What *container* of *pod* has printed, once *until* is in it. Raises: WaitTimeout."""
+        """Returns the output of *container* once it contains *until*. Raises: WaitTimeout."""
         meta = pod["metadata"]
 
         def printed() -> str:
@@ -276,10 +281,10 @@ class Worker(JoinedNode):
 
 
 def build_image(name: str, stage: str) -> None:
-    """Build *stage* of the Containerfile as *name*. Raises: ClusterUnavailable.
+    """Builds *stage* of the Containerfile as *name*. Raises: ClusterUnavailable.
 
-    From the environment: ``HAMI_E2E_BASE_IMAGE`` in place of Debian's own, ``PIP_INDEX_URL``, ``PIP_EXTRA_INDEX_URL``,
-    and, where connections go through a proxy with a CA of its own, ``SSL_CERT_FILE``.
+    Environment: ``HAMI_E2E_BASE_IMAGE`` replaces the base image, ``PIP_INDEX_URL`` and ``PIP_EXTRA_INDEX_URL`` apply,
+    and ``SSL_CERT_FILE`` is the CA bundle of a proxy.
     """
     arguments = [f"--build-arg={key}" for key in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if os.environ.get(key)]
     if base := os.environ.get("HAMI_E2E_BASE_IMAGE"):
@@ -289,7 +294,7 @@ def build_image(name: str, stage: str) -> None:
 
 
 def build_context() -> bytes:
-    """A tar of what ``.dockerignore`` lets into an image, and of the machine's CA bundle, if it says where that is."""
+    """Returns a tar of the files that ``.dockerignore`` admits, and of the CA bundle of the machine if it is set."""
     taken = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
@@ -302,7 +307,7 @@ def build_context() -> bytes:
 
 
 def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """*entry* with nobody's name and no time, so that equal files are taken from the build cache."""
+    """Returns *entry* without owner and time, so that equal files hit the build cache."""
     if "__pycache__" in entry.name:
         return None
     entry.uid = entry.gid = 0

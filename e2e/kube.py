@@ -1,7 +1,7 @@
-"""A small client for the API server: JSON in, JSON out, and waiting by watch.
+"""A small client of the API server: JSON in, JSON out, and waiting by watch.
 
-Objects are the dicts that the API server sends. It keeps no cache and retries nothing: what fails is raised, and the
-test says what it makes of it.
+Objects are the dicts that the API server sends. The client has no cache and retries nothing; errors are raised for the
+test to judge.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS = {
 
 
 class ApiError(Exception):
-    """The API server said no. *status* is the HTTP status, *message* its words."""
+    """The API server rejected a request. *status*: HTTP status; *message*: its message."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -56,7 +56,7 @@ class ApiError(Exception):
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-    """URL path of a collection (of all namespaces, when none is given), an object or a subresource of it."""
+    """Returns the URL path of a collection (of all namespaces, if none is given), an object, or a subresource."""
     prefix, plural, namespaced = KINDS[kind]
     parts = [prefix]
     if namespaced and namespace is not None:
@@ -66,7 +66,7 @@ def path_of(kind: str, namespace: str | None = None, name: str | None = None, su
 
 
 class Kube:
-    """Calls to one API server. May be used by many threads at once."""
+    """Requests to one API server. Safe for use by several threads."""
 
     def __init__(self, kubeconfig: Path, *, context: str | None = None) -> None:
         client = kubernetes_config.new_client_from_config(str(kubeconfig), context=context)
@@ -86,7 +86,7 @@ class Kube:
         self._pool.clear()
 
     def ready(self) -> bool:
-        """The API server says that all its parts are up."""
+        """Reports whether the API server is ready."""
         return self._pool.request("GET", f"{self.server}/readyz", headers=self._headers, timeout=2).status == 200
 
     # -- single calls
@@ -94,7 +94,7 @@ class Kube:
     def call(self, method: str, path: str, body: Object | bytes | None = None, *,
              query: Mapping[str, object] | None = None, content_type: str = "application/json",
              timeout: float = 30) -> Object:
-        """One request. Raises ApiError for a refusal, urllib3's HTTPError when there is no answer."""
+        """Sends one request. Raises: ApiError; urllib3's HTTPError without a response."""
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         answer = self._pool.request(method, url, body=data, timeout=timeout,
@@ -105,7 +105,7 @@ class Kube:
         return self.call("GET", path_of(kind, namespace, name))
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
-        """The object, ``None`` when it does not exist."""
+        """Returns the object, or ``None`` if it does not exist."""
         try:
             return self.get(kind, name, namespace)
         except ApiError as error:
@@ -114,11 +114,11 @@ class Kube:
             raise
 
     def list(self, kind: str, namespace: str | None = None, **query: object) -> list[Object]:
-        """Items of a collection. *query*: ``labelSelector``, ``fieldSelector``, …"""
+        """Returns the items of a collection. *query*: ``labelSelector``, ``fieldSelector``, …"""
         return self.page(kind, namespace, **query)["items"] or []
 
     def page(self, kind: str, namespace: str | None = None, **query: object) -> Object:
-        """The whole collection object, with its resourceVersion."""
+        """Returns the collection object with its resourceVersion."""
         return self.call("GET", path_of(kind, namespace), query=query)
 
     def create(self, item: Object, namespace: str | None = None) -> Object:
@@ -126,13 +126,13 @@ class Kube:
         return self.call("POST", path_of(item["kind"], namespace), item)
 
     def apply(self, item: Object, namespace: str | None = None) -> Object:
-        """Server-side apply, taking over fields of others."""
+        """Applies *item* server-side, taking over fields of other managers."""
         namespace = item["metadata"].get("namespace", namespace)
         return self.call("PATCH", path_of(item["kind"], namespace, item["metadata"]["name"]), json.dumps(item).encode(),
                          query={"fieldManager": "e2e", "force": "true"}, content_type="application/apply-patch+yaml")
 
     def apply_yaml(self, text: str, namespace: str | None = None) -> None:
-        """Apply every document of *text*."""
+        """Applies every document of *text*."""
         for item in yaml.safe_load_all(text):
             if item:
                 self.apply(item, namespace)
@@ -143,7 +143,7 @@ class Kube:
                          content_type="application/merge-patch+json")
 
     def delete(self, kind: str, name: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> None:
-        """Delete the object; one that is not there is fine."""
+        """Deletes the object if it exists."""
         query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
             self.call("DELETE", path_of(kind, namespace, name), query=query | {"propagationPolicy": "Background"})
@@ -152,7 +152,7 @@ class Kube:
                 raise
 
     def delete_all(self, kind: str, namespace: str, *, grace_seconds: int | None = None) -> None:
-        """Delete the whole collection in *namespace*."""
+        """Deletes the collection in *namespace*."""
         query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         self.call("DELETE", path_of(kind, namespace), query=query | {"propagationPolicy": "Background"})
 
@@ -160,9 +160,9 @@ class Kube:
 
     def watch(self, path: str, resource_version: str, timeout: float, query: Mapping[str, object] | None = None,
               ) -> Iterator[tuple[str, Object]]:
-        """Changes after *resource_version* until *timeout* seconds have passed or the server ends the watch.
+        """Yields changes after *resource_version*, until *timeout* seconds have passed or the server ends the watch.
 
-        Raises: ApiError(410) when the version is too old; urllib3's HTTPError when the connection breaks.
+        Raises: ApiError(410) if the version is too old; urllib3's HTTPError if the connection breaks.
         """
         deadline = time.monotonic() + timeout
         parameters = {**(query or {}), "watch": "1", "resourceVersion": resource_version, "allowWatchBookmarks": "true",
@@ -186,9 +186,9 @@ class Kube:
 
     def wait(self, kind: str, done: Callable[[dict[str, Object]], Any], namespace: str | None = None, *,
              timeout: float = 30, what: str = "", **query: object) -> Any:
-        """Wait until *done*, given all objects by name, returns something true, and return that.
+        """Waits until *done*, given all objects by name, returns something true, and returns that.
 
-        Raises: WaitTimeout, naming *what* was waited for and the objects as they stood.
+        Raises: WaitTimeout with *what* and the state of the objects.
         """
         path = path_of(kind, namespace)
         deadline = time.monotonic() + timeout
@@ -237,7 +237,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def summary(items: Iterable[Object]) -> str:
-    """Name, phase and node of each, at most forty."""
+    """Returns name, phase and node of up to forty objects."""
     return ", ".join(
         f"{item['metadata']['name']}"
         f"[{item.get('status', {}).get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}]"
