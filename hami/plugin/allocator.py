@@ -124,6 +124,7 @@ class Allocator:
                     raise
                 if progress.match is not None and progress.match.container.outstanding:
                     # the kubelet fails the container, which must not look served
+                    self._forget_holder(progress.lock)
                     self._deferred.fail_pod(progress.match.pod.ref, str(error), progress.lock)
                 raise ClusterError(f"the API server did not answer: {error}", error.status) from error
 
@@ -253,13 +254,11 @@ class Allocator:
             "seconds": round(self._clock.now() - progress.started, 4)})
 
     def _fail(self, pod: Pod, reason: str, node: Node, lock: str | None) -> None:
-        """Ends the allocation of *pod*, which cannot be served. Raises: Conflict if the pod has changed."""
+        """Ends the allocation of *pod*, which cannot be served."""
         if pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING:
-            failed = {BIND_PHASE: BindPhase.FAILED.value, self._vendor.to_allocate: ""}
-            try:
-                self._cluster.annotate_pod(pod.ref, failed, resource_version=pod.resource_version)
-            except NotFound:
-                pass
+            self._forget_holder(lock)
+            self._deferred.fail_pod(pod.ref, reason, lock)
+            return
         self._deferred.record_failure(pod.ref, reason)
         if lock is not None:
             self._release(lock, node)
@@ -268,9 +267,14 @@ class Allocator:
         return is_done_with_lock(pod, self._config.node, (self._vendor.to_allocate, *self._other_keys))
 
     def _release(self, lock: str, node: Node) -> None:
-        if self._lock_holder[0] == lock:
-            self._lock_holder = "", ""  # a later pod of that name may lock the node within the same second
+        self._forget_holder(lock)
         self._deferred.release_lock(lock, node)
+
+    def _forget_holder(self, lock: str | None) -> None:
+        """Forgets the pod of *lock*, which is released: a later pod of that name may lock the node within the same
+        second."""
+        if self._lock_holder[0] == lock:
+            self._lock_holder = "", ""
 
 
 def _is_retriable(error: BaseException) -> bool:

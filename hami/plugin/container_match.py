@@ -26,6 +26,8 @@ __all__ = [
     "container_shares", "find_container", "is_done_with_lock", "preferred_ids",
 ]
 
+_ALLOCATED_PHASES = (BindPhase.ALLOCATING, BindPhase.SUCCESS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateCall:
@@ -145,14 +147,12 @@ def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
     """
     candidates = [(pod, name) for pod in pods if pod.node_name == call.node and not pod.is_terminated
                   for name in _candidates(pod, call)]
-    locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
     if len(candidates) > 1:
         return NoMatch(_ambiguity([pod for pod, _ in candidates], call), is_transient=True)
-    if locked is not None and (not candidates or candidates[0][0] is locked):
-        return _match_locked(locked, call)
-    if not candidates:
-        return NoMatch("no pod on the node is waiting for that many")
-    return _match_unlocked(*candidates[0], call)
+    if candidates:
+        return _match_candidate(*candidates[0], call)
+    locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
+    return NoMatch("no pod on the node is waiting for that many") if locked is None else _match_holder(locked, call)
 
 
 def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
@@ -216,30 +216,10 @@ def _requested(limit: str | None) -> int:
         return 0
 
 
-def _match_locked(pod: Pod, call: AllocateCall) -> ContainerMatch | PodRejection | NoMatch:
-    """Matches *call* to *pod*, which the node lock names."""
-    prefix = f"pod {pod.ref} holds the node lock, but"
-    if reason := _reason_not_requesting(pod, call):
-        return NoMatch(f"{prefix} {reason}")
-    try:
-        containers = container_shares(pod, call.resource, call.vendor)
-    except MalformedInput as error:
-        return PodRejection(pod=pod, reason=str(error)) if _candidates(pod, call) else NoMatch(str(error))
-    if not pod.annotations.get(call.vendor.to_allocate):
-        return NoMatch(f"{prefix} its allocation was revoked")
-    container = _next_container(pod, containers, call)
-    if container is None:
-        return NoMatch(f"{prefix} {_describe_next(pod, containers, call)}")
-    return _match(pod, containers, container, call)
-
-
-def _match_unlocked(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
-    """Matches *call* to container *name* of *pod*, the only candidate, which no lock names."""
-    if pod.annotations.get(ASSIGNED_NODE) != call.node:
-        return PodRejection(pod=pod, reason=f"pod {pod.ref} was not assigned to node {call.node} by HAMi's scheduler")
-    if pod.annotations.get(BIND_PHASE) not in (BindPhase.ALLOCATING, BindPhase.SUCCESS) or \
-            not pod.annotations.get(call.vendor.to_allocate):
-        return PodRejection(pod=pod, reason=f"pod {pod.ref} has no allocation, or it was revoked")
+def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
+    """Matches *call* to container *name* of *pod*, the only candidate."""
+    if reason := _reason_not_allocated(pod, call):
+        return PodRejection(pod=pod, reason=f"pod {pod.ref} cannot be served: {reason}")
     try:
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
@@ -247,14 +227,38 @@ def _match_unlocked(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch |
     return _match(pod, containers, next(one for one in containers if one.name == name), call)
 
 
-def _reason_not_requesting(pod: Pod, call: AllocateCall) -> str | None:
-    """Returns why the kubelet cannot be asking for *pod*, given its state and annotations."""
-    phase, assigned = pod.annotations.get(BIND_PHASE), pod.annotations.get(ASSIGNED_NODE)
+def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
+    """Matches *call* to *pod*, which holds the node lock, though no container seems to wait for so many devices.
+
+    Without a checkpoint, that may be a repeated call for a container that was served before.
+    """
+    prefix = f"pod {pod.ref} holds the node lock, but"
+    if pod.node_name != call.node or pod.phase != "Pending":
+        return NoMatch(f"{prefix} it is {pod.phase or 'in no phase'} on {pod.node_name or 'no node'}")
+    if reason := _reason_not_allocated(pod, call):
+        return NoMatch(f"{prefix} {reason}")
+    try:
+        containers = container_shares(pod, call.resource, call.vendor)
+    except MalformedInput as error:
+        return NoMatch(str(error))
+    fitting = [one for one in containers if len(one.shares) == call.count]
+    if call.served is None and len(fitting) == 1 and not fitting[0].outstanding:
+        return _match(pod, containers, fitting[0], call)
+    waiting = [one for one in containers
+               if (not call.has_served(pod, one.name) if call.served is not None else one.outstanding)]
+    if not waiting:
+        return NoMatch(f"{prefix} all its containers have their devices")
+    return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
+
+
+def _reason_not_allocated(pod: Pod, call: AllocateCall) -> str | None:
+    """Returns why *pod* has no valid allocation on the node, according to its annotations."""
+    phase = pod.annotations.get(BIND_PHASE)
     rules = (
-        (f"it is bound to {pod.node_name or 'no node'}", pod.node_name != call.node),
-        (f"it was assigned to {assigned}", assigned != call.node),
-        (f"it is {pod.phase or 'in no phase'}, not Pending", pod.phase != "Pending"),
-        (f"its bind-phase is {phase}", phase not in (BindPhase.ALLOCATING, BindPhase.SUCCESS)),
+        (f"it was not assigned to node {call.node} by HAMi's scheduler",
+         pod.annotations.get(ASSIGNED_NODE) != call.node),
+        (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
+        ("its allocation was revoked", not pod.annotations.get(call.vendor.to_allocate)),
     )
     return next((reason for reason, broken in rules if broken), None)
 
@@ -266,18 +270,6 @@ def _positions(sizes: Sequence[int], requesting: Sequence[tuple[int, int]]) -> l
     if filled == list(requesting) or [size for _, size in filled] == [count for _, count in requesting]:
         return [index for index, _ in filled]
     return None
-
-
-def _next_container(pod: Pod, containers: Sequence[ContainerShares], call: AllocateCall) -> ContainerShares | None:
-    """Returns the container of *pod* that the kubelet asks for, if the requested count fits."""
-    if call.served is not None:
-        waiting = [one for one in containers if not call.has_served(pod, one.name)]
-        return waiting[0] if waiting and len(waiting[0].shares) == call.count else None
-    first = next((one for one in containers if one.outstanding), None)
-    if first is not None and len(first.shares) == call.count:
-        return first
-    fitting = [one for one in containers if len(one.shares) == call.count]
-    return fitting[0] if len(fitting) == 1 and not fitting[0].outstanding else None
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
@@ -292,7 +284,7 @@ def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
         return tuple(name for name, count in requesting if count == call.count)
     if pod.phase != "Pending":
         return ()
-    if pod.annotations.get(BIND_PHASE) in (BindPhase.ALLOCATING, BindPhase.SUCCESS):
+    if pod.annotations.get(BIND_PHASE) in _ALLOCATED_PHASES:
         try:
             requesting = [(one.name, len(one.shares)) for one in container_shares(pod, call.resource, call.vendor)
                           if one.outstanding]
@@ -346,14 +338,6 @@ def _has_outstanding(pod: Pod, key: str) -> bool:
         return any(parse_shares(key, pod.annotations.get(key, "")))
     except MalformedInput:
         return True
-
-
-def _describe_next(pod: Pod, containers: Sequence[ContainerShares], call: AllocateCall) -> str:
-    left = [one for one in containers
-            if (not call.has_served(pod, one.name) if call.served is not None else one.outstanding)]
-    if not left:
-        return "all its containers have their devices"
-    return f"its next container, {left[0].name}, gets {len(left[0].shares)}"
 
 
 def _counts(cards: Counter[str]) -> str:

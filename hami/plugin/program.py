@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -43,7 +43,7 @@ from hami.plugin.settings import PluginSettings
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.vendors.catalog import vendors
 
-__all__ = ["DevicePluginProgram", "Program", "Readiness", "serve"]
+__all__ = ["DevicePluginProgram", "Readiness", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,6 @@ JOIN_S = 3.0
 DRAIN_S = 1.0
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
-
-
-class Program(Protocol):
-    """A program that `serve` starts and stops, as tests replace it."""
-
-    def start(self) -> None: ...
-    def unready_reason(self) -> str: ...
-    def stop(self, *, last: bool) -> None: ...
 
 
 class DevicePluginProgram:
@@ -275,7 +267,7 @@ class Readiness:
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
-          make: Callable[[PluginSettings], Program] = DevicePluginProgram,
+          make: Callable[[PluginSettings], DevicePluginProgram] = DevicePluginProgram,
           signals: queue.SimpleQueue[int] | None = None,
           readiness: Readiness | None = None, on_started: Callable[[], None] = freeze_gc) -> int:
     """Runs until a stop signal; returns the exit status.
@@ -302,7 +294,8 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
         settings = fresh
 
 
-def _start(settings: PluginSettings, make: Callable[[PluginSettings], Program], readiness: Readiness) -> Program | None:
+def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram],
+           readiness: Readiness) -> DevicePluginProgram | None:
     try:
         program = make(settings)
         program.start()

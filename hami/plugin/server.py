@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -167,14 +166,21 @@ class PluginServer:
         def has_news(latest: InventorySnapshot) -> bool:
             return is_over() or latest.version != version
         context.add_callback(self._inventory.notify)
-        with self._counting_stream():
-            while (snapshot := self._inventory.wait_until(has_news)) is not None:
-                if is_over():
-                    return
+        self._count_stream(1)
+        try:
+            while (snapshot := self._inventory.wait_until(has_news)) is not None and not is_over():
                 version = snapshot.version
                 if (answer := self._render_devices(snapshot)) != sent:
                     sent = answer
                     yield answer
+        finally:
+            if self._count_stream(-1) == 0:
+                self._on_disconnect()
+
+    def _count_stream(self, change: int) -> int:
+        with self._lock:
+            self._streams += change
+            return self._streams
 
     def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
                                   context: Any) -> api.PreferredAllocationResponse:
@@ -213,19 +219,6 @@ class PluginServer:
             answer.devices.extend(api.Device(ID=one, health=health, topology=topology)
                                   for one in self._ids(card, self._config))
         return answer
-
-    @contextmanager
-    def _counting_stream(self) -> Iterator[None]:
-        with self._lock:
-            self._streams += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._streams -= 1
-                is_last = not self._streams
-            if is_last:
-                self._on_disconnect()
 
 
 def _options() -> api.DevicePluginOptions:

@@ -17,6 +17,7 @@ from tests.plugin.stage import (
 
 HOLDER = ("default", "p")
 HOLDS = "pod default/p holds the node lock, but"
+REFUSED = "p refused: pod default/p cannot be served:"
 
 
 def summary(verdict):
@@ -59,16 +60,16 @@ TAKEN = f"{A},NVIDIA,1,0:;"
           call(served=[("uid-p", "x")]), "p/y: 2", id="asked again: for one of two, the record tells"),
     param(ONE, call(served=[("uid-p", "c")]), f"{HOLDS} all its containers have their devices",
           id="the kubelet has all of the pod"),
-    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), f"{HOLDS} its bind-phase is failed",
+    param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), f"{REFUSED} its bind-phase is failed",
           id="revoked"),
     param(placed(asking(), text=TAKEN, left=""), call(), f"{HOLDS} its allocation was revoked", id="emptied"),
     param(placed(asking(), text=TAKEN, bind_phase="failed"), call(),
-          f"{HOLDS} its bind-phase is failed", id="failed"),
+          f"{REFUSED} its bind-phase is failed", id="failed"),
     param(placed(asking(), text=TAKEN, annotations={"hami.io/vgpu-node": "n2"}), call(),
-          f"{HOLDS} it was assigned to n2", id="placed elsewhere"),
+          f"{REFUSED} it was not assigned to node n1 by HAMi's scheduler", id="placed elsewhere"),
     param(placed(asking(), text=TAKEN, phase="Running"), call(),
-          f"{HOLDS} it is Running, not Pending", id="running already"),
-    param(placed(asking(), text=TAKEN, node="n2"), call(), f"{HOLDS} it is bound to n2",
+          f"{HOLDS} it is Running on n1", id="running already"),
+    param(placed(asking(), text=TAKEN, node="n2"), call(), f"{HOLDS} it is Pending on n2",
           id="bound elsewhere"),
     param(placed(asking(), text="GPU-x"), call(), "p refused: hami.io/vgpu-devices-allocated: expected as many shares "
           "as the containers request: 1 for c: 'GPU-x'", id="text without shares"),
@@ -120,7 +121,8 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
           id="of those that run, none was handed its devices"),
     param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody asks for two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed")], HOLDER, call(2),
-          "old refused: pod default/old has no allocation, or it was revoked", id="a revoked pod alone asks for two"),
+          "old refused: pod default/old cannot be served: its bind-phase is failed",
+          id="a revoked pod alone asks for two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed", phase="Failed")], HOLDER, call(2), MISMATCH,
           id="terminated"),
     param([TWO, other("q", count=2, shares=[[share(C, 7), share(D, 8)]])], HOLDER, call(2), "q/c: 7 8",
@@ -128,7 +130,7 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
     param([ONE], None, call(), "p/c: 1", id="no lock"),
     param([ONE, other("q")], None, call(), "2 containers match, of default/p, default/q", id="no lock, and two"),
     param([FOREIGN], None, call(),
-          "foreign refused: pod default/foreign was not assigned to node n1 by HAMi's scheduler",
+          "foreign refused: pod default/foreign cannot be served: it was not assigned to node n1 by HAMi's scheduler",
           id="no lock, placed by another scheduler"),
     param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock, no record, all served"),
     param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its record"),
