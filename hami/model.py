@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "DeviceUsage", "MigProfile", "Node",
-    "NodePolicy", "OrderKey", "Partition", "Pod", "PodRef", "QuotaLimits", "Reason", "Request", "Selector", "Share",
-    "Weights",
+    "Allocation", "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "DeviceUsage",
+    "MigProfile", "Node", "NodePolicy", "OrderKey", "Partition", "Pod", "PodRef", "QuotaLimits", "Reason",
+    "Request", "Selector", "Share", "Weights",
 ]
 
 
@@ -240,6 +240,10 @@ class Share:
     cores: int
     partitions: tuple[Partition, ...] = ()
     co_tenants: tuple[str, ...] = ()
+
+
+Allocation = tuple[tuple[Share, ...], ...]
+"""A pod's shares, a tuple for each container, init containers first."""
 
 
 @dataclass(frozen=True, slots=True)

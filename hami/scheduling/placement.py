@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hami.model import ContainerKind, DeviceUsage, Share
+from hami.model import Allocation, ContainerKind, DeviceUsage, Share
 from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.pod_request import ContainerRequest, PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
@@ -14,8 +14,7 @@ __all__ = ["NodeUsage", "Placement", "place_pod"]
 NodeUsage = Mapping[str, Sequence[DeviceUsage]]
 """The devices of one node by vendor, in the order of registration."""
 
-Placement = tuple[tuple[Share, ...], ...]
-"""A pod's shares, a tuple for each container, init containers first."""
+Placement = Allocation
 
 _Placed = dict[int, tuple[Share, ...]]
 

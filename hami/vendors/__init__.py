@@ -1,1 +1,1 @@
-"""What differs between vendors. A vendor is one record; it is a function only where data cannot say it."""
+"""Vendors as values: one record for each, with functions only where data is not enough."""

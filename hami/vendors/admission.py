@@ -1,4 +1,4 @@
-"""What admission does with a container that asks for devices: the common part, and steps to compose it of."""
+"""Admission of containers that request devices: the common part, and the composition of steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
-from hami.vendors.request import amounts, objection
+from hami.vendors.request import amount_error, amounts
 from hami.vendors.spec import Admission, Admit, Vendor
 
-__all__ = ["Draft", "Step", "admission", "admit", "check_amounts"]
+__all__ = ["Draft", "Step", "admit", "admit_with", "check_amounts", "invalid_amount"]
 
 
 class Draft:
-    """One container on its way through admission: what it asks for, and what is changed about it.
+    """The changes of admission to one container. The original objects are never modified.
 
-    *limits*, *requests*: its quantities as text, with the changes. What came in stays as it is.
+    *limits*, *requests*: the container's quantities as text, with the changes.
     """
 
     def __init__(self, vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> None:
@@ -35,11 +35,11 @@ class Draft:
 
     @property
     def given(self) -> dict[str, str]:
-        """The amounts that count for the vendor, by resource name."""
+        """The amounts for the vendor, by resource name."""
         return amounts(self.vendor, self.limits, self.requests)
 
     def rounded(self, name: str) -> int | None:
-        """The amount of *name*, rounded up; ``None`` when it is not given. Raises: MalformedInput."""
+        """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: MalformedInput."""
         if (text := self.given.get(name)) is None:
             return None
         try:
@@ -48,60 +48,60 @@ class Draft:
             raise self.invalid(name, text, error.problem) from error
 
     def invalid(self, name: str, value: object, problem: str) -> MalformedInput:
-        """The error that tells the pod's author what is wrong with the amount of *name*."""
+        """Returns the error for an invalid amount of *name*, with a message for the pod's author."""
         message = f"invalid {name} value {value} in container {self.name}: {problem}"
         return MalformedInput(name, value, problem, message)
 
     def annotation(self, key: str) -> str | None:
-        """The pod's annotation *key*, as it was or as it was set here."""
+        """Returns the pod annotation *key*, including changes."""
         annotations = (self._pod.get("metadata") or {}).get("annotations") or {}
         value = self._annotations.get(key, annotations.get(key))
         return None if value is None else str(value)
 
     def set_limit(self, name: str, value: int) -> None:
-        """Set the limit of *name*."""
+        """Sets the limit of *name*."""
         self.limits[name] = self._added["limits"][name] = str(value)
 
     def set_request(self, name: str, value: int) -> None:
-        """Set the request of *name*."""
+        """Sets the request of *name*."""
         self.requests[name] = self._added["requests"][name] = str(value)
 
     def set_amount(self, name: str, value: int) -> None:
-        """Set the limit of *name*, and the request where there is one, since Kubernetes wants both to be equal."""
+        """Sets the limit of *name*, and the request if there is one: Kubernetes requires both to be equal."""
         if self.limits.get(name) != str(value):
             self.set_limit(name, value)
         if self.requests.get(name, str(value)) != str(value):
             self.set_request(name, value)
 
     def set_env(self, name: str, value: str) -> None:
-        """Set an environment variable, in place of one of the same name."""
+        """Sets an environment variable, in place of one of the same name."""
         self._env[name] = value
 
     def has_env(self, name: str) -> bool:
-        """The container sets the variable itself."""
+        """Reports whether the container sets the variable itself."""
         return any(entry.get("name") == name for entry in self._entries())
 
     @property
     def variables(self) -> list[tuple[str, str | None]]:
-        """The environment variables that the container sets itself, in order; ``None`` for what is no literal value."""
+        """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
         return [(name, value if isinstance(value := entry.get("value"), str) else None)
                 for entry in self._entries() if isinstance(name := entry.get("name"), str)]
 
     def set_annotation(self, key: str, value: str) -> None:
-        """Set an annotation of the pod."""
+        """Sets an annotation of the pod."""
         self._annotations[key] = value
 
     def set_runtime_class(self, name: str) -> None:
-        """Have the pod run under this runtime class, if it is one and the pod names none."""
+        """Sets the pod's runtime class, if *name* is not empty and the pod has none."""
         if name and not self.spec.get("runtimeClassName"):
             self._pod_spec["runtimeClassName"] = name
 
     def result(self, found: bool) -> Admission:
-        """The outcome."""
+        """Returns the result of admission. *found*: the container requests devices of the vendor."""
         return Admission(self._changed(), found, self._pod_spec, self._annotations)
 
     def _changed(self) -> Mapping[str, Any]:
-        """The container with the changes; itself when there are none."""
+        """Returns the container with the changes; the same object if there are none."""
         changed = dict(self._container)
         added = {part: amounts for part, amounts in self._added.items() if amounts}
         if added:
@@ -124,18 +124,18 @@ Step = Callable[[Draft], None]
 
 
 def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """What becomes of *container*: by the vendor's own admission, or else the common one.
+    """Admits *container* with the vendor's own function, or else the common one.
 
-    Raises: MalformedInput in words for the pod's author.
+    Raises: MalformedInput with a message for the pod's author.
     """
     return (vendor.admit or _COMMON)(vendor, pod, container)
 
 
-def admission(*steps: Step, default_count: int = 0) -> Admit:
-    """Admission of containers that name the vendor's count: *steps*, one of which refuses amounts that cannot be used.
+def admit_with(*steps: Step, default_count: int = 0) -> Admit:
+    """Returns an admission function that runs *steps* for containers that request the vendor's count.
 
-    That is ``check_amounts``, the first of all where it is not among *steps*. *default_count*: devices for a container
-    that names other resources of the vendor alone; 0 for none.
+    ``check_amounts`` runs first, unless it is among *steps*. *default_count*: the count for a container that requests
+    only other resources of the vendor; 0 for none.
     """
     every = steps if check_amounts in steps else (check_amounts, *steps)
 
@@ -153,12 +153,17 @@ def admission(*steps: Step, default_count: int = 0) -> Admit:
 
 
 def check_amounts(draft: Draft) -> None:
-    """Refuse amounts that are no integers, negative or too large. Raises: MalformedInput."""
-    if problem := objection(draft.vendor, draft.name, draft.given):
+    """Rejects amounts that are not integers, negative or too large. Raises: MalformedInput."""
+    if problem := amount_error(draft.vendor, draft.name, draft.given):
         raise MalformedInput(f"container {draft.name}", problem, "amount", message=problem)
 
 
-_COMMON = admission()
+def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:
+    """Returns the error for an invalid amount of the resource *name*."""
+    return MalformedInput(name, value, problem, message=f"{name} {problem}")
+
+
+_COMMON = admit_with()
 
 
 def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Annotations that a vendor's agent reads beside the allocation: a record names them, each with what it says."""
+"""Texts of the annotations that a vendor's node agent reads beside the allocation. Vendor records map keys to them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 
 from hami.vendors.spec import Annotate, AnnotationContext, Vendor
 
-__all__ = ["RenderText", "always", "first_profile", "last_indexes", "nanoseconds", "node", "texts"]
+__all__ = ["RenderText", "always", "annotate_with", "first_profile", "last_indexes", "nanoseconds", "node"]
 
 RenderText = Callable[[Vendor, AnnotationContext], str]
 
 
-def texts(says: Mapping[str, RenderText]) -> Annotate:
-    """Annotations with these keys."""
+def annotate_with(texts: Mapping[str, RenderText]) -> Annotate:
+    """Returns a function that renders these annotations."""
 
     def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-        return {key: text(vendor, context) for key, text in says.items()}
+        return {key: text(vendor, context) for key, text in texts.items()}
     return annotate
 
 
 def always(text: str) -> RenderText:
-    """The same for every pod."""
+    """Returns a function that renders *text* for every pod."""
     return lambda vendor, context: text
 
 
@@ -35,7 +35,7 @@ def nanoseconds(vendor: Vendor, context: AnnotationContext) -> str:
 
 
 def last_indexes(vendor: Vendor, context: AnnotationContext) -> str:
-    """Where on the node the devices of the last container that has any stand: ``7,6``."""
+    """The indexes of the devices of the last container that has any: ``7,6``."""
     shares = next(shares for shares in reversed(context.shares) if shares)
     return ",".join(str(context.devices[share.uuid].index) for share in shares)
 

@@ -1,7 +1,7 @@
-"""Huawei Ascend chips: whole, divided by templates (hard split) or by the software of HAMi (soft split).
+"""Huawei Ascend chips: whole, partitioned by templates (hard split) or shared by HAMi's limiter (soft split).
 
-A pod asks for the soft split by an annotation; only some nodes have it. Hard split knows a few sizes, to which memory
-is rounded up; cores go with them.
+A pod requests the soft split with an annotation; only some nodes support it. In hard split, memory is rounded up to the
+size of a template, which also determines the cores.
 Source: HAMi v2.10, pkg/device/ascend/device.go.
 """
 
@@ -14,10 +14,9 @@ from typing import Any
 
 from hami.codec.device_config import AscendChip, Template
 from hami.errors import MalformedInput
-from hami.model import Device, Node, NodePolicy, Reason, Request, Share, DeviceUsage
+from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
-from hami.vendors.admission import Draft, Step
-from hami.vendors.admission import admission as common_admission
+from hami.vendors.admission import Draft, Step, admit_with
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import (
@@ -26,62 +25,62 @@ from hami.vendors.spec import (
 )
 
 __all__ = [
-    "MODE", "NODE_MODE", "admission", "annotate", "check_node", "is_networked", "no_room", "node_score", "registered",
-    "select_devices", "share", "written_keys",
+    "MODE", "NODE_MODE", "annotate", "check_node", "is_networked", "make_admit", "make_share", "no_room",
+    "node_score", "registered", "select_devices", "written_keys",
 ]
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
-NODE_MODE = "hami-vnpu-core"  # of a node: has it the soft split? Kept under this name in Device.info, too
+NODE_MODE = "hami-vnpu-core"  # node annotation and key of Device.info: the node supports the soft split
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 NETWORK = "NetworkID"
 NETWORK_WEIGHT = 10
 
 
 def is_networked(chip: AscendChip) -> bool:
-    """Chips of this kind are linked in networks, where their plugin says so."""
+    """Reports whether chips of this kind are linked in networks, if their device plugin reports it."""
     return chip.common_word.startswith("Ascend910")
 
 
 def registered(soft: bool) -> Inventory:
-    """The devices as registered, with whether their node has the soft split; *soft* holds where it does not say."""
+    """Returns an inventory of the registered devices. *soft*: the default for the node's support of the soft split."""
 
     def read(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         devices = inventory.registered(vendor, node)
-        said = node.annotations.get(NODE_MODE)
-        has = soft if said is None else said == "true"
-        return devices and tuple(replace(device, info={**device.info, NODE_MODE: has}) for device in devices)
+        mode = node.annotations.get(NODE_MODE)
+        supported = soft if mode is None else mode == "true"
+        return devices and tuple(replace(device, info={**device.info, NODE_MODE: supported}) for device in devices)
 
     return read
 
 
-def admission(chip: AscendChip, family: Collection[str], *, hides: bool) -> Admit:
-    """Admission for *chip*. *family*: the counts of all Ascend chips. *hides*: containers that ask for none of them
-    are kept from seeing any; one chip does that for all.
+def make_admit(chip: AscendChip, family: Collection[str], *, hides: bool) -> Admit:
+    """Returns the admission function for *chip*. *family*: the count resources of all Ascend chips.
 
-    Raises (the returned function): MalformedInput in words for the pod's author.
+    *hides*: containers that request none of them see no chips; one chip's function does that for all.
+    Raises (the returned function): MalformedInput with a message for the pod's author.
     """
-    wanted = common_admission(_whole_modules(chip), _cores_only_in_software, _round_memory(chip),
-                              lambda draft: draft.set_runtime_class(chip.runtime_class))
+    admit_chip = admit_with(_whole_modules(chip), _cores_only_in_software, _round_memory(chip),
+                            lambda draft: draft.set_runtime_class(chip.runtime_class))
 
     def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
         draft = Draft(vendor, pod, container)
         if hides and not any(name in draft.limits or name in draft.requests for name in family):
             draft.set_env(VISIBLE, "")
             return draft.result(found=False)
-        return wanted(vendor, pod, container)
+        return admit_chip(vendor, pod, container)
 
     return admit
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
-    """The pod wants the soft split and the node has none."""
+    """Rejects a node without the soft split if the pod requests it."""
     return Reason.MODE if _is_soft(context) and not all(usage.device.info.get(NODE_MODE)
                                                         for usage in context.usages) else None
 
 
 def no_room(chip: AscendChip) -> CheckDevice:
-    """Too little memory is left for the template."""
+    """Returns a check for enough free memory for the template."""
 
     def check(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
         return Reason.NO_MEMORY if usage.memory_free_mib < _sized(
@@ -90,8 +89,8 @@ def no_room(chip: AscendChip) -> CheckDevice:
     return check
 
 
-def share(chip: AscendChip) -> MakeShare:
-    """The memory of the template in hard split, else what was asked for."""
+def make_share(chip: AscendChip) -> MakeShare:
+    """Returns a function that makes shares with the memory of the template in hard split."""
 
     def make(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
         return common_share(usage, _sized(chip, request, context), context, picks)
@@ -100,8 +99,10 @@ def share(chip: AscendChip) -> MakeShare:
 
 
 def select_devices(chip: AscendChip) -> SelectDevices:
-    """Whole modules of two, where chips come in pairs; else chips of few networks, where all are in one; else the
-    first."""
+    """Returns a function that selects whole modules of two for chips that come in pairs.
+
+    Otherwise it selects chips of few networks, if each chip of the node is in one, or the first chips.
+    """
 
     def choice(eligible: Sequence[DeviceUsage], request: Request,
                context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
@@ -118,7 +119,7 @@ def select_devices(chip: AscendChip) -> SelectDevices:
 
 
 def annotate(chip: AscendChip) -> Annotate:
-    """When the chips were chosen, and what the device plugin does with each: its template, memory and cores."""
+    """Returns a function that renders the time of scheduling and the template, memory and cores of each chip."""
 
     def texts(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
         soft = context.pod.annotations.get(MODE) == SOFT
@@ -131,17 +132,17 @@ def annotate(chip: AscendChip) -> Annotate:
 
 
 def written_keys(word: str) -> tuple[str, str]:
-    """The annotations with the time and the chips, of the vendor *word*."""
+    """Returns the keys of the annotations with the time and the chips of the vendor *word*."""
     return "predicate-time", f"huawei.com/{word}"
 
 
-def node_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
-    """How much chips are kept in one network, 10 at most for each container."""
+def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
+    """Returns how well the containers' chips are kept in one network, at most 10 for each container."""
     return NETWORK_WEIGHT * concentration(usages, placement, _network)
 
 
 def _whole_modules(chip: AscendChip) -> Step:
-    """Where chips come in pairs, one is a pair."""
+    """Returns a step that rounds one chip up to a pair, for chips that come in pairs."""
 
     def step(draft: Draft) -> None:
         name = draft.vendor.count
@@ -164,8 +165,10 @@ def _cores_only_in_software(draft: Draft) -> None:
 
 
 def _round_memory(chip: AscendChip) -> Step:
-    """Write down the memory that the container will get, in units of the resource, rounded down: the fit rounds up
-    again to the same template."""
+    """Returns a step that sets the memory that the container will get, in units of the resource.
+
+    It is rounded down; the fit rounds it up to the same template again.
+    """
 
     def step(draft: Draft) -> None:
         vendor = draft.vendor
@@ -193,8 +196,7 @@ def _template_mib(chip: AscendChip, draft: Draft, amount: int, memory_mib: int) 
 
 
 def _size(chip: AscendChip, memory_mib: int) -> Template | None:
-    """The smallest template that holds *memory_mib*, or the whole chip, which has no name; ``None`` if that is too
-    small."""
+    """Returns the smallest template with *memory_mib*, or the whole chip, which has no name; ``None`` if none has."""
     for template in chip.templates:
         if memory_mib <= template.memory_mib:
             return template
@@ -202,7 +204,7 @@ def _size(chip: AscendChip, memory_mib: int) -> Template | None:
 
 
 def _sized(chip: AscendChip, request: Request, context: FitContext) -> Request:
-    """*request* with the memory of its template. More than a chip has stays, and fits nowhere."""
+    """Returns *request* with the memory of its template. More than a chip has is kept and fits nowhere."""
     if _is_soft(context) or request.memory_mib <= 0 or (size := _size(chip, request.memory_mib)) is None:
         return request
     return replace(request, memory_mib=size.memory_mib)

@@ -1,7 +1,7 @@
-"""AWS Neuron: whole devices, or cores of them, which belong to one container alone.
+"""AWS Neuron: whole devices, or some of their cores, each for one container alone.
 
-An allocation's cores are a bit mask of the device's: bit 0 is its first core. How many cores a device has differs
-between kinds of instances and is known on the node only, never when a pod is admitted.
+The cores of an allocation are a bit mask; bit 0 is the first core of the device. The number of cores of a device
+depends on the instance type. It is known on the node only, not at admission.
 Source: HAMi v2.10, pkg/device/awsneuron/device.go.
 """
 
@@ -13,34 +13,34 @@ from dataclasses import replace
 from typing import Any
 
 from hami.errors import MalformedInput
-from hami.model import Container, Device, Node, Pod, Reason, Request, Share, Partition, DeviceUsage
+from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
 from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.admission import Draft
+from hami.vendors.admission import Draft, invalid_amount
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.request import amounts
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import Admission, FitContext, AnnotationContext, NoCombination, Vendor
+from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
 
 __all__ = [
-    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "inventory", "read", "request", "select_devices", "share",
-    "too_few_cores",
+    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "inventory", "make_share", "parse_request", "read_shares",
+    "select_devices", "too_few_cores",
 ]
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
 PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURCE_TYPE"
 WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
-MOST_CORES = 31  # of a device: their mask is a signed integer of 32 bits on the wire
-PAIR = 2  # cores beyond so many come in multiples of it, as upstream has it before it has seen a node
-RUNS = (1, 4, 8, 16)  # devices that Trainium links to each other, starting at a multiple of as many
-_ALL = Partition(0, MOST_CORES)  # a whole device, however many cores it has
+MOST_CORES = 31  # of a device: the mask is a signed 32-bit integer on the wire
+PAIR = 2  # a larger number of cores must be a multiple of it, as upstream requires
+RUNS = (1, 4, 8, 16)  # numbers of linked devices on Trainium; a run starts at a multiple of its length
+_ALL = Partition(0, MOST_CORES)  # a whole device with any number of cores
 
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """As many equal devices as the node's capacity says, which share its capacity of cores evenly.
+    """Returns as many equal devices as the node's capacity, which share its capacity of cores evenly.
 
-    Where cores have no resource name, a device is one core. ``Device.info``: ``instance_type``, from the node's label.
-    Raises: MalformedInput when the capacities do not go together, or the label is missing.
+    If cores have no resource name, a device is one core. ``Device.info``: ``instance_type``, from the node's label.
+    Raises: MalformedInput if the capacities contradict each other or the label is missing.
     """
     devices = capacity_of(node, vendor.count) or 0
     cores = devices if not vendor.cores else capacity_of(node, vendor.cores) or 0
@@ -59,21 +59,21 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
 
 
 def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """Nothing is changed; amounts that cannot be served anywhere are refused. Raises: MalformedInput."""
+    """Rejects amounts that fit nowhere and changes nothing. Raises: MalformedInput."""
     draft = Draft(vendor, pod, container)
-    return draft.result(found=_asked(vendor, draft.limits, draft.requests) is not None)
+    return draft.result(found=_parse(vendor, draft.limits, draft.requests) is not None)
 
 
-def request(vendor: Vendor, container: Container) -> Request | None:
-    """*count* whole devices (cores 0), or so many cores in all, of one device if they go there; void if unreadable."""
+def parse_request(vendor: Vendor, container: Container) -> Request | None:
+    """Returns a request for whole devices (cores 0) or for a total of cores; ``None`` if it cannot be parsed."""
     try:
-        return _asked(vendor, container.limits, container.requests)
+        return _parse(vendor, container.limits, container.requests)
     except MalformedInput:
         return None
 
 
 def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The device has fewer free cores than it would have to give."""
+    """Rejects a device with fewer free cores than its part of the request."""
     total = _total(usage.device)
     need = min(request.cores, total) if request.cores else total
     return Reason.NO_CORES if len(_free(usage)) < need else None
@@ -81,7 +81,7 @@ def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, pic
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request,
                    context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
-    """The first device that will do; several are of a run of neighbours, which are linked."""
+    """Selects the first device, or several linked devices with consecutive indexes."""
     device = eligible[0].device
     count = -(-request.cores // _total(device)) if request.cores else request.count
     if count == 1:
@@ -92,31 +92,29 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request,
     return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(Reason.NUMA)
 
 
-def share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    """The device's first free cores, neighbours if there are any: what the container has not got yet, or all."""
+def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+    """Returns a share with the device's first free cores that the container still needs, consecutive if possible."""
     device = usage.device
     if not request.cores:
         return Share(device.uuid, request.vendor, 0, device.cores, (_ALL,))
     left = request.cores - sum(pick.cores.bit_count() for pick in picks)
-    mask = sum(1 << core for core in _neighbours(_free(usage), left))
+    mask = sum(1 << core for core in _consecutive(_free(usage), left))
     return Share(device.uuid, request.vendor, 0, mask, _runs(mask))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-    """What the agent of the node sets in the containers: numbers of devices, or of cores, of the whole node.
-
-    They follow each other for all containers, as upstream's agent expects them.
+    """Returns the annotations for the node agent: numbers of devices or cores of the node, for all containers in order.
     """
     ids: list[int] = []
     of_cores = False
     for container, shares in zip(context.pod.containers, context.shares, strict=True):
-        for mine in shares:
-            device = context.devices[mine.uuid]
+        for share in shares:
+            device = context.devices[share.uuid]
             if _wants_devices(vendor, container):
                 ids.append(device.index)
             else:
                 of_cores = True
-                ids += [device.index * _total(device) + core for core in _cores(mine.cores)]
+                ids += [device.index * _total(device) + core for core in _cores(share.cores)]
     if not ids:
         return {}
     texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: context.nanoseconds, ALLOCATED: "false",
@@ -124,19 +122,19 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     return texts | ({RESOURCE_TYPE: vendor.cores} if of_cores else {})
 
 
-def read(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:
-    """The shares with the cores that their masks name; a container that asked for devices has all of theirs.
+def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
+    """Adds the cores in the masks as partitions. A container that requests devices holds all their cores.
 
-    (Upstream's masks name two cores of such a device even if it has more.)
+    (Upstream's masks contain two cores of such a device even if it has more.)
     """
     whole = [_wants_devices(vendor, container) for container in pod.containers]
     if len(whole) != len(containers):
         whole = [False] * len(containers)
-    return tuple(tuple(replace(one, partitions=(_ALL,) if all_of_it else _runs(one.cores)) for one in shares)
-                 for shares, all_of_it in zip(containers, whole, strict=True))
+    return tuple(tuple(replace(share, partitions=(_ALL,) if is_whole else _runs(share.cores)) for share in shares)
+                 for shares, is_whole in zip(containers, whole, strict=True))
 
 
-def _asked(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> Request | None:
+def _parse(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> Request | None:
     given = amounts(vendor, limits, requests)
     if vendor.count in given:
         return Request(vendor=vendor.key, count=_amount(vendor.count, given[vendor.count], INT32_MAX))
@@ -144,7 +142,7 @@ def _asked(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str
         return None
     cores = _amount(vendor.cores, given[vendor.cores], PAIR * INT32_MAX)
     if cores > PAIR and cores % PAIR:
-        raise _refusal(vendor.cores, cores, f"must be 1 or a multiple of {PAIR}, got {cores}")
+        raise invalid_amount(vendor.cores, cores, f"must be 1 or a multiple of {PAIR}, got {cores}")
     return Request(vendor=vendor.key, count=1, cores=cores)
 
 
@@ -154,25 +152,21 @@ def _amount(name: str, text: str, most: int) -> int:
     except MalformedInput:
         value = None
     if value is None:
-        raise _refusal(name, text, "must be an integer")
+        raise invalid_amount(name, text, "must be an integer")
     if value < 1:
-        raise _refusal(name, text, "must be greater than 0")
+        raise invalid_amount(name, text, "must be greater than 0")
     if value > most:
-        raise _refusal(name, text, f"must not exceed {most}")
+        raise invalid_amount(name, text, f"must not exceed {most}")
     return value
 
 
-def _refusal(name: str, value: object, problem: str) -> MalformedInput:
-    return MalformedInput(name, value, problem, message=f"{name} {problem}")
-
-
 def _wants_devices(vendor: Vendor, container: Container) -> bool:
-    """*container* names whole devices, in its limits or its requests; cores do not count then."""
+    """Reports whether *container* requests whole devices, in limits or requests. Cores do not count then."""
     return vendor.count in amounts(vendor, container.limits, container.requests)
 
 
 def _total(device: Device) -> int:
-    """The cores of *device*, whose ``cores`` is the mask of them all."""
+    """Returns the number of cores of *device*, whose ``cores`` is the mask of all."""
     return device.cores.bit_length()
 
 
@@ -181,11 +175,11 @@ def _free(usage: DeviceUsage) -> list[int]:
     return [core for core in range(_total(usage.device)) if core not in held]
 
 
-def _neighbours(free: Sequence[int], count: int) -> Sequence[int]:
-    """The first *count* of *free* that follow each other; if none do, the first."""
-    for place in range(len(free) - count + 1):
-        if free[place + count - 1] - free[place] == count - 1:
-            return free[place:place + count]
+def _consecutive(free: Sequence[int], count: int) -> Sequence[int]:
+    """Returns the first *count* of *free* that are consecutive; if there are none, the first."""
+    for index in range(len(free) - count + 1):
+        if free[index + count - 1] - free[index] == count - 1:
+            return free[index:index + count]
     return free[:count]
 
 
@@ -194,5 +188,5 @@ def _cores(mask: int) -> list[int]:
 
 
 def _runs(mask: int) -> tuple[Partition, ...]:
-    """The cores in *mask*, those that follow each other as one."""
+    """Returns the cores in *mask*; consecutive cores are one partition."""
     return tuple(Partition(run.start(), len(run[0])) for run in re.finditer("1+", f"{mask:b}"[::-1]))

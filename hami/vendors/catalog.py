@@ -7,18 +7,18 @@ from collections.abc import Callable
 from hami.codec.device_config import AscendChip, DeviceConfig, IluvatarChip, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
-    admission, ascend, aws, annotation_texts, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
+    admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
-from hami.vendors.spec import Catalog, CoreUnit, Rule, SelectorKeys, Vendor, DisplayText
+from hami.vendors.spec import Catalog, CoreUnit, DisplayText, Rule, SelectorKeys, Vendor
 
 __all__ = ["vendors"]
 
 
 def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
-    """One record a backend; one whose count has no resource name is left out.
+    """Returns one vendor for each backend; a backend without a resource name for its count is left out.
 
-    *ascend*, *iluvatar*: schedule those too, which upstream switches on by flags.
-    Raises: MalformedInput when two claim one name.
+    *ascend*, *iluvatar*: include these chips, which upstream enables with flags.
+    Raises: MalformedInput if two vendors claim one name.
     """
     made = [_nvidia(config.nvidia)] if config.nvidia else []
     made += [record(config.names[key], config) for key, record in _RECORDS.items() if key in config.names]
@@ -71,16 +71,16 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
             mode="nvidia.com/vgpu-mode"),
         inventory=inventory.registered,
-        admit=nvidia.admission(
+        admit=nvidia.make_admit(
             default_count=config.default_gpu_num, overwrite_env=config.overwrite_env,
             core_policy=config.gpu_core_policy, runtime_class=config.runtime_class_name),
         admits_all=config.overwrite_env or config.gpu_core_policy not in ("", "default"),
         rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
-               Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_place),
+               Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),
         allows_repeats=mig.in_mig_mode,
-        make_share=mig.instance_share,
+        make_share=mig.make_share,
         annotate=mig.annotate,
-        read_shares=mig.read,
+        read_shares=mig.read_shares,
     )
 
 
@@ -98,12 +98,12 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         lock="",
         inventory=aws.inventory,
         admit=aws.admit,
-        parse_request=aws.request,
+        parse_request=aws.parse_request,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
         select_devices=aws.select_devices,
-        make_share=aws.share,
+        make_share=aws.make_share,
         annotate=aws.annotate,
-        read_shares=aws.read,
+        read_shares=aws.read_shares,
     )
 
 
@@ -127,12 +127,12 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
         device_cores=100,
         inventory=ascend.registered(config.hami_vnpu_core),
-        admit=ascend.admission(chip, [other.names.count for other in family], hides=hides),
+        admit=ascend.make_admit(chip, [other.names.count for other in family], hides=hides),
         admits_all=hides,
         check_node=ascend.check_node,
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), *_CORES),
         select_devices=ascend.select_devices(chip),
-        make_share=ascend.share(chip),
+        make_share=ascend.make_share(chip),
         annotate=ascend.annotate(chip),
         node_score=ascend.node_score if ascend.is_networked(chip) else None,
     )
@@ -151,7 +151,7 @@ def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
         rules=(Rule.HEALTH, Rule.UUID),
         select_devices=kunlun.choose_cards,
         make_share=kunlun.whole_card,
-        annotate=annotation_texts.texts(_KUNLUN_TEXTS),
+        annotate=annotation_texts.annotate_with(_KUNLUN_TEXTS),
         node_score=kunlun.node_score,
     )
 
@@ -169,7 +169,7 @@ def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
         selectors=_KUNLUN_SELECTORS,
         device_cores=100,
         inventory=kunlun.registered,
-        admit=admission.admission(kunlun.round_memory),
+        admit=admission.admit_with(kunlun.round_memory),
         parse_request=kunlun.slice_request,
         rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
         select_devices=kunlun.choose_slices,
@@ -209,7 +209,7 @@ def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
         lock="cambricon.com/dsmlu.lock",
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
-        annotate=annotation_texts.texts(_CAMBRICON_TEXTS),
+        annotate=annotation_texts.annotate_with(_CAMBRICON_TEXTS),
     )
 
 
@@ -247,8 +247,8 @@ def _iluvatar(chip: IluvatarChip) -> Vendor:
         allocated=f"hami.io/{word}-devices-allocated",
         selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
         inventory=inventory.registered,
-        # its agent spells the variable so
-        admit=admission.admission(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
+        # spelled as its node agent does
+        admit=admission.admit_with(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
         rules=(Rule.HEALTH, *_SHARED),
     )
 
@@ -271,7 +271,7 @@ def _amd(names: Names, config: DeviceConfig) -> Vendor:
         needs_capacity=True,
         writes_model=True,
         inventory=inventory.registered,
-        admit=admission.admission(steps.percentage_of_cores, admission.check_amounts, default_count=1),
+        admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1),
         rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
         make_share=shares.compute_units,
     )
@@ -318,16 +318,16 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
         defaults_to_all_cores=True,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         extra_keys=tuple(_MOORE_THREADS_TEXTS),
-        selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, where all else is .com
+        selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
         lock="",
         inventory=inventory.divided("mthreads", slots=100, cores=16),
-        admit=admission.admission(
+        admit=admission.admit_with(
             steps.at_least_one, admission.check_amounts, steps.whole_devices(memory=96, cores=16),
             steps.single_size((2, 4, 8, 16, 32, 64, 96), "sGPU memory request value is invalid, valid values are "
                                                          "[2, 4, 8, 16, 32, 64, 96]"),
             steps.count_in_annotation("mthreads.com/request-gpu-num")),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
-        annotate=annotation_texts.texts(_MOORE_THREADS_TEXTS),
+        annotate=annotation_texts.annotate_with(_MOORE_THREADS_TEXTS),
     )
 
 
@@ -341,7 +341,7 @@ def _metax_gpu(names: Names, config: DeviceConfig) -> Vendor:
         node_keys=(metax.LOSSES, metax.SCORES),
         lock="",
         inventory=metax.cards,
-        # one slot a card and one card for all containers: only one container of a pod can have any
+        # one slot for each card and one card for all containers: only one container of a pod gets one
         rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
         node_score=metax.card_score,
     )
@@ -365,13 +365,13 @@ def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
         extra_keys=(metax.ALLOCATED, metax.PREDICATE_TIME),
         selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
         inventory=metax.shared_cards,
-        admit=admission.admission(metax.class_and_quality),
+        admit=admission.admit_with(metax.class_and_quality),
         rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
                metax.too_few_cores),
         select_devices=metax.select_devices,
-        make_share=metax.share(config.sgpu_topology_aware),
+        make_share=metax.make_share(config.sgpu_topology_aware),
         annotate=metax.annotate,
-        read_shares=metax.read(config.sgpu_topology_aware),
+        read_shares=metax.read_shares(config.sgpu_topology_aware),
         node_score=metax.score,
     )
 
@@ -390,16 +390,16 @@ def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
         lock="",
         inventory=enflame.inventory,
         admit=enflame.admit,
-        parse_request=enflame.request,
+        parse_request=enflame.parse_request,
         check_node=enflame.check_node,
         rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
                enflame.too_few_slices),
-        make_share=enflame.share,
+        make_share=enflame.make_share,
         annotate=enflame.annotate,
     )
 
 
-# By the backend's key in DeviceConfig.names. A record: its names and the whole configuration in, a Vendor out.
+# Functions that make a vendor from its names and the whole configuration, by backend as in DeviceConfig.names.
 _RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
     "AMD": _amd,
     "AWSNeuron": _aws_neuron,

@@ -1,7 +1,6 @@
-"""Enflame's devices in slices (DRS): a container gets a profile, so many slices of one device with their memory.
+"""Enflame devices in slices (DRS): a container gets a profile, a number of slices of one device with their memory.
 
-It is asked for by its slices, or by the memory and cores that it shall at least have. Which profiles there are is known
-on the node only.
+A pod requests a number of slices, or the least memory and cores. The profiles are known on the node only.
 Source: HAMi v2.10, pkg/device/enflame/device.go.
 """
 
@@ -11,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hami.codec.drs import DrsProfile, parse_drs_capacity, render_drs_assignments
-from hami.errors import MalformedInput
-from hami.model import Container, Device, Node, Reason, Request, Share, DeviceUsage
+from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
 from hami.quantity import strict_integer
-from hami.vendors.admission import Draft, check_amounts
-from hami.vendors.request import WHOLE, amounts, objection
+from hami.vendors.admission import Draft, check_amounts, invalid_amount
+from hami.vendors.request import WHOLE, amount_error, amounts
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Admission, FitContext, AnnotationContext, Vendor
+from hami.vendors.spec import Admission, AnnotationContext, FitContext, Vendor
 
 __all__ = [
-    "WRITTEN", "admit", "annotate", "check_node", "inventory", "no_memory", "no_profile", "no_slice", "request",
-    "share", "too_few_slices",
+    "WRITTEN", "admit", "annotate", "check_node", "inventory", "make_share", "no_memory", "no_profile", "no_slice",
+    "parse_request", "too_few_slices",
 ]
 
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
@@ -33,9 +31,9 @@ GIB = 1024  # MiB
 
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """The devices in *vendor*'s register annotation, each as large as the largest profile.
+    """Returns the devices in *vendor*'s register annotation, each as large as the largest profile.
 
-    ``Device.info``: ``minor`` (the number of its device file) and ``profiles``, smallest first.
+    ``Device.info``: ``minor`` (of the device file) and ``profiles``, smallest first.
     Raises: MalformedInput.
     """
     if (text := node.annotations.get(vendor.register)) is None:
@@ -48,9 +46,9 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
 
 
 def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """What is asked for stands among limits and requests. Slices go before memory and cores, which do not count then.
+    """Sets the requested amounts in both limits and requests. Slices take precedence over memory and cores.
 
-    Raises: MalformedInput for amounts of nothing, cores beyond a device's, and what cannot be read.
+    Raises: MalformedInput for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
     draft = Draft(vendor, pod, container)
     given = draft.given
@@ -58,9 +56,9 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
     found = {name: value for name in names if (value := draft.rounded(name)) is not None}
     for name, value in found.items():
         if name == vendor.cores and not 0 < value <= WHOLE:
-            raise _refusal(name, value, "must be in range (0,100]")
+            raise invalid_amount(name, value, "must be in range (0,100]")
         if value <= 0:
-            raise _refusal(name, value, "must be greater than 0")
+            raise invalid_amount(name, value, "must be greater than 0")
     check_amounts(draft)
     for name, value in found.items():
         if name not in draft.limits:
@@ -70,10 +68,10 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
     return draft.result(found=bool(found))
 
 
-def request(vendor: Vendor, container: Container) -> Request | None:
-    """A profile of so many slices, or one that has at least so much memory (GB or MiB, as written) and cores."""
+def parse_request(vendor: Vendor, container: Container) -> Request | None:
+    """Returns a request for a number of slices, or for the least memory (GB or MiB, as written) and cores."""
     given = amounts(vendor, container.limits, container.requests)
-    if objection(vendor, container.name, given) is not None:
+    if amount_error(vendor, container.name, given) is not None:
         return None
     slices, memory, cores = (strict_integer(given.get(name, "0")) or 0
                              for name in (vendor.count, vendor.memory, vendor.cores))
@@ -83,48 +81,48 @@ def request(vendor: Vendor, container: Container) -> Request | None:
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
-    """The node has no profile for *request*."""
-    return Reason.MODE if all(_wanted(request, usage.device) is None for usage in context.usages) else None
+    """Rejects a node without a profile for *request*."""
+    return Reason.MODE if all(_smallest_profile(request, usage.device) is None for usage in context.usages) else None
 
 
 def no_profile(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The device cannot be cut as *request* wants it."""
-    return Reason.MODE if _wanted(request, usage.device) is None else None
+    """Rejects a device without a profile for *request*."""
+    return Reason.MODE if _smallest_profile(request, usage.device) is None else None
 
 
 def no_slice(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """All slices are taken."""
+    """Rejects a device without a free slice."""
     return Reason.NO_SLOT if _slices_used(usage) >= usage.device.slots else None
 
 
 def no_memory(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The profile has more memory than the device has left."""
-    return Reason.NO_MEMORY if usage.memory_free_mib < share(usage, request, context, picks).memory_mib else None
+    """Rejects a device with less free memory than the profile has."""
+    return Reason.NO_MEMORY if usage.memory_free_mib < make_share(usage, request, context, picks).memory_mib else None
 
 
 def too_few_slices(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The profile has more slices than the device has left.
+    """Rejects a device with fewer free slices than the profile has.
 
-    Slices are counted, not percents: those are rounded up, so that six sixths would be more than a whole.
+    Percentages are rounded up, so six sixths would exceed a device; slices are compared instead.
     """
-    profile = _wanted(request, usage.device)
+    profile = _smallest_profile(request, usage.device)
     free = usage.device.slots - _slices_used(usage)
     return Reason.NO_CORES if profile is not None and free < profile.slices else None
 
 
-def share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    """The memory of the profile, and its part of the device in percent, rounded up."""
-    profile = _wanted(request, usage.device)
+def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+    """Returns a share with the memory of the profile and its percentage of the device, rounded up."""
+    profile = _smallest_profile(request, usage.device)
     if profile is None:
         return common_share(usage, request, context, picks)
     return Share(usage.device.uuid, request.vendor, profile.memory_gb * GIB, _percent(profile, usage.device))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-    """What Enflame's agent reads: the first container's device and size, and each container's profile."""
-    taken = [(container.name, context.devices[mine.uuid], profile)
+    """Returns the annotations for the node agent: the first container's device and size, each container's profile."""
+    taken = [(container.name, context.devices[share.uuid], profile)
              for container, shares in zip(context.pod.containers, context.shares, strict=True)
-             for mine in shares[:1] if (profile := _given(mine, context.devices[mine.uuid])) is not None]
+             for share in shares[:1] if (profile := _profile_of(share, context.devices[share.uuid])) is not None]
     texts = {ASSIGNED: "false", ASSIGNED_TIME: context.nanoseconds}
     if taken:
         _, device, profile = taken[0]
@@ -138,17 +136,13 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     return texts
 
 
-def _refusal(name: str, value: object, problem: str) -> MalformedInput:
-    return MalformedInput(name, value, problem, message=f"{name} {problem}")
-
-
 def _profiles(device: Device) -> tuple[DrsProfile, ...]:
     found: tuple[DrsProfile, ...] = device.info["profiles"]
     return found
 
 
-def _wanted(request: Request, device: Device) -> DrsProfile | None:
-    """The smallest profile that does for *request*. Memory beyond twice the largest's GB is taken to be in MiB."""
+def _smallest_profile(request: Request, device: Device) -> DrsProfile | None:
+    """Returns the smallest profile for *request*. Memory above twice the largest profile's GB is in MiB."""
     profiles = _profiles(device)
     if request.slices:
         return next((profile for profile in profiles if profile.slices == request.slices), None)
@@ -158,8 +152,8 @@ def _wanted(request: Request, device: Device) -> DrsProfile | None:
                  if profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores), None)
 
 
-def _given(share: Share, device: Device) -> DrsProfile | None:
-    """The profile that *share* is one of."""
+def _profile_of(share: Share, device: Device) -> DrsProfile | None:
+    """Returns the profile of *share*."""
     return next((profile for profile in _profiles(device)
                  if (profile.memory_gb * GIB, _percent(profile, device)) == (share.memory_mib, share.cores)), None)
 
@@ -169,9 +163,9 @@ def _percent(profile: DrsProfile, device: Device) -> int:
 
 
 def _slices_used(usage: DeviceUsage) -> int:
-    """How many slices are taken: what the percents of allocations come to, and never less than one for each.
+    """Returns the number of slices taken, computed from the percentages of the allocations; at least one for each.
 
-    Each percent is rounded up by less than one, which makes no whole slice while a device has ten or fewer; with more
-    of them it may count a slice too many, never one too few.
+    Each percentage is rounded up by less than one. With more than ten slices on a device the result may be one slice
+    too many, never too few.
     """
     return max(usage.slots_used, usage.cores_used * _profiles(usage.device)[-1].slices // WHOLE)

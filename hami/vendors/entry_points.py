@@ -1,8 +1,8 @@
-"""Vendors of third parties: packages that schedule devices of their own, found by the entry points ``hami.vendors``.
+"""Vendors of third parties: packages that provide vendors through the entry point group ``hami.vendors``.
 
-The name of an entry point is that of its section in the device configuration. What it stands for is called with that
-section (empty where there is none) and returns a vendor, or several. Whatever goes wrong with one is an error that
-names it: a scheduler that silently leaves out devices would be worse than none.
+The name of an entry point is that of its section in the device configuration. Its object is called with that section
+(empty if there is none) and returns one vendor or several. Every problem with an entry point is an error that names it:
+a scheduler that silently ignores devices would be worse than none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hami.codec.device_config import DeviceConfig, DeviceConfigFile
 from hami.codec.device_config import parse_resource_name
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
-from hami.model import Device, Node, Pod, Share
+from hami.model import Allocation, Device, Node, Pod
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog, Vendor
 
@@ -26,15 +26,14 @@ __all__ = ["GROUP", "catalog", "full_catalog", "sections"]
 GROUP = "hami.vendors"
 
 T = TypeVar("T")
-Shares = tuple[tuple[Share, ...], ...]
 
-_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # with what is added it is part of a label's key
+_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # a part of label keys
 
 
 def sections() -> tuple[str, ...]:
-    """The sections of the device configuration that third parties read, sorted; nothing is imported.
+    """Returns the sections of the device configuration that third parties read, sorted, without importing them.
 
-    Raises: HamiError when two packages claim one, or one claims a section of ours.
+    Raises: HamiError if two packages claim a section, or one claims a section of HAMi's own.
     """
     return tuple(entry.name for entry in _found())
 
@@ -43,7 +42,7 @@ def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
     """All vendors that *devices* names, ours and those of third parties; *ascend* and *iluvatar* chips only when
     enabled.
 
-    Raises: HamiError in one sentence that names the entry point, when one cannot be loaded or is at odds with others.
+    Raises: HamiError with the name of an entry point that cannot be loaded or conflicts with others.
     """
     made = list(vendors(devices, ascend=ascend, iluvatar=iluvatar))
     together = Catalog(made)
@@ -57,7 +56,7 @@ def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
 
 
 def full_catalog(devices: DeviceConfig) -> Catalog:
-    """The same with all that a switch can switch on."""
+    """Returns all vendors, including those that need a flag."""
     return catalog(devices, ascend=True, iluvatar=True)
 
 
@@ -78,7 +77,7 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
         found = [made] if isinstance(made, Vendor) else list(made)
     except MalformedInput as error:
         raise _failure(entry, f"section {entry.name}: {error}") from error
-    except Exception as error:  # code that is not ours may raise anything
+    except Exception as error:  # third-party code may raise anything
         raise _failure(entry, f"cannot be loaded: {type(error).__name__}: {error}") from error
     for vendor in found:
         if not isinstance(vendor, Vendor):
@@ -88,13 +87,13 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
 
 
 def _guarded(vendor: Vendor) -> Vendor:
-    """*vendor*, whose readers of nodes and pods stumble over one object only, however they do it."""
+    """Returns *vendor* with functions for nodes and pods whose errors affect one object only."""
     inventory, read = vendor.inventory, vendor.read_shares
 
     def guarded_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         return _read(lambda: inventory(vendor, node), vendor, f"node {node.name}")
 
-    def guarded_read(vendor: Vendor, pod: Pod, containers: Shares) -> Shares:
+    def guarded_read(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
         assert read is not None
         return _read(lambda: read(vendor, pod, containers), vendor, f"pod {pod.ref}")
 
@@ -106,13 +105,13 @@ def _read(read: Callable[[], T], vendor: Vendor, where: str) -> T:
         return read()
     except MalformedInput:
         raise
-    except Exception as error:  # code that is not ours may raise anything
+    except Exception as error:  # third-party code may raise anything
         what = f"{type(error).__name__}: {error}"
         raise MalformedInput(where, what, f"vendor {vendor.key} cannot read it") from error
 
 
 def _check(entry: EntryPoint, vendor: Vendor) -> None:
-    """What would only show when pods are placed: names that cannot stand where they are written."""
+    """Checks names that would otherwise fail only when a pod is scheduled."""
     rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
         ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
         ("count", [vendor.count], bool, "expected a resource name"),

@@ -1,4 +1,4 @@
-"""What devices a node has: as it registered them in an annotation, or counted out of its capacity."""
+"""Inventories: a node's devices, registered in an annotation or derived from its capacity."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hami.vendors.spec import Inventory, Rule, Vendor
 __all__ = ["PAIR_SCORES", "capacity_of", "counted", "divided", "each_once", "registered"]
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
-MOST_DEVICES = 1024  # of one vendor on one node; a capacity beyond that is a mistake
+MOST_DEVICES = 1024  # of one vendor on one node; a larger capacity is an error
 
 
 def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """The devices in *vendor*'s register annotation, in its order; a uuid that stands there twice counts once.
+    """Returns the devices in *vendor*'s register annotation, in its order and without duplicates.
 
-    Operators take devices out with the node annotation ``hami.io/device-cordon``, where the vendor has that rule.
-    Raises: MalformedInput when the text cannot be read or names no device.
+    Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
+    Raises: MalformedInput if the annotation cannot be read or has no device.
     """
     text = node.annotations.get(vendor.register)
     if text is None:
@@ -44,7 +44,7 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
 
 
 def each_once(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Those of *devices* that have a uuid, in their order; of several with the same one, the first."""
+    """Returns those of *devices* that have a uuid, in order; the first of several with the same uuid."""
     found: dict[str, Device] = {}
     for device in devices:
         if device.uuid:
@@ -54,10 +54,10 @@ def each_once(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 def counted(word: str, *, slots: int, memory_mib: int, cores: int,
             numa: Callable[[int, int], int] = lambda index, count: 0) -> Inventory:
-    """An inventory of as many equal devices as the node's capacity of the vendor's count says.
+    """Returns an inventory of equal devices, as many as the node's capacity of the vendor's count.
 
-    Their uuids are ``<node>-<word>-<index>``. *numa*: the NUMA node of a device by its index and how many there are.
-    Raises (the returned function): MalformedInput when the capacity is no number of devices.
+    Their uuids are ``<node>-<word>-<index>``. *numa*: returns the NUMA node for a device's index and the device count.
+    Raises (the returned function): MalformedInput if the capacity is not a number of devices.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         count = capacity_of(node, vendor.count)
@@ -71,11 +71,11 @@ def counted(word: str, *, slots: int, memory_mib: int, cores: int,
 
 
 def divided(word: str, *, slots: int, cores: int) -> Inventory:
-    """An inventory of equal devices that share the node's capacity of the vendor's cores and memory.
+    """Returns an inventory of equal devices that share the node's capacity of the vendor's cores and memory.
 
-    *cores*: those of one device; the last device counts even if there are not enough for it. Memory is divided by the
-    cores that there are, in units of the vendor's *memory_factor* MiB. Uuids as with :func:`counted`.
-    Raises (the returned function): MalformedInput when either capacity is missing or no amount.
+    *cores*: the cores of one device; a remainder counts as a device too. Memory is divided by the number of cores, in
+    units of the vendor's *memory_factor* MiB. Uuids are as with :func:`counted`.
+    Raises (the returned function): MalformedInput if either capacity is missing or not an amount.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         have = capacity_of(node, vendor.cores)
@@ -95,7 +95,7 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
 
 
 def capacity_of(node: Node, resource: str) -> int | None:
-    """The node's capacity of *resource*, ``None`` where it names none. Raises: MalformedInput for what is no amount."""
+    """Returns the node's capacity of *resource*, ``None`` if it has none. Raises: MalformedInput."""
     text = node.capacity.get(resource) if resource else None
     if text is None:
         return None

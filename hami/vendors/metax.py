@@ -1,9 +1,9 @@
-"""What only MetaX's cards need: whole ones chosen by how they are linked, and sGPUs that are shared by service class.
+"""MetaX cards: whole cards selected by their links, and sGPUs shared by application class.
 
-A pod may be of the application class *online* or *offline*. Cards that run such pods run no others; online pods take no
-compute, and offline ones are suspended beside them. All other pods share a card by one quality of service, which
-the card is switched to while nobody uses it. What pods need to know of each other is a tag of words: class, quality,
-and whether the pod wants linked cards.
+A pod may have the application class *online* or *offline*. Cards with such pods run no others; online pods take no
+cores, and offline pods are suspended beside them. All other pods on a card have the same quality of service; the card
+is switched to it while unused. The co-tenant attribute of a pod is a list of words: its class, its quality of service,
+and whether it requests linked cards.
 Source: HAMi v2.10, pkg/device/metax.
 """
 
@@ -15,16 +15,16 @@ from dataclasses import replace
 from hami.codec.metax import parse_cards, parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
-from hami.model import Device, Node, NodePolicy, Pod, Reason, Request, Share, DeviceUsage
+from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, Reason, Request, Share
 from hami.vendors.admission import Draft
 from hami.vendors.inventory import counted, each_once
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext, AnnotationContext, MakeShare, ReadShares, Vendor
+from hami.vendors.spec import AnnotationContext, FitContext, MakeShare, ReadShares, Vendor
 
 __all__ = [
     "ALLOCATED", "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "PREDICATE_TIME", "QOS", "SCORES", "TOPOLOGY_AWARE",
-    "annotate", "card_score", "cards", "class_and_quality", "other_class", "other_quality", "read", "score",
-    "select_devices", "share", "shared_cards", "too_few_cores", "unhealthy",
+    "annotate", "card_score", "cards", "class_and_quality", "make_share", "other_class", "other_quality",
+    "read_shares", "score", "select_devices", "shared_cards", "too_few_cores", "unhealthy",
 ]
 
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
@@ -35,11 +35,11 @@ TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
 
 ONLINE, OFFLINE = CLASSES = ("online", "offline")
 BEST_EFFORT, *_ = QUALITIES = ("best-effort", "fixed-share", "burst-share")
-LINKED = "linked"  # the word for a pod that wants its whole cards linked
+LINKED = "linked"  # co-tenant word of a pod that requests linked cards
 
-HIGHEST = 2000  # of a whole card's score, which its losses lower
-LINK = 10  # what two linked cards count
-WEIGHT = 10_000.0  # an sGPU's score goes before that of the node's usage
+HIGHEST = 2000  # score of whole cards before the losses are subtracted
+LINK = 10  # score of two linked cards
+WEIGHT = 10_000.0  # an sGPU's score takes precedence over the score of the node's usage
 
 _counted = counted("metax", slots=1, memory_mib=65536, cores=WHOLE)
 
@@ -47,17 +47,17 @@ _counted = counted("metax", slots=1, memory_mib=65536, cores=WHOLE)
 
 
 def cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """As many cards as the node's capacity says, each with what the node says of links. Raises: MalformedInput."""
+    """Returns as many cards as the node's capacity, each with the node's link scores. Raises: MalformedInput."""
     links = {key: table for key in (LOSSES, SCORES) if (table := parse_topology(node.annotations.get(key)))}
     devices = _counted(vendor, node)
     return tuple(replace(device, info=links) for device in devices) if devices is not None else None
 
 
-def card_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
-    """How well so many cards can be had on the node: with the least damage to links (binpack), or the best linked.
+def card_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
+    """Returns the score of this number of cards on the node: the least loss of links (binpack), or the best links.
 
-    A node that does not say counts nothing. (Upstream writes the latter as 2000 less the score, since under spread its
-    lowest node wins; a node that does not say then beats all others.)
+    A node without scores counts as 0. (Upstream uses 2000 minus the score for the latter, since under spread its lowest
+    node wins; a node without scores then wins over all others.)
     """
     count = sum(len(shares) for shares in placement)
     info: Mapping[str, Mapping[int, int]] = usages[0].device.info if usages else {}
@@ -71,7 +71,7 @@ def card_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...]
 
 
 def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """The cards that the node's agent reports; one that is named twice counts once. Raises: MalformedInput."""
+    """Returns the cards that the node agent reports, without duplicates. Raises: MalformedInput."""
     if (text := node.annotations.get(vendor.register)) is None:
         return None
     devices = parse_cards(vendor.register, text, vendor.key)
@@ -81,7 +81,7 @@ def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
 
 
 def class_and_quality(draft: Draft) -> None:
-    """Refuse classes and qualities that are none, and several cards for a pod of a class; best effort by default.
+    """Rejects unknown classes and qualities, and several cards for a pod with a class. The default is best effort.
 
     Raises: MalformedInput.
     """
@@ -98,22 +98,22 @@ def class_and_quality(draft: Draft) -> None:
 
 
 def unhealthy(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """As for all vendors, in MetaX's own word."""
+    """The common rule with MetaX's own reason."""
     return None if usage.device.healthy else Reason.SGPU_UNHEALTHY
 
 
 def other_class(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """Pods of a class and pods without do not share a card, nor does an offline pod join online ones."""
-    online, offline = _crowd(usage)
-    mine = context.annotation(APP_CLASS)
-    fits = usage.slots_used == 0 or ((mine in CLASSES) == (online + offline > 0) and not (online and mine == OFFLINE))
+    """Pods with and without a class do not share a card, and an offline pod does not join online pods."""
+    online, offline = _classes(usage)
+    own = context.annotation(APP_CLASS)
+    fits = usage.slots_used == 0 or ((own in CLASSES) == (online + offline > 0) and not (online and own == OFFLINE))
     return None if fits else Reason.APP_CLASS
 
 
 def other_quality(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """A card has one quality of service: that of the pods on it, or what its agent reports where they say none.
+    """A card has one quality of service: that of its pods, or else the one that the node agent reports.
 
-    It may become any other while nobody uses it, and has none for who takes it whole.
+    It may change while the card is unused, and does not matter for a pod that takes the whole card.
     """
     if usage.slots_used == 0 or request.cores == WHOLE or context.annotation(APP_CLASS) == ONLINE:
         return None
@@ -122,7 +122,7 @@ def other_quality(usage: DeviceUsage, request: Request, context: FitContext, pic
 
 
 def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The rules on cores of all vendors, but not for online pods; and more than a card has are not cut to that."""
+    """The common rules for cores, except for online pods. Requests above one card are not reduced to it."""
     device, free = usage.device, usage.device.cores - usage.cores_used
     if not context.vendor.takes_cores(context.annotation):
         return None
@@ -134,7 +134,7 @@ def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, pic
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:
-    """For an online pod the card with the fewest others, for whole cards those that are linked, else the first."""
+    """Selects the card with the fewest other pods for an online pod, linked cards for whole cards, else the first."""
     app_class = context.annotation(APP_CLASS)
     if app_class == ONLINE:
         eligible = sorted(eligible, key=_disturbance)
@@ -143,36 +143,38 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: F
     return eligible[:request.count]
 
 
-def share(topology_aware: bool) -> MakeShare:
-    """What a pod takes: online ones no compute. *topology_aware*: linked cards are wanted unless the pod says
-    otherwise."""
+def make_share(topology_aware: bool) -> MakeShare:
+    """Returns a function that makes shares, without cores for online pods.
+
+    *topology_aware*: pods request linked cards unless their annotation says otherwise.
+    """
 
     def make(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
         cores = request.cores if context.vendor.takes_cores(context.annotation) else 0
         return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), cores,
-                     co_tenants=(_tag(context.annotation, topology_aware),))
+                     co_tenants=(_co_tenant(context.annotation, topology_aware),))
     return make
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-    """The allocation once more, as MetaX's agent reads it."""
+    """Returns the allocation in the format of MetaX's node agent."""
     return {ALLOCATED: render_allocated(context.shares), PREDICATE_TIME: context.nanoseconds}
 
 
-def read(topology_aware: bool) -> ReadShares:
-    """The shares with the pod's class and quality, which only its annotations say. *topology_aware*: as for `share`."""
+def read_shares(topology_aware: bool) -> ReadShares:
+    """Returns a function that adds the co-tenant attribute to shares. *topology_aware*: as for `make_share`."""
 
-    def tagged(vendor: Vendor, pod: Pod, containers: tuple[tuple[Share, ...], ...]) -> tuple[tuple[Share, ...], ...]:
-        co_tenants = (_tag(pod.annotations.get, topology_aware),)
+    def add_co_tenant(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
+        co_tenants = (_co_tenant(pod.annotations.get, topology_aware),)
         return tuple(tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers)
-    return tagged
+    return add_co_tenant
 
 
-def score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
-    """How little an online pod is in others' way, or how well whole cards are linked and what they leave is."""
+def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
+    """Returns how little an online pod disturbs others, or how well whole cards and the remaining ones are linked."""
     shares = [share for shares in placement for share in shares]
     whole = {share.uuid for share in shares if share.cores == WHOLE}
-    words = {word for share in shares for tag in share.co_tenants for word in tag.split()}
+    words = {word for share in shares for co_tenant in share.co_tenants for word in co_tenant.split()}
     if ONLINE in words:
         return WEIGHT * _online_score(usages, {share.uuid for share in shares})
     return WEIGHT * _link_score(usages, whole) if whole and LINKED in words else 0.0
@@ -184,10 +186,10 @@ def _check_word(key: str, word: str, words: Sequence[str]) -> None:
         raise MalformedInput(key, word, message, message=message)
 
 
-def _tag(says: Callable[[str], str | None], topology_aware: bool) -> str:
-    """What other pods, and the node's score, have to know of a pod."""
-    app_class, quality = says(APP_CLASS), says(QOS) or BEST_EFFORT
-    wanted = parse_bool(says(TOPOLOGY_AWARE) or "")
+def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) -> str:
+    """Returns the co-tenant attribute of a pod, for other pods and for the node's score."""
+    app_class, quality = annotation(APP_CLASS), annotation(QOS) or BEST_EFFORT
+    wanted = parse_bool(annotation(TOPOLOGY_AWARE) or "")
     words = (app_class if app_class in CLASSES else "",
              quality if quality in QUALITIES and app_class != ONLINE else "",
              LINKED if (topology_aware if wanted is None else wanted) else "")
@@ -195,29 +197,29 @@ def _tag(says: Callable[[str], str | None], topology_aware: bool) -> str:
 
 
 def _words(usage: DeviceUsage) -> list[str]:
-    return [word for tag in usage.co_tenants for word in tag.split()]
+    return [word for co_tenant in usage.co_tenants for word in co_tenant.split()]
 
 
-def _crowd(usage: DeviceUsage) -> tuple[int, int]:
-    """How many online and offline pods the card runs."""
+def _classes(usage: DeviceUsage) -> tuple[int, int]:
+    """Returns the number of online and offline pods on the card."""
     words = _words(usage)
     return words.count(ONLINE), words.count(OFFLINE)
 
 
 def _disturbance(usage: DeviceUsage) -> tuple[bool, int, int]:
-    """Cards on which an online pod would be the first to suspend others come last."""
-    online, offline = _crowd(usage)
+    """Returns a sort key: cards on which an online pod would suspend others for the first time come last."""
+    online, offline = _classes(usage)
     return online == 0 and offline > 0, online, offline
 
 
 def _zone(usage: DeviceUsage) -> int:
-    """The cards that are linked to each other; not above 0 for none."""
+    """Returns the number of the card's link zone, whose cards are linked; 0 or less for none."""
     zone: int = usage.device.info.get("link_zone", 0)
     return zone
 
 
 def _by_link_zones(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceUsage]:
-    """The smallest zone that has enough, else zone by zone, the smallest first, cards without one last."""
+    """Returns the smallest zone with enough cards, else all cards, smaller zones first, without a zone last."""
     zones: dict[int, list[DeviceUsage]] = {}
     for usage in eligible:
         zones.setdefault(max(_zone(usage), 0), []).append(usage)
@@ -231,13 +233,13 @@ def _online_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
     total = 0
     for usage in usages:
         if usage.device.uuid in chosen:
-            online, offline = _crowd(usage)
+            online, offline = _classes(usage)
             total -= 100 * offline if online == 0 else 20 * online + 2 * offline
     return total
 
 
 def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
-    """Ten times the links that the pod gets, less those that nobody can have any more."""
+    """Returns ten times the links that the pod gets, minus those that become unusable."""
     free = [usage for usage in usages if usage.slots_used == 0]
     got = _links([usage for usage in usages if usage.device.uuid in chosen])
     left = _links([usage for usage in free if usage.device.uuid not in chosen])
@@ -245,7 +247,7 @@ def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
 
 
 def _links(usages: Sequence[DeviceUsage]) -> int:
-    """What all links between *usages* count."""
+    """Returns the score of all links between *usages*."""
     sizes: dict[int, int] = {}
     for usage in usages:
         if (zone := _zone(usage)) > 0:

@@ -1,4 +1,4 @@
-"""What only NVIDIA's devices need."""
+"""Admission for NVIDIA devices."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Admission, Admit, Vendor
 
-__all__ = ["admission"]
+__all__ = ["make_admit"]
 
-_LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with _0, _1, … for each
-_OTHERS = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
+_LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
+_OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 _VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
 
 
-def admission(*, default_count: int, overwrite_env: bool, core_policy: str, runtime_class: str) -> Admit:
-    """NVIDIA's rules of admission under the given settings.
+def make_admit(*, default_count: int, overwrite_env: bool, core_policy: str, runtime_class: str) -> Admit:
+    """Returns NVIDIA's admission function under the given settings.
 
-    A container that asks for memory, percent or cores alone gets *default_count* devices; one that asks for whole
-    devices gets all their cores, so that nobody shares them. Variables that would take the place of what the device
-    plugin sets are refused.
-    Raises (the returned function): MalformedInput in words for the pod's author.
+    A container that requests only memory, percent or cores gets *default_count* devices. A container that requests
+    whole devices gets all their cores, so that they are not shared. Environment variables that would override those of
+    the device plugin are rejected.
+    Raises (the returned function): MalformedInput with a message for the pod's author.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
 
@@ -59,15 +59,15 @@ def _check_percent(draft: Draft) -> None:
 
 
 def _check_variables(draft: Draft) -> None:
-    """Refuse what would lift the limits: in a container, its own variables come after the device plugin's and win.
+    """Rejects variables that would lift the limits: a container's own variables override the device plugin's.
 
-    ``CUDA_DISABLE_CONTROL`` and ``GPU_CORE_UTILIZATION_POLICY`` are offered to users and stay. So does ``LD_PRELOAD``,
-    which many images need, and beside which the limiter is loaded all the same.
+    ``CUDA_DISABLE_CONTROL`` and ``GPU_CORE_UTILIZATION_POLICY`` are for users and allowed. So is ``LD_PRELOAD``: many
+    images need it, and the limiter is loaded nevertheless.
     """
     for name, value in draft.variables:
         if name == _VISIBLE and value in _NOTHING:
             continue
-        if name == _VISIBLE or name in _OTHERS or any(
+        if name == _VISIBLE or name in _OTHER_VARIABLES or any(
                 name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
             message = (f"container {draft.name} sets {name}, which is the device plugin's to set: ask for memory and "
                        f"cores as resources, such as {draft.vendor.memory or draft.vendor.count}")

@@ -1,4 +1,4 @@
-"""What a container asks of a vendor, read from its limits, else from its requests."""
+"""A container's requests for devices, read from its limits, else from its requests."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
 
 __all__ = [
-    "WHOLE",
-    "amounts",
-    "requests_devices",
-    "common_request",
+    "WHOLE", "amount_error", "amounts", "common_request", "device_request", "device_requests", "requests_devices",
     "to_mib",
-    "objection",
-    "device_request",
-    "device_requests"]
+]
 
-WHOLE = 100
+WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
-REMEMBERED = 4096  # different quantities of containers
+CACHE_SIZE = 4096  # different quantities of containers
 
 Quantities = frozenset[tuple[str, str]]
 
 
 def requests_devices(vendors: Catalog, containers: Sequence[Container]) -> bool:
-    """Any of *containers* asks for devices."""
+    """Reports whether any of *containers* requests devices."""
     return any(device_requests(vendors, container) for container in containers)
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
-    """What *container* asks of each vendor, sorted by vendor. It follows from its quantities alone, and most pods of a
-    cluster ask for the same few, so answers are remembered."""
+    """Returns the requests of *container*, sorted by vendor.
+
+    They depend on its quantities alone and most pods of a cluster have the same few, so results are cached.
+    """
     return _requests(vendors, frozenset(container.limits.items()), frozenset(container.requests.items()))
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=CACHE_SIZE)
 def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tuple[Request, ...]:
     container = Container(name="", limits=dict(limits), requests=dict(requests))
     asked = vendors.requested_by(container.limits, container.requests)
@@ -46,15 +43,15 @@ def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tup
 
 
 def device_request(vendor: Vendor, container: Container) -> Request | None:
-    """The request for *vendor*'s devices; ``None`` when there is none."""
+    """Returns the request for *vendor*'s devices; ``None`` if there is none."""
     return (vendor.parse_request or common_request)(vendor, container)
 
 
 def common_request(vendor: Vendor, container: Container) -> Request | None:
-    """The reading that most vendors share; ``None`` when nothing is asked for.
+    """Returns the request as most vendors parse it; ``None`` if there is none.
 
-    An amount that is no integer, negative, or above 2³¹-1 after scaling makes the whole request void, as it does
-    upstream; admission refuses such a pod before it comes to that.
+    If an amount is not an integer, negative, or above 2³¹-1 after scaling, there is no request, as upstream. Admission
+    rejects such a pod before that.
     Source: HAMi v2.10, GenerateResourceRequests in pkg/device/nvidia/device.go and its likes.
     """
     given = amounts(vendor, container.limits, container.requests)
@@ -74,27 +71,27 @@ def common_request(vendor: Vendor, container: Container) -> Request | None:
 
 
 def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
-    """What is written for each of *vendor*'s resources (its priority aside): the limit, else the request."""
+    """Returns the amount of each of *vendor*'s resources except its priority: the limit, else the request."""
     names = (vendor.count, vendor.memory, vendor.memory_percent, vendor.cores)
     second = {} if vendor.limits_only else requests
     return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
 
 
 def to_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
-    """What *memory* is in MiB, where it is written for *vendor*, with a binary unit or without."""
+    """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
     return memory // MEBIBYTE if is_binary and vendor.memory_units else memory * max(vendor.memory_factor, 1)
 
 
-def objection(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:
-    """Why the amounts *given* for *container* cannot be used, in words for its author; ``None`` if they can."""
+def amount_error(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:
+    """Returns the error for the first invalid amount in *given*, for the author of *container*."""
     for name, text in given.items():
-        if problem := _unusable(vendor, name, text):
+        if problem := _amount_problem(vendor, name, text):
             return f"invalid {name} value {text} in container {container}: {problem}"
     return None
 
 
-def _unusable(vendor: Vendor, name: str, text: str) -> str | None:
-    """What is wrong with one amount."""
+def _amount_problem(vendor: Vendor, name: str, text: str) -> str | None:
+    """Returns why the amount is invalid; ``None`` if it is valid."""
     if _value(vendor, name, text) is not None:
         return None
     is_memory = name == vendor.memory
@@ -104,8 +101,10 @@ def _unusable(vendor: Vendor, name: str, text: str) -> str | None:
 
 
 def _value(vendor: Vendor, name: str, text: str) -> int | None:
-    """One amount, memory in MiB; ``None`` when it cannot be used. A percentage is clamped later and so may be any
-    integer."""
+    """Returns one amount, memory in MiB; ``None`` if it is invalid.
+
+    A percentage is clamped later, so it may be any integer.
+    """
     try:
         value = strict_integer(text)
     except MalformedInput:
@@ -115,5 +114,5 @@ def _value(vendor: Vendor, name: str, text: str) -> int | None:
     if name == vendor.memory and value:
         value = to_mib(vendor, value, is_binary=text.endswith("i"))
         if value == 0:
-            return None  # it would be rounded to nothing, which means the whole device
+            return None  # rounded down to 0, which would mean the whole device
     return value if value <= INT32_MAX else None

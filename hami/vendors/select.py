@@ -1,8 +1,7 @@
-"""Which of the devices that can serve a container gets, where not simply the first: ways that vendors share.
+"""Selection of devices among those that pass, for vendors that do not simply take the first.
 
-Plain functions over device views, given in the order of trying. They know no request and no reason; what does not work
-out shows in how many devices come back. Where two choices are equally good, the lowest name or index decides, so that
-the same question always gets the same answer.
+Plain functions over device usages in the order of trying, without requests and reasons: a result with too few devices
+means that there is no selection. Among equals, the lowest name or index decides, so that the result is deterministic.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from hami.model import Share, DeviceUsage
+from hami.model import DeviceUsage, Share
 
-__all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "places_of", "whole_pairs"]
+__all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "positions_of", "whole_pairs"]
 
 Name = TypeVar("Name", float, str)
 
 WING = 4  # devices that sit on one side of a Kunlun server
-_ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked places of both wings, by how many they are
+_ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked positions in both wings, by count
     2: ((0, 4), (1, 5), (2, 6), (3, 7)),
     4: ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6)),
 }
-_WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # how many free devices a wing has, best first, by how many go
+_WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # free devices in a wing, best first, by count
 
 
 def grouped(eligible: Sequence[DeviceUsage], count: int,
             group: Callable[[DeviceUsage], Name | None]) -> Sequence[DeviceUsage]:
-    """*count* of *eligible* from few groups: the largest group first, then the next; all, when there are no more.
+    """Returns *count* of *eligible* from few groups: the largest group first; all, if there are not more.
 
-    Devices without a group are taken last. One device is simply the first.
+    Devices without a group come last. A single device is the first one.
     Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination, and pkg/device/vastai/device.go.
     """
     if count == 1 or len(eligible) <= count:
@@ -45,8 +44,8 @@ def grouped(eligible: Sequence[DeviceUsage], count: int,
 
 def concentration(usages: Sequence[DeviceUsage], placement: Sequence[Sequence[Share]],
                   group: Callable[[DeviceUsage], Name | None]) -> float:
-    """How much the containers' devices keep together: for each container the part of its devices that its largest
-    group has, added up; 0 if any device has no group."""
+    """Returns how well the containers' devices are kept together: the sum, over containers, of the fraction of devices
+    in the largest group; 0 if any device has no group."""
     groups = {usage.device.uuid: group(usage) for usage in usages}
     found = 0.0
     for shares in placement:
@@ -58,60 +57,61 @@ def concentration(usages: Sequence[DeviceUsage], placement: Sequence[Sequence[Sh
 
 
 def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceUsage]:
-    """As many of *eligible* as go into *count* in whole pairs: devices 0 and 1, 2 and 3, and so on, lowest pair first.
+    """Returns at most *count* of *eligible* in whole pairs: devices 0 and 1, 2 and 3, and so on, lowest pair first.
 
     Source: HAMi v2.10, pkg/device/ascend/device.go, computeBestCombination910C.
     """
     pairs: dict[int, list[DeviceUsage]] = {}
     for usage in eligible:
         pairs.setdefault(usage.device.index // 2, []).append(usage)
-    whole = [pairs[place] for place in sorted(pairs)
-             if sorted(usage.device.index for usage in pairs[place]) == [2 * place, 2 * place + 1]]
+    whole = [pairs[number] for number in sorted(pairs)
+             if sorted(usage.device.index for usage in pairs[number]) == [2 * number, 2 * number + 1]]
     return [usage for pair in whole[:count // 2] for usage in pair]
 
 
-def on_wings(eligible: Sequence[DeviceUsage], count: int, listed: Sequence[DeviceUsage]) -> Sequence[DeviceUsage]:
-    """*count* (1, 2, 4 or 8) of *eligible* that are linked with each other; none when there is no such choice.
+def on_wings(eligible: Sequence[DeviceUsage], count: int, registered: Sequence[DeviceUsage]) -> Sequence[DeviceUsage]:
+    """Returns *count* (1, 2, 4 or 8) of *eligible* that are linked with each other; none if there is no such selection.
 
-    Of the eight places of a server, 0 to 3 and 4 to 7 are wings, in which all are linked; across, 0 and 4, 1 and 5, 2
-    and 6, 3 and 7 are. *listed*: all devices of the node, as registered. Wings are those of the devices' indexes, in
-    whichever order they are tried.
+    Of the eight positions of a server, 0 to 3 and 4 to 7 are wings, whose devices are all linked. Across the wings, 0
+    and 4, 1 and 5, 2 and 6, 3 and 7 are linked. *registered*: all devices of the node, in the order of registration.
     Source: HAMi v2.10, pkg/device/kunlun/topo.go, graghSelect.
     """
-    places = places_of(listed)
-    seated = {places[usage.device.uuid]: usage for usage in eligible}
-    return [seated[place] for place in _linked_places(sorted(place for place in seated if place < 2 * WING), count)]
+    positions = positions_of(registered)
+    by_position = {positions[usage.device.uuid]: usage for usage in eligible}
+    free = sorted(position for position in by_position if position < 2 * WING)
+    return [by_position[position] for position in _linked_positions(free, count)]
 
 
 def aligned_run(eligible: Sequence[DeviceUsage], count: int, *, step: int = 1) -> Sequence[DeviceUsage]:
-    """*count* of *eligible* whose indexes follow each other, beginning at a multiple of *step*; none if there are none.
+    """Returns *count* of *eligible* with consecutive indexes from a multiple of *step*; none if there is no such run.
 
     The lowest such run, in the order of indexes.
     Source: HAMi v2.10, pkg/device/awsneuron/device.go, graphSelect.
     """
-    seated = {usage.device.index: usage for usage in eligible}
-    for start in sorted(seated) if count <= len(seated) else ():  # a count may be any number
-        run = [seated[index] for index in range(start, start + count) if index in seated]
+    by_index = {usage.device.index: usage for usage in eligible}
+    for start in sorted(by_index) if count <= len(by_index) else ():  # a count may be any number
+        run = [by_index[index] for index in range(start, start + count) if index in by_index]
         if start % step == 0 and len(run) == count:
             return run
     return ()
 
 
-def places_of(listed: Sequence[DeviceUsage]) -> Mapping[str, int]:
-    """Where each device sits, by uuid: its index, or where indexes do not tell devices apart, its place in the list."""
-    indexes = [usage.device.index for usage in listed]
+def positions_of(registered: Sequence[DeviceUsage]) -> Mapping[str, int]:
+    """Returns the position of each device by uuid: its index or, if indexes are not unique, the list index."""
+    indexes = [usage.device.index for usage in registered]
     if len(set(indexes)) < len(indexes):
-        indexes = list(range(len(listed)))
-    return {usage.device.uuid: index for usage, index in zip(listed, indexes)}
+        indexes = list(range(len(registered)))
+    return {usage.device.uuid: index for usage, index in zip(registered, indexes)}
 
 
-def _linked_places(free: Sequence[int], count: int) -> Sequence[int]:
+def _linked_positions(free: Sequence[int], count: int) -> Sequence[int]:
     if count == 2 * WING:
         return free if len(free) == count else ()
-    left, right = [place for place in free if place < WING], [place for place in free if place >= WING]
+    left = [position for position in free if position < WING]
+    right = [position for position in free if position >= WING]
     for size in _WING_SIZES.get(count, ()):
         for wing in (left, right):
             if len(wing) == size:
                 return wing[:count]
-    # of six devices upstream looks at the two that would remain, too, and comes to the first choice every time
-    return next((places for places in _ACROSS.get(count, ()) if set(places) <= set(free)), ())
+    # upstream compares the remaining devices too, but its result is always the first of these
+    return next((linked for linked in _ACROSS.get(count, ()) if set(linked) <= set(free)), ())

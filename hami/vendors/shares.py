@@ -1,10 +1,10 @@
-"""What a container takes of a device that serves it: rules that vendors name in their records."""
+"""Shares: the part of a device that a container takes. Vendor records name these functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import Reason, Request, Share, DeviceUsage
+from hami.model import DeviceUsage, Reason, Request, Share
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import FitContext
 
@@ -12,19 +12,19 @@ __all__ = ["common_share", "compute_units", "nothing_but_the_device", "too_few_u
 
 
 def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    """The memory and the cores asked for; more cores than a device has are all of them."""
+    """Returns a share with the requested memory and cores, at most all cores."""
     return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), min(request.cores, WHOLE))
 
 
 def nothing_but_the_device(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    """A slot, without any amounts: for vendors whose agents count devices only."""
+    """Returns a share without amounts, for vendors whose node agents count devices only."""
     return Share(usage.device.uuid, request.vendor, 0, 0)
 
 
 def compute_units(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    """Cores as compute units, of which each make of device has another number: at least one, at most all.
+    """Returns a share with cores in compute units, whose number depends on the model: at least one, at most all.
 
-    Without a percentage they come with the whole memory, or not at all.
+    A request without cores gets all compute units with the whole memory, and none otherwise.
     Source: HAMi v2.10, pkg/device/amd/device.go, Fit; docs/develop/amd-vgpu.md.
     """
     device, memory = usage.device, request.memory_on(usage.device)
@@ -36,7 +36,7 @@ def compute_units(usage: DeviceUsage, request: Request, context: FitContext, pic
 
 
 def too_few_units(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """The device has no more so many compute units, or none at all where some are asked for."""
+    """Rejects a device that has too few free compute units, or none at all."""
     units = compute_units(usage, request, context, picks).cores
     missing = usage.device.cores - usage.cores_used < units or (request.cores > 0 and units == 0)
     return Reason.NO_CORES if missing else None

@@ -1,8 +1,8 @@
-"""The record that describes a vendor to the rest of the system, and what its functions are given and return.
+"""The record that describes a vendor, and the parameters and results of its functions.
 
-A function stands in the record only where data cannot say it. All of them are pure: they read what they are given and
-return a value; the engine in ``scheduling`` calls them at the one place that each has in the pipeline
-admit → request → (node) gate → rules for each device → choose → share → annotate.
+A vendor has a function only where data is not enough. All functions are pure: they read their parameters and return a
+value. ``scheduling`` calls each of them at one stage of the pipeline
+admit → parse_request → check_node → rules (for each device) → select_devices → make_share → annotate.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.model import (
-    Budget, Container, ContainerKind, Device, DevicePolicy, Node, NodePolicy, Pod, Reason, Request, Selector, Share,
-    DeviceUsage, Weights,
+    Allocation, Budget, Container, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason,
+    Request, Selector, Share, Weights,
 )
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Rule(enum.Enum):
-    """A test that a device must pass; vendors list theirs in the order in which users see the reasons."""
+    """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""
 
     HEALTH = "health"
     CORDON = "cordon"
@@ -48,24 +48,24 @@ class Rule(enum.Enum):
 
 
 class CoreUnit(enum.Enum):
-    """What cores are counted in: where pods ask for them, and where that differs, on devices and in allocations."""
+    """The unit of cores in requests and, if different, on devices and in allocations."""
 
     PERCENT = "percent of a device"
     SIXTEENTHS = "sixteenths of a device"
-    COMPUTE_UNITS = "percent of a device where asked for, else compute units, of which devices have different numbers"
-    MASK = "a number where asked for, else a bit mask, one bit for each core"
+    COMPUTE_UNITS = "percent of a device in requests, else compute units, whose number depends on the device"
+    MASK = "a number in requests, else a bit mask with one bit for each core"
 
     @property
     def is_request_unit(self) -> bool:
-        """Allocations are written in the unit of requests, so that a ResourceQuota can count them."""
+        """Reports whether allocations have the unit of requests, so that a ResourceQuota can limit them."""
         return self in (CoreUnit.PERCENT, CoreUnit.SIXTEENTHS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisplayText:
-    """What people are told of amounts, where the other fields of a vendor's record do not say it; empty where they do.
+    """Descriptions of amounts for users, where they do not follow from the vendor's other fields; empty where they do.
 
-    *memory*, *cores*: the units in which pods ask. *default*: what a container gets that does not say.
+    *memory*, *cores*: the units of requests. *default*: the amounts of a container that requests devices only.
     """
 
     memory: str = ""
@@ -75,9 +75,9 @@ class DisplayText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorKeys:
-    """Pod annotations that narrow the choice of devices; empty where a vendor has none.
+    """The keys of pod annotations that select devices; empty where a vendor has none.
 
-    A vendor may have several keys for one list: a device has to pass the lists of all of them.
+    If a list has several keys, a device has to pass the lists of all of them.
     """
 
     use_types: str = ""
@@ -87,7 +87,7 @@ class SelectorKeys:
     mode: str = ""
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
-        """What *annotations* ask for."""
+        """Returns the selection in *annotations*."""
         return Selector(
             use_types=parse_list(annotations.get(self.use_types)),
             nouse_types=parse_list(annotations.get(self.nouse_types)),
@@ -98,13 +98,13 @@ class SelectorKeys:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All the keys that there are."""
+        """All keys that are not empty."""
         keys = (self.use_types, self.nouse_types, *self.use_uuids, *self.nouse_uuids, self.mode)
         return tuple(key for key in keys if key)
 
 
 def _all_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """What stands in each of *lists*; those that are ``None`` set no limit."""
+    """Returns the items that are in every list that is not ``None``."""
     given = [items for items in lists if items is not None]
     return tuple(item for item in given[0] if all(item in items for items in given)) if given else None
 
@@ -116,8 +116,11 @@ def _any_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What admission makes of one container: the container as it shall be (the same object when nothing changes),
-    whether it asks for this vendor's devices, and what to set in the pod's spec and annotations."""
+    """The result of admission for one container.
+
+    *container*: the container with its changes (the same object if there are none). *found*: it requests devices of
+    this vendor. *pod_spec*, *annotations*: fields to set in the pod's spec and annotations.
+    """
 
     container: Mapping[str, Any]
     found: bool = False
@@ -127,12 +130,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitContext:
-    """What a vendor's functions may look at besides the device and the request.
+    """The parameters of a vendor's functions besides the device and the request.
 
-    *vendor*: whose devices are asked for. *annotations*: those of the pod's annotations that its record names in
-    *pod_keys*.
-    *usages*: all its devices on the node, as registered. *kind*: that of the container now being placed; *placed*: the
-    shares of the pod's containers placed so far, of all vendors (``Share.type`` says whose).
+    *annotations*: those pod annotations that the vendor's *pod_keys* name. *usages*: all devices of the vendor on the
+    node, in the order of registration. *kind*: the kind of the container that is being placed. *placed*: the shares of
+    the pod's containers placed so far, for all vendors (``Share.type`` is the vendor's key).
     """
 
     vendor: Vendor
@@ -146,19 +148,22 @@ class FitContext:
     placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
 
     def annotation(self, key: str) -> str | None:
-        """The pod's annotation *key*, one of its vendor's *pod_keys*."""
+        """Returns the pod annotation *key*, which must be one of the vendor's *pod_keys*."""
         return next((text for name, text in self.annotations if name == key), None)
 
     @property
     def placed_of_vendor(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
-        """*placed*, without other vendors' shares."""
+        """*placed* without the shares of other vendors."""
         return tuple((kind, tuple(share for share in shares if share.type == self.vendor.key))
                      for kind, shares in self.placed)
 
 
 @dataclass(frozen=True, slots=True)
 class NoCombination:
-    """Devices pass, but no choice of them will do: *reason* holds for *count* of *devices* (all of the node's)."""
+    """Enough devices pass, but no combination of them is possible.
+
+    *reason* is reported for *count* of *devices* (default: all devices of the node).
+    """
 
     reason: Reason
     count: int = 1
@@ -167,25 +172,25 @@ class NoCombination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationContext:
-    """What is known when a pod's annotations are written.
+    """The parameters for rendering a pod's annotations.
 
-    *shares*: those of the vendor for each container, init containers first. *devices*: the node's, by uuid.
+    *shares*: the vendor's shares for each container, init containers first. *devices*: the node's devices by uuid.
     """
 
     pod: Pod
     node: str
-    shares: tuple[tuple[Share, ...], ...]
+    shares: Allocation
     devices: Mapping[str, Device]
     now: datetime
 
     @property
     def seconds(self) -> str:
-        """The Unix time."""
+        """The Unix time in seconds."""
         return str(int(self.now.timestamp()))
 
     @property
     def nanoseconds(self) -> str:
-        """The Unix time in nanoseconds; the clock's microseconds are the last that count."""
+        """The Unix time in nanoseconds, with the clock's resolution of a microsecond."""
         return str(int(self.now.timestamp()) * 10**9 + self.now.microsecond * 1000)
 
 
@@ -197,45 +202,42 @@ CheckNode = Callable[[Request, FitContext], "Reason | None"]
 SelectDevices = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"]
 MakeShare = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share]
 Annotate = Callable[["Vendor", AnnotationContext], Mapping[str, str]]
-ReadShares = Callable[["Vendor", Pod, "tuple[tuple[Share, ...], ...]"], "tuple[tuple[Share, ...], ...]"]
-NodeScore = Callable[[Sequence[DeviceUsage], "tuple[tuple[Share, ...], ...]", NodePolicy], float]
+ReadShares = Callable[["Vendor", Pod, Allocation], Allocation]
+NodeScore = Callable[[Sequence[DeviceUsage], Allocation, NodePolicy], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vendor:
-    """One vendor's devices: names on the wire, units, defaults, rules. Equal only to itself.
+    """One vendor: its names on the wire, units, defaults and rules. Equal only to itself.
 
-    *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are resource names,
-    empty where there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for one unit of
-    *memory*. *memory_units*: memory may be written with a binary unit (``512Mi``) and is then no multiple of that.
-    *core_unit*: what cores are counted in. *default_memory* in MiB (0: the whole device).
-    *amounts_are_totals*: memory and cores are written for all of a container's devices together.
-    *defaults_to_all_cores*: admission gives all cores to who asks for devices, but neither for memory nor for cores.
-    *no_cores_annotation*: an annotation and its value; pods that bear it take no cores, whatever they ask.
-    *display*: what is shown of all this, and read by nobody but people.
+    Resources. *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are
+    resource names, empty if there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for
+    one unit of *memory*. *memory_units*: memory may have a binary suffix (``512Mi``), which takes the place of
+    *memory_factor*. *core_unit*: the unit of cores. *default_memory*: in MiB (0: the whole device).
+    *amounts_are_totals*: memory and cores are for all devices of a container together. *defaults_to_all_cores*:
+    admission requests all cores when only a device count is given. *no_cores_annotation*: key and value of an
+    annotation; pods that have it take no cores. *display*: descriptions for users.
 
-    *register*, *handshake*, *to_allocate*, *allocated*: annotation keys, empty where there is none. *node_keys*: other
-    annotations and labels of nodes that *inventory* reads. *pod_keys*: annotations of pods that its functions read.
-    *extra_keys*: those that *annotate* may write.
-    *lock*: the node annotation under which allocations on a node happen one after the other, empty for none.
-    *device_cores*: cores that every device counts as having, whatever its node writes; 0 for what that writes.
-    *needs_capacity*: devices are offered only while the node's capacity names some of *count*.
-    *writes_model*: the second field of an allocation is the device's model, not *key*.
+    Annotations. *register*, *handshake*, *to_allocate*, *allocated*: keys, empty if there is none. *node_keys*: other
+    annotations and labels of nodes that *inventory* reads. *pod_keys*: pod annotations that the functions read.
+    *extra_keys*: pod annotations that *annotate* may write. *lock*: the node annotation under which allocations on a
+    node are serialized, empty for none. *device_cores*: the number of cores of every device, whatever its node
+    registers; 0 for the registered number. *needs_capacity*: devices are schedulable only while the node has capacity
+    of *count*. *writes_model*: the second field of an allocation is the device's model, not *key*.
 
-    *inventory*: a node's devices, ``None`` when it has none; may raise MalformedInput.
-    *admit*: what admission makes of a container, given the pod as a dict; raises MalformedInput in words for the
-    pod's author; ``None`` for the common admission (:mod:`hami.vendors.admission`). *admits_all*: it is asked about
-    containers too that name no resource of the vendor.
-    *parse_request*: what a container asks; ``None`` for the common reading (:mod:`hami.vendors.request`).
-    *check_node*: why no device of the node will do. *rules*: what each device must pass, in order; named ones and
-    functions.
-    *allows_repeats*: a device that fits may be taken several times by one container.
-    *select_devices*: which of the devices that pass (at least as many as are asked for, in the order of trying) are
-    taken; by
-    default the first. *make_share*: what is taken of a device, given what the container has taken already.
-    *annotate*: annotations beside the allocation. *read_shares*: what only other annotations say of an allocation.
-    *node_score*: how well a placement (the shares of all containers) suits the node, given its devices before; higher
-    is better, it is added to the node's score.
+    Functions, in the order of the pipeline.
+    *inventory*: returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
+    *admit*: admits a container; gets the pod as a dict. Raises: MalformedInput with a message for the pod's author.
+    Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for containers without the vendor's
+    resources.
+    *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
+    *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
+    named rules and functions. *allows_repeats*: one container may take a device several times.
+    *select_devices*: selects among the devices that pass (at least the requested number, in the order of trying).
+    Default: the first. *make_share*: returns the share of a device, given the container's earlier shares.
+    *annotate*: returns the annotations beside the allocation. *read_shares*: adds to shares the details that only other
+    annotations contain. *node_score*: returns the score of a placement on a node, given its devices before; it is added
+    to the node's score, and higher is better.
     """
 
     key: str
@@ -283,7 +285,7 @@ class Vendor:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """All resource names of this vendor that are in use."""
+        """All resource names of this vendor that are not empty."""
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
         return tuple(name for name in names if name)
 
@@ -292,18 +294,21 @@ class Vendor:
         """Reports whether pods can request memory."""
         return bool(self.memory or self.memory_percent)
 
-    def takes_cores(self, says: Callable[[str], str | None]) -> bool:
-        """A pod takes the cores that it asks for; *says*: its annotations by key."""
-        return self.no_cores_annotation is None or says(self.no_cores_annotation[0]) != self.no_cores_annotation[1]
+    def takes_cores(self, annotation: Callable[[str], str | None]) -> bool:
+        """Reports whether a pod takes the cores that it requests. *annotation* looks up its annotations by key."""
+        if self.no_cores_annotation is None:
+            return True
+        key, value = self.no_cores_annotation
+        return annotation(key) != value
 
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"
 
 
 class Catalog:
-    """The vendors that are scheduled, sorted by key; each resource name belongs to one of them.
+    """The vendors that are scheduled, sorted by key.
 
-    Raises: MalformedInput when two have the same key, or claim the same resource or annotation.
+    Raises: MalformedInput if two vendors have the same key, resource name or annotation key.
     """
 
     def __init__(self, vendors: Iterable[Vendor]) -> None:
@@ -332,18 +337,16 @@ class Catalog:
         return len(self._vendors)
 
     def __getitem__(self, key: str) -> Vendor:
-        """The vendor of that key. Raises: KeyError."""
+        """Returns the vendor with *key*. Raises: KeyError."""
         return self._by_key[key]
 
-    named = __getitem__
-
     def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
-        """The vendors to which any of these resource names belong, sorted by key."""
+        """Returns the vendors that have any of these resource names, sorted by key."""
         return _sorted({vendor.key: vendor for names in resources for name in names
                         if (vendor := self._by_resource.get(name)) is not None})
 
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
-        """The vendors whose allocations any of these annotations (keys) tell, sorted by key."""
+        """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
         return _sorted({vendor.key: vendor for key in annotations
                         if (vendor := self._by_allocated.get(key)) is not None})
 

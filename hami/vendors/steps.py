@@ -1,13 +1,13 @@
-"""Steps of admission that records name: what an amount has to be, and what follows from it.
+"""Admission steps that vendor records name. They check amounts, or set amounts that follow from others.
 
-Amounts that a step changes are changed in limits, and in requests where they stand there too.
+A step changes an amount in limits, and in requests if it is given there too.
 """
 
 from __future__ import annotations
 
 from hami.errors import MalformedInput
 from hami.quantity import strict_integer
-from hami.vendors.admission import Draft, Step
+from hami.vendors.admission import Draft, Step, invalid_amount
 from hami.vendors.request import WHOLE
 
 __all__ = [
@@ -17,36 +17,35 @@ __all__ = [
 
 
 def at_least_one(draft: Draft) -> None:
-    """Refuse a count below one. Raises: MalformedInput."""
+    """Rejects a count below one. Raises: MalformedInput."""
     name = draft.vendor.count
     if (count := draft.rounded(name)) is not None and count < 1:
-        raise MalformedInput(name, count, "expected at least 1", message=f"{name} must be greater than 0")
+        raise invalid_amount(name, count, "must be greater than 0")
 
 
 def percentage_of_cores(draft: Draft) -> None:
-    """Refuse cores that are no percentage from 1 to 100. Raises: MalformedInput."""
+    """Rejects cores that are not a percentage from 1 to 100. Raises: MalformedInput."""
     name = draft.vendor.cores
     if (text := draft.given.get(name)) is None:
         return
-    problem = "must be an integer percentage between 1 and 100"
     try:
         cores = strict_integer(text)
     except MalformedInput:
         cores = None
     if cores is None or not 1 <= cores <= WHOLE:
-        raise MalformedInput(name, text, problem, message=f"{name} {problem}")
+        raise invalid_amount(name, text, "must be an integer percentage between 1 and 100")
 
 
 def all_cores_of_several(draft: Draft) -> None:
-    """Who asks for several devices has all their cores, whatever was written."""
+    """A container with several devices gets all their cores, whatever it requests."""
     if (count := draft.rounded(draft.vendor.count) or 0) > 1 and draft.vendor.cores:
         draft.set_amount(draft.vendor.cores, count * WHOLE)
 
 
 def whole_devices(*, memory: int, cores: int) -> Step:
-    """A step: who asks for several devices, or does not say how much memory, has all that the devices have.
+    """Returns a step: a container with several devices, or without a memory request, gets whole devices.
 
-    *memory*, *cores*: those of one device, in the units of the vendor's resources.
+    *memory*, *cores*: the amounts of one device, in the units of the vendor's resources.
     """
 
     def step(draft: Draft) -> None:
@@ -59,7 +58,7 @@ def whole_devices(*, memory: int, cores: int) -> Step:
 
 
 def single_size(sizes: tuple[int, ...], message: str) -> Step:
-    """A step: memory of one device is one of *sizes*; others are refused with the words *says*."""
+    """Returns a step that rejects memory of a single device that is not one of *sizes*, with *message*."""
 
     def step(draft: Draft) -> None:
         name = draft.vendor.memory
@@ -69,7 +68,7 @@ def single_size(sizes: tuple[int, ...], message: str) -> Step:
 
 
 def count_in_annotation(key: str) -> Step:
-    """A step: the pod's annotation *key* says how many devices are asked for, where there are several."""
+    """Returns a step that sets the pod annotation *key* to the device count, if there are several."""
 
     def step(draft: Draft) -> None:
         if (count := draft.rounded(draft.vendor.count) or 0) > 1:
@@ -78,7 +77,7 @@ def count_in_annotation(key: str) -> Step:
 
 
 def name_in_env(variable: str) -> Step:
-    """A step: the container finds its name in *variable*, unless it sets that itself."""
+    """Returns a step that sets *variable* to the container's name, unless the container sets it itself."""
 
     def step(draft: Draft) -> None:
         if draft.name and not draft.has_env(variable):

@@ -1,7 +1,7 @@
-"""Vastai cards, whole or by their dies: dies of one physical card (AIC) are kept together.
+"""Vastai cards, whole or by die: dies of one physical card (AIC) are kept together.
 
-In die mode a device is a die, which its plugin says in ``custominfo``: ``DeviceStrategy`` is ``die``, ``AIC`` names the
-physical card.
+In die mode each device is a die. The device plugin sets ``DeviceStrategy`` to ``die`` in ``custominfo``, and ``AIC`` to
+the name of the physical card.
 Source: HAMi v2.10, pkg/device/vastai/device.go.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import NodePolicy, Reason, Request, Share, DeviceUsage
+from hami.model import Allocation, DeviceUsage, NodePolicy, Reason, Request, Share
 from hami.vendors.select import concentration, grouped
 from hami.vendors.spec import FitContext
 
@@ -17,19 +17,19 @@ __all__ = ["card_in_use", "select_devices", "node_score"]
 
 
 def card_in_use(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    """Under ``mutex``, somebody uses another die of the same physical card."""
+    """Rejects a die under ``mutex`` if another die of the same physical card is in use."""
     if not context.policy.mutex or not _in_die_mode(context.usages) or (card := _card(usage)) is None:
         return None
     return Reason.NOT_ALONE if any(one.slots_used > 0 and _card(one) == card for one in context.usages) else None
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:
-    """The first devices; in die mode, those of few physical cards."""
+    """Selects the first devices; in die mode, dies of few physical cards."""
     return grouped(eligible, request.count, _card) if _in_die_mode(context.usages) else eligible[:request.count]
 
 
-def node_score(usages: Sequence[DeviceUsage], placement: tuple[tuple[Share, ...], ...], policy: NodePolicy) -> float:
-    """How much dies are kept together, a point at most for each container; 0 for whole cards."""
+def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
+    """Returns how well dies are kept together, at most 1 for each container; 0 for whole cards."""
     return concentration(usages, placement, _card_of_die)
 
 

@@ -1,4 +1,4 @@
-"""Acme's cards, as an example of a vendor that HAMi does not know: memory is shared, cores are not."""
+"""Acme's cards: an example of a vendor that HAMi does not know. Memory is shared, cores are not."""
 
 from hami.errors import MalformedInput
 from hami.vendors.inventory import registered
@@ -6,7 +6,7 @@ from hami.vendors.spec import Rule, SelectorKeys, Vendor
 
 
 def cards(section):
-    """The vendor, as section ``acme`` of the device configuration has it."""
+    """Returns the vendor as configured by section ``acme`` of the device configuration."""
     count = section.get("resourceCountName", "acme.example/card")
     if not isinstance(count, str):
         raise MalformedInput("resourceCountName", count, "expected a resource name")

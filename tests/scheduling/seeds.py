@@ -1,7 +1,7 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
 from hami.model import Budget
-from tests.builders import APP, INIT, SIDECAR, pod_request, container, gpus, usage
+from tests.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
 
 CPU = container({"cpu": "1"})
 MODELS = ("NVIDIA A40", "NVIDIA A100", "NVIDIA L4")

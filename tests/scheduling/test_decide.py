@@ -14,7 +14,7 @@ from hami.scheduling.index import Index
 from hami.scheduling.placement import place_pod
 from hami.scheduling.score import node_score
 from hami.vendors.inventory import registered
-from tests.builders import NVIDIA, pod_request, booking, charge, cluster, gpu, gpus, node, usage
+from tests.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
 from tests.scheduling.mirror import Mirror
 from tests.scheduling.seeds import some_pod_request
 

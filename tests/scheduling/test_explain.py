@@ -3,11 +3,11 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.model import Node, NodePolicy, Reason, Partition, DeviceUsage
+from hami.model import DeviceUsage, Node, NodePolicy, Partition, Reason
 from hami.scheduling.decide import VerdictCache, decide
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.catalog import vendors
-from tests.builders import pod_request, cluster, container, gpus, usage
+from tests.builders import cluster, container, gpus, pod_request, usage
 
 INDEX = cluster(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
                 node3=[usage("d", 10, 6068), usage("e", 10, 100)])

@@ -11,7 +11,7 @@ from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Rule, Vendor
-from tests.builders import pod_request, container, gpus, request, share, usage
+from tests.builders import container, gpus, pod_request, request, share, usage
 from tests.scheduling.seeds import some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)

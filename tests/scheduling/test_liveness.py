@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.codec.states import render_request
-from hami.scheduling.liveness import PluginObservation, PluginLiveness, observe, is_schedulable, needs_handshake_request
+from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
 CLOCK = 1000.0

@@ -5,7 +5,7 @@ import pytest
 from hami.errors import MalformedInput
 from hami.model import Budget, DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.pod_request import make_pod_request, node_policy_of
-from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, pod_request, container, gpus, pod, request
+from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, container, gpus, pod, pod_request, request
 
 CPU = container({"cpu": "1"})
 

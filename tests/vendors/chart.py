@@ -5,7 +5,7 @@ from dataclasses import replace
 from pytest import param
 
 from hami.codec.device_config import Names, chart_config
-from hami.model import Device, Node, Request, DeviceUsage
+from hami.model import Device, DeviceUsage, Node, Request
 from hami.vendors.catalog import vendors
 from tests.vendors.rows import Asked, Denied, Fits
 

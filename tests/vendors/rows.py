@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 from hami.codec.allocation import render_shares
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
-from hami.scheduling.pod_request import PodRequest, ContainerRequest, make_pod_request
+from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.admission import admit
 from hami.vendors.request import device_request
-from hami.vendors.spec import Catalog, AnnotationContext, Vendor
+from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 from tests.builders import APP, container
 
 NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600

@@ -4,7 +4,7 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.codec.drs import DrsProfile
-from hami.model import Budget, Device, Request, DeviceUsage
+from hami.model import Budget, Device, DeviceUsage, Request
 from hami.vendors.catalog import vendors
 from tests.vendors.rows import Asked, Denied, Fits
 

@@ -19,7 +19,7 @@ from hami.vendors.admission import admit
 from hami.vendors.catalog import vendors
 from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
-from tests.builders import pod_request, container, node, pod, share
+from tests.builders import container, node, pod, pod_request, share
 from tests.vendors.rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
 

@@ -8,7 +8,7 @@ from pytest import param
 from hami.codec.allocation import parse_shares
 from hami.codec.device_config import DeviceConfig, Names
 from hami.errors import MalformedInput
-from hami.model import Device, Node, Reason, Partition
+from hami.model import Device, Node, Partition, Reason
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from tests.builders import container, pod
@@ -68,7 +68,7 @@ def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
 
 
 def read(text, *containers):
-    found = aws.read(NEURON, pod(*containers), parse_shares("allocated", text))
+    found = aws.read_shares(NEURON, pod(*containers), parse_shares("allocated", text))
     return [[(share.cores, share.partitions) for share in shares] for shares in found]
 
 
@@ -137,6 +137,6 @@ def test_the_cores_of_a_device_are_those_of_its_own_node():
 
 
 def test_what_a_request_needs_is_the_cores_of_the_device_at_most():
-    asked = aws.request(NEURON, container({CORES: "4"}))
+    asked = aws.parse_request(NEURON, container({CORES: "4"}))
     assert aws.too_few_cores(device(), asked, None, ()) is None
     assert aws.too_few_cores(device(0, Partition(0)), asked, None, ()) is Reason.NO_CORES

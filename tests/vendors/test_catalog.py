@@ -105,7 +105,7 @@ def test_nvidia_rules_in_the_order_of_the_reference():
     assert NVIDIA.rules == (
         Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
         Rule.QUOTA, Rule.MEMORY,
-        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_place)
+        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_placement)
 
 
 def test_iluvatar_is_a_record_a_chip_where_it_is_switched_on():

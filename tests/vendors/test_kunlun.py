@@ -3,12 +3,12 @@
 import pytest
 from pytest import param
 
-from hami.model import NodePolicy, DeviceUsage
+from hami.model import DeviceUsage, NodePolicy
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.vendors.request import device_request
-from tests.builders import pod_request, container, node, request, share
+from tests.builders import container, node, pod_request, request, share
 from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 

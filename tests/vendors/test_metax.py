@@ -14,7 +14,7 @@ from hami.scheduling.index import Index
 from hami.scheduling.read_booking import read_booking
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
-from tests.builders import pod_request, container
+from tests.builders import container, pod_request
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu

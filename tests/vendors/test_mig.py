@@ -10,7 +10,7 @@ from pytest import param
 from hami.codec.allocation import parse_shares
 from hami.scheduler.reconcile import PodRules, pod_moves
 from hami.errors import MalformedInput
-from hami.model import MigProfile, Partition, DeviceUsage
+from hami.model import DeviceUsage, MigProfile, Partition
 from hami.vendors import mig
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
 from tests.vendors.placing import cache_of, place_pod
@@ -59,7 +59,7 @@ def test_places_are_read_back():
     found = bound("GPU-m,NVIDIA,9984,28:GPU-o,NVIDIA,100,10:;;GPU-m,NVIDIA,4864,14:;",
                   entry(start=2), entry(container=2, profile="1g.5gb", start=6, size=1, migUUID="MIG-7",
                                         gpuInstanceID=9, computeInstanceID=0))
-    shares = mig.read(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.allocated]))
+    shares = mig.read_shares(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.allocated]))
     assert [[share.partitions for share in mine] for mine in shares] == [
         [(Partition(2, 2, "2g.10gb"),), ()], [], [(Partition(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
 
@@ -67,7 +67,7 @@ def test_places_are_read_back():
 def test_shares_of_cards_that_are_not_cut_need_no_places():
     found = bound("GPU-o,NVIDIA,100,10:;", places="")
     shares = parse_shares("", found.annotations[NVIDIA.allocated])
-    assert mig.read(NVIDIA, found, shares) == shares
+    assert mig.read_shares(NVIDIA, found, shares) == shares
 
 
 BROKEN = [  # allocated, places, cards that count as taken whole
@@ -199,6 +199,6 @@ def readable(usages):
 
 
 def test_an_unreadable_text_raises():
-    with pytest.raises(MalformedInput, match="vgpu-mig-allocations: expected no more places"):
+    with pytest.raises(MalformedInput, match="vgpu-mig-allocations: expected no more placements"):
         found = bound(ONE, entry(), entry(device=1, start=2))
-        mig.read(NVIDIA, found, parse_shares("", ONE))
+        mig.read_shares(NVIDIA, found, parse_shares("", ONE))

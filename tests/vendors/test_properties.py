@@ -18,7 +18,7 @@ from hami.scheduling.placement import place_pod
 from hami.scheduling.read_booking import read_booking
 from hami.scheduling.usage import peak_charges
 from hami.scheduling.annotations import render_vendor_annotations
-from hami.vendors.spec import Catalog, AnnotationContext
+from hami.vendors.spec import AnnotationContext, Catalog
 from tests.builders import APP, INIT, SIDECAR
 from tests.vendors.chart import CHART, given
 from tests.vendors.rows import NOW, Fits

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.vendors.select import grouped, on_wings, places_of, whole_pairs
+from hami.vendors.select import grouped, on_wings, positions_of, whole_pairs
 from tests.builders import usage, usages
 
 WINGS = [{0, 1, 2, 3}, {4, 5, 6, 7}]
@@ -83,7 +83,7 @@ def test_a_card_that_is_not_registered_leaves_the_others_in_their_places():
     ([usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}), ([], {}),
 ], ids=["in order", "by index", "no indexes", "none"])
 def test_places(listed, places):
-    assert places_of(listed) == places
+    assert positions_of(listed) == places
 
 
 GROUPED = st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=12)
