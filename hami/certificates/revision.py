@@ -159,9 +159,7 @@ def _is_trusted(authority: x509.Certificate, published: PublishedBundles | None,
 def _make_authority(now: datetime, lifetimes: Lifetimes) -> _Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _common_name(f"hami CA of {now:%Y-%m-%dT%H:%M:%SZ}")
-    builder = _builder(name, name, key, now, now + lifetimes.authority).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
-        _usage(signs_certificates=True), critical=True).add_extension(
+    builder = _builder(name, name, key, now, now + lifetimes.authority, is_authority=True).add_extension(
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     return _Authority(builder.sign(key, hashes.SHA256()), key)
 
@@ -170,32 +168,30 @@ def _issue(signer: _Authority, names: Collection[str], now: datetime,
            lifetimes: Lifetimes) -> tuple[x509.Certificate, dict[str, bytes]]:
     """Returns a new serving certificate, and it with its key as the Secret holds them. It never outlives its CA."""
     key = ec.generate_private_key(ec.SECP256R1())
-    until = min(now + lifetimes.serving, signer.certificate.not_valid_after_utc)
-    builder = _builder(_common_name("hami-scheduler"), signer.certificate.subject, key, now, until).add_extension(
+    expiry = min(now + lifetimes.serving, signer.certificate.not_valid_after_utc)
+    subject, issuer = _common_name("hami-scheduler"), signer.certificate.subject
+    builder = _builder(subject, issuer, key, now, expiry, is_authority=False).add_extension(
         x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]), critical=False).add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
-        _usage(signs_certificates=False), critical=True).add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False).add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()), critical=False)
     certificate = builder.sign(signer.key, hashes.SHA256())
     return certificate, {CERTIFICATE: _pem((certificate,)), KEY: _key_pem(key)}
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime,
-             until: datetime) -> x509.CertificateBuilder:
-    return x509.CertificateBuilder(
+def _builder(subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime, expiry: datetime, *,
+             is_authority: bool) -> x509.CertificateBuilder:
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=is_authority, crl_sign=is_authority,
+                          content_commitment=False, key_encipherment=False, data_encipherment=False,
+                          key_agreement=False, encipher_only=False, decipher_only=False)
+    builder = x509.CertificateBuilder(
         subject_name=subject, issuer_name=issuer, public_key=key.public_key(),
-        serial_number=x509.random_serial_number(), not_valid_before=now - BACKDATE, not_valid_after=until)
+        serial_number=x509.random_serial_number(), not_valid_before=now - BACKDATE, not_valid_after=expiry)
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(digital_signature=True, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-                         content_commitment=False, key_encipherment=False, data_encipherment=False,
-                         key_agreement=False, encipher_only=False, decipher_only=False)
 
 
 def _general_name(name: str) -> x509.GeneralName:

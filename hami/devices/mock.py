@@ -132,7 +132,7 @@ def parse_mock_cards(text: str, source: str) -> tuple[MockCard, ...]:
 
 
 class MockCards:
-    """A card source that reads a file. Threads may share it."""
+    """A card source that reads a file. *entries* holds the cards as last read. Threads may share it."""
 
     def __init__(self, path: Path, allowlist: Sequence[MigAllowance] = (), *,
                  pause: Callable[[float], None] = time.sleep, on_change: Callable[[], None] = lambda: None) -> None:
@@ -143,16 +143,15 @@ class MockCards:
         self._pause = pause
         self._on_change = on_change
         self._returned: tuple[MockCard, ...] | None = None
-        self._lock = threading.Lock()  # guards _version and _cards; not held while reading the file
-        self._version: tuple[int, int, int] | None = None
-        self._cards: tuple[MockCard, ...] = ()
+        self._lock = threading.Lock()  # held by the thread that reads the file and replaces entries
+        self.entries: tuple[MockCard, ...] = ()
+        self._read()
         self.instances = MockInstances(self, path.with_name(f"{path.name}.state"))
-        self.read()
 
     def cards(self) -> Sequence[Card]:
         """Returns the current cards with the profiles that the device configuration allows, under its names."""
         self._refresh()
-        enabled, entries = self.instances.enabled(), self.entries()
+        enabled, entries = self.instances.enabled(), self.entries
         self._returned = entries
         return [replace(one.card, mig=one.card.mig or one.card.uuid in enabled,
                         profiles=tuple(self.allowed(one.card).values())) for one in entries]
@@ -162,7 +161,7 @@ class MockCards:
         reported: dict[str, str] = {}
         while not stopped():
             self._refresh()
-            entries = self.entries()
+            entries = self.entries
             if entries is not self._returned:
                 self._on_change()
             current = {one.card.uuid: one.unhealthy_reason for one in entries}
@@ -172,31 +171,23 @@ class MockCards:
             reported = current
             self._pause(POLL_SECONDS)
 
-    def entries(self) -> tuple[MockCard, ...]:
-        """Returns the cards of the file as last read."""
-        with self._lock:
-            return self._cards
-
     def allowed(self, card: Card) -> dict[str, MigProfile]:
         """Returns the allowed profiles of *card*, keyed by their names in the file."""
         return dict(allowed_profiles(card.model, card.profiles, self._allowlist))
 
-    def read(self) -> None:
+    def _read(self) -> None:
         """Read the file. Raises: HamiError when it cannot be read, MalformedInput."""
-        version = self._file_version()
-        with self._lock:
-            self._version = version  # also if reading fails, so that each version fails once only
-        cards = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
-        with self._lock:
-            self._cards = cards
+        self._version = self._file_version()  # also if reading fails, so that each version fails once only
+        self.entries = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
 
     def _refresh(self) -> None:
         """Read the file if it has changed. A malformed or missing file changes nothing."""
-        try:
-            if self._file_version() not in (None, self._version):
-                self.read()
-        except HamiError as error:
-            log.warning("mock devices not reloaded", extra={"error": error})
+        with self._lock:
+            try:
+                if self._file_version() not in (None, self._version):
+                    self._read()
+            except HamiError as error:
+                log.warning("mock devices not reloaded", extra={"error": error})
 
     def _file_version(self) -> tuple[int, int, int] | None:
         """Returns a value that differs between versions of the file; None if it does not exist. Raises: HamiError."""
@@ -229,7 +220,7 @@ class MockInstances:
         """Returns the instances of a card, sorted by placement. Raises: HamiError when there is no such card, or the
         state cannot be read."""
         self._entry(gpu)
-        busy = {name for one in self._source.entries() for name in one.busy}
+        busy = {name for one in self._source.entries for name in one.busy}
         with self._lock:
             found = self._load().instances
         return sorted((replace(one, busy=one.uuid in busy) for one in found if one.gpu == gpu),
@@ -273,7 +264,7 @@ class MockInstances:
             remaining = [one for one in state.instances if one.uuid != instance.uuid]
             if len(remaining) == len(state.instances):
                 raise HamiError(f"{instance.gpu}: no instance {instance.uuid}")
-            if any(instance.uuid in one.busy for one in self._source.entries()):
+            if any(instance.uuid in one.busy for one in self._source.entries):
                 raise HamiError(f"{instance.gpu}: {instance.uuid} is in use by another client")
             state.instances = remaining
             self._save(state)
@@ -295,7 +286,7 @@ class MockInstances:
             return frozenset(self._load().enabled)
 
     def _entry(self, gpu: str) -> MockCard:
-        found = next((one for one in self._source.entries() if one.card.uuid == gpu), None)
+        found = next((one for one in self._source.entries if one.card.uuid == gpu), None)
         if found is None:
             raise HamiError(f"{gpu}: no such card")
         return found
