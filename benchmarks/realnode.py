@@ -31,7 +31,7 @@ PODS = CARDS * SLOTS
 IN_TURN = 40
 TIMEOUT_SECONDS = 180
 QUIET_SECONDS = 2
-STEP = re.compile(r"time=(\S+) .*message=(filtered|bound) pod=\S+/(\S+) ")
+STEP = re.compile(r'time=(\S+) .*message="pod (filtered|bound)" pod=\S+/(\S+) ')
 
 
 def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
