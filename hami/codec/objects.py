@@ -134,7 +134,7 @@ def convert_pod(value: Mapping[str, Any]) -> Pod:
     try:
         return _pod(msgspec.convert(value, _Pod))
     except msgspec.ValidationError as error:
-        raise MalformedInput("pod", value, str(error)) from error
+        raise MalformedInput("pod", "", str(error), message=f"pod: {error}") from error
 
 
 def _pod(wire: _Pod) -> Pod:

@@ -1,12 +1,13 @@
 """Pods, nodes and quotas as the API server sends them."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.objects import parse_environment, parse_node, parse_pod, parse_quota
+from hami.codec.objects import convert_pod, parse_environment, parse_node, parse_pod, parse_quota
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from tests.codec.fuzz import bodies
@@ -52,6 +53,22 @@ def test_environment(pod, expected):
 def test_environment_that_cannot_be_read(body):
     with pytest.raises(MalformedInput):
         parse_environment(body)
+
+
+@pytest.mark.parametrize("pod", [
+    param(WIRE_POD, id="all fields"), param({}, id="empty"), param({"metadata": None, "spec": None}, id="null"),
+    param(WIRE_POD | {"status": status(i=0)}, id="init container done")])
+def test_a_decoded_pod_converts_as_its_text_parses(pod):
+    assert convert_pod(pod) == parse_pod(json.dumps(pod).encode())
+
+
+@pytest.mark.parametrize("pod, path", [
+    param({"spec": {"containers": "x"}}, "$.spec.containers", id="containers a string"),
+    param({"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations", id="annotation a number"),
+    param({"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}}, "resources.limits", id="limit a bool")])
+def test_a_decoded_pod_of_wrong_types_is_malformed(pod, path):
+    with pytest.raises(MalformedInput, match=re.escape(path)):
+        convert_pod(pod)
 
 
 def test_pod():
