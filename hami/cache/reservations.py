@@ -28,7 +28,7 @@ class Rejected(HamiError):
 
 
 class BindingStage(enum.Enum):
-    """How far a reservation is on its way to a bound pod."""
+    """The stages of a reservation on its way to a bound pod."""
 
     ASSUMED = "assumed"
     WAITING = "waiting"  # /bind waits for the node locks

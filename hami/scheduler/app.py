@@ -43,7 +43,7 @@ Observe = Callable[[str, str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Verbs:
-    """What the API server and kube-scheduler call. *reservation* returns the unbound reservation of a pod uid."""
+    """The handlers of the requests. *reservation* returns the unbound reservation of a pod uid."""
 
     admitter: Admitter
     node_filter: NodeFilter

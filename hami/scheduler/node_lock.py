@@ -58,7 +58,7 @@ VENDOR_TIMEOUTS = LockTimeouts(allocation=120.0)  # of vendors' own locks. Sourc
 
 @dataclass(slots=True)
 class _LockState:
-    """What this process knows of one lock.
+    """The state of one lock in this process.
 
     *claimed*: one of our threads works on it. *releasable*: the lock that this thread may release. *leftover*: a lock
     of ours that may still be there and should not. *first_seen*: the text seen last and when it was seen first.
@@ -163,7 +163,7 @@ class NodeLocks:
         for lock, state in leftovers:
             text = state.leftover
             if text is None or not self._claim(lock):
-                continue  # whoever works on the lock takes it over, or leaves it here
+                continue  # the thread that works on the lock takes it over or leaves it as it is
             try:
                 self._read(lock)
                 self._remove(lock, text)

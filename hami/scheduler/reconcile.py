@@ -1,4 +1,4 @@
-"""What to do about a pod, decided from its record alone. The controller carries it out."""
+"""Moves that repair a pod, decided from its record alone. The controller carries them out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PodRules:
 
 
 def pod_moves(record: PodRecord, rules: PodRules, now: float) -> list[Move]:
-    """Returns what to do about the pod at *now* (Unix seconds)."""
+    """Returns the moves for the pod at *now* (Unix seconds)."""
     if record.terminated:
         return []
     moves = [_warn_unreadable(record)] if record.problems else []
