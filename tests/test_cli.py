@@ -465,7 +465,7 @@ def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):
 
 
 @pytest.mark.parametrize("args, says", [
-    ([], "which node is this"),
+    ([], "name is missing"),
     (["--node-name=a", "--config-file=/nowhere"], "--config-file /nowhere: No such file"),
     (["--node-name=a", "--device-split-count=0"], "--device-split-count"),
     (["--node-name=a", "--device-id-strategy=name"], "expected uuid or index"),

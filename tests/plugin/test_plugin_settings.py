@@ -173,8 +173,8 @@ def test_entries_of_the_node_are_applied_in_their_order_and_others_not_at_all(fi
 
 
 @pytest.mark.parametrize("node, says", [
-    ("{", "not a node configuration"),
-    ('{"nodeconfig": {}}', "not a node configuration"),
+    ("{", "config.json: not JSON"),
+    ('{"nodeconfig": {}}', "config.json: nodeconfig: expected a list"),
     ([{"name": "n1", "devicesplitcount": "5"}], "devicesplitcount"),
     ([{"name": "n1", "devicesplitcount": -5}], r"nodeconfig\[0\]\.devicesplitcount: expected a whole number"),
     ([{"name": "n1", "devicememoryscaling": -1}], "devicememoryscaling: expected a number above 0"),
