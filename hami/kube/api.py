@@ -1,7 +1,7 @@
-"""Bytes to and from the API server, over the ``kubernetes`` client's configuration, TLS, credentials and connections.
+"""Raw calls to the API server, with the configuration, TLS, credentials and connections of the ``kubernetes`` client.
 
-This module knows URLs, statuses and connections. It decodes nothing but error answers and retries nothing:
-who calls knows whether once more is right. There is no client-side rate limit; the API server has its own.
+Only error responses are decoded, and nothing is retried: the caller knows whether that is safe. There is no client-side
+rate limit; the API server has its own.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ class _ApiStatus(msgspec.Struct):
 
 
 class Api:
-    """Raw calls to one API server; threads may share it."""
+    """A connection pool to one API server. Threads may share it."""
 
     def __init__(self, configuration: Configuration, *, timeout: float = 10.0, pool: int = 32) -> None:
-        """*timeout*: seconds a call may wait for the server. *pool*: connections kept open between calls."""
+        """*timeout*: seconds that a call may take. *pool*: connections that are kept open between calls."""
         configuration.connection_pool_maxsize = pool
         self._configuration = configuration
         self._base, self._pool = _pool(RESTClientObject(configuration).pool_manager, configuration.host.rstrip("/"))
         self._timeout = timeout
-        self._credentials = threading.Lock()  # a refresh may run a plugin and changes the configuration in steps
+        # guards the credentials in the configuration; held while they are refreshed, which may run a plugin
+        self._credentials = threading.Lock()
 
     @classmethod
     def connect(cls, *, timeout: float = 10.0, pool: int = 32) -> Api:
-        """The API server of ``KUBECONFIG``, else of ``~/.kube/config``, else of the cluster that this pod runs in.
+        """Returns the API server of ``KUBECONFIG``, else of ``~/.kube/config``, else of the cluster of this pod.
 
-        Opens no connection yet. Raises: ClusterError when none of them is there or the one that is cannot be used.
+        Opens no connection yet. Raises: ClusterError if there is no configuration, or it cannot be used.
         """
         return cls(_configuration(), timeout=timeout, pool=pool)
 
     def request(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
                 content_type: str = JSON, timeout: float | None = None) -> bytes:
-        """Body of the answer to one call, made once.
+        """Makes one call, in one attempt, and returns the body of the response.
 
-        *timeout*: seconds to wait for a connection and for each part of the answer; the Api's own if ``None``.
+        *timeout*: seconds to wait for a connection and for each part of the response; by default the Api's own.
         Raises: NotFound, Conflict, Gone or another ClusterError with the server's status and message; a ClusterError
-        without a status when there was no answer, and then a write may or may not have happened (see `is_unsent`).
+        without a status if there was no response, in which case a write may have taken effect (see `is_unsent`).
         """
         headers = self._headers()
         if body is not None:
@@ -81,14 +82,14 @@ class Api:
         return response.data
 
     def stream(self, path: str, query: Mapping[str, str], *, read_timeout: float) -> Stream:
-        """A watch, not opened yet: use it in ``with``, which asks the server, then iterate over its lines.
+        """Returns a watch. Entering it with ``with`` sends the request; then it can be iterated.
 
-        *read_timeout*: seconds of silence after which the server counts as hung.
+        *read_timeout*: seconds without data after which the server is considered hung.
         """
         return Stream(self, path, query, read_timeout)
 
     def open(self, path: str, query: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        """An answer whose head has arrived and whose body has not been read. Raises: as `request`."""
+        """Returns a response whose body has not been read. Raises: like `request`."""
         try:
             response = self._pool.urlopen("GET", self._url(path, query), headers=self._headers(), retries=False,
                                           redirect=False, timeout=urllib3.Timeout(total=self._timeout),
@@ -104,7 +105,7 @@ class Api:
         return f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
 
     def _headers(self) -> dict[str, str]:
-        """Credentials of this moment: the client's hook renews tokens that are about to expire."""
+        """Returns the current credentials. The client's hook refreshes tokens that are about to expire."""
         headers = {"Accept": JSON, "User-Agent": _USER_AGENT}
         try:
             with self._credentials:
@@ -118,20 +119,20 @@ class Api:
 
 
 class Stream:
-    """The lines of one watch. Any thread may `close` it; the one that reads then sees a quiet end."""
+    """The lines of one watch. Any thread may `close` it, which ends the iteration without an error."""
 
     def __init__(self, api: Api, path: str, query: Mapping[str, str], read_timeout: float) -> None:
         self._api = api
         self._path = path
         self._query = query
         self._read_timeout = read_timeout
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the response and its socket; not held across I/O
         self._closed = threading.Event()
         self._response: urllib3.BaseHTTPResponse | None = None
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        """Ask the server and wait for the head of its answer. Raises: as `Api.request`, Gone among them."""
+        """Sends the request and waits for the response's headers. Raises: like `Api.request`, Gone among others."""
         response = self._api.open(self._path, self._query)
         with self._lock:
             self._response = response
@@ -144,12 +145,12 @@ class Stream:
                  trace: TracebackType | None) -> None:
         self.close()
         if self._response is not None:
-            self._response.close()  # the thread that reads does this: it frees what a reader may be using
+            self._response.close()  # only in the reading thread, because it frees what a reader uses
 
     def __iter__(self) -> Iterator[bytes]:
-        """Complete lines without their line ends, until the server or `close` ends the watch.
+        """Yields complete lines without line ends, until the server or `close` ends the watch.
 
-        Raises: ClusterError without status when the connection breaks, stays silent too long or ends within a line.
+        Raises: ClusterError without a status if the connection breaks, times out or ends within a line.
         """
         rest = b""
         for chunk in self._chunks():
@@ -163,45 +164,45 @@ class Stream:
             raise ClusterError(f"GET {self._path}: the watch ended within a line")
 
     def close(self) -> None:
-        """End the watch promptly, from any thread, even while another one waits for its next line."""
+        """Ends the watch promptly, also while another thread waits for a line."""
         with self._lock:
             self._closed.set()
             if self._socket is not None:
                 _shut(self._socket)
 
     def _chunks(self) -> Iterator[bytes]:
-        """What has arrived, in parts of at least one byte; the API server sends each event as a chunk."""
+        """Yields data as it arrives. The API server sends each event as a chunk."""
         response = self._response
         if response is None or self._closed.is_set():
             return
         try:
             if response.chunked:
                 yield from response.read_chunked(_READ_AHEAD, decode_content=False)
-            else:  # behind a proxy of an older kind
+            else:  # behind an old proxy
                 yield from iter(lambda: response.read1(_READ_AHEAD, decode_content=False), b"")
-        except (HTTPError, OSError, ValueError) as error:  # ValueError: closed under the reader's hands
+        except (HTTPError, OSError, ValueError) as error:  # ValueError: closed while it was read
             if not self._closed.is_set():
                 raise _unreachable(f"GET {self._path}", error) from error
 
 
 def is_unsent(error: BaseException) -> bool:
-    """The server certainly has not acted: it refused the connection, or turned the call away (429)."""
+    """Reports whether the call certainly had no effect: the connection failed, or the server answered 429."""
     if not isinstance(error, ClusterError):
         return False
     return error.status == 429 or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError))
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """The connection broke before the answer was whole; the server may have acted."""
+    """Reports whether the connection broke before the response was complete. The call may have taken effect."""
     return isinstance(error, ClusterError) and isinstance(error.__cause__, ProtocolError)
 
 
 def _pool(manager: urllib3.PoolManager,
           host: str) -> tuple[str, urllib3.PoolManager | urllib3.HTTPConnectionPool]:
-    """Who sends requests to *host*, and what their URLs begin with there.
+    """Returns the start of URLs and the pool for *host*.
 
-    The host's own pool: the manager's search for it is a sixth of what a call costs us. But a proxy wants whole URLs
-    for plain HTTP, and only the manager knows that.
+    It is the host's own pool, because the manager's lookup takes a sixth of the time of a call. A proxy, however, needs
+    complete URLs for plain HTTP, which only the manager makes.
     """
     parts = urlsplit(host)
     if manager.proxy is not None and parts.scheme != "https":
@@ -223,7 +224,7 @@ def _configuration() -> Configuration:
 
 
 def _kubeconfig() -> str:
-    """The user's kubeconfig, several joined by colons perhaps; empty if there is none."""
+    """Returns the paths of the user's kubeconfig, separated by colons; empty if there is none."""
     if path := os.environ.get("KUBECONFIG"):
         return path
     home = Path("~/.kube/config").expanduser()
@@ -235,7 +236,7 @@ def _unreachable(call: str, error: Exception) -> ClusterError:
 
 
 def _refusal(call: str, status: int, body: bytes) -> ClusterError:
-    """The error for an answer of *status* ≥ 400, in the words of the Status in *body*, if it is one."""
+    """Returns the error for a response with *status* ≥ 400, with the message of the Status in *body*, if any."""
     try:
         message = msgspec.json.decode(body, type=_ApiStatus).message
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -245,8 +246,8 @@ def _refusal(call: str, status: int, body: bytes) -> ClusterError:
 
 
 def _shut(sock: socket.socket) -> None:
-    """End both directions below TLS, which would take its own state from under a reading thread."""
+    """Shuts down the socket below TLS, whose state belongs to the reading thread."""
     try:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
-        pass  # not connected any more: as wanted
+        pass  # already closed

@@ -1,6 +1,6 @@
-"""Events for people, written in the background: merged, bounded and slow enough not to compete with placing pods.
+"""Kubernetes events, written in the background: merged, bounded and rate-limited, so that they do not delay pods.
 
-Recording never blocks and never fails; what cannot be written is dropped and counted. Nothing here is ever read back.
+Recording never blocks and never fails; an event that cannot be written is dropped and counted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from hami.errors import ClusterError, Conflict, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.retry import EVENT_WAIT, Backoff
 from hami.model import PodRef
+from hami.runtime.once import OncePerKey
 
-__all__ = ["EventCalls", "EventRecorder", "EventType", "Recorder"]
+__all__ = ["EventLimits", "EventRecorder", "EventType"]
 
 log = logging.getLogger(__name__)
 
@@ -27,28 +30,30 @@ EventType = Literal["Normal", "Warning"]
 
 MESSAGE_LIMIT = 1024
 MERGE_S = 600.0
-"""Seconds for which an event that is repeated raises the count of the one written before."""
+"""Seconds for which a repeated event increases the count of the event written before."""
 ATTEMPTS = 5
-"""Times that an event is offered to a server which answers, but not well; one that does not answer is waited for."""
-BACKOFF_S = 1.0
-BACKOFF_LIMIT_S = 30.0
+"""Attempts to write an event to a server that answers with errors; without an answer, attempts do not end."""
 _NAME_LIMIT = 253
-_ROUNDING = 1e-6  # of a token: what floats lose must not make us wait for a moment too short to measure
-_NODE_NAMESPACE = "default"  # where the API server wants events of objects that have no namespace
+_ROUNDING = 1e-6  # of a token: rounding errors must not cause waits that are too short to measure
+_NODE_NAMESPACE = "default"  # of events about objects that have no namespace
 
 
-class EventCalls(Protocol):
-    """The calls of `hami.kube.cluster.Cluster` that a recorder makes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventLimits:
+    """*rate*: events a second; *burst*: at once after a pause. *normal_rate*, *normal_burst*: those for events of type
+    Normal among them. *capacity*: events that wait; then the oldest Normal event is dropped, or else the oldest Warning
+    for a new one."""
 
-    def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None: ...
-
-    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
-                    timeout: float | None = None) -> None: ...
+    rate: float = 50.0
+    burst: int = 100
+    normal_rate: float = 10.0
+    normal_burst: int = 20
+    capacity: int = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    """Events that agree in this are one event."""
+class _EventKey:
+    """Events with equal keys are merged."""
 
     subject: PodRef | str
     type: EventType
@@ -58,7 +63,7 @@ class _Key:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedEvent:
-    """An event still to be written; *count*: how often it has happened since it was written last."""
+    """An event that waits. *count*: its occurrences since it was last written."""
 
     first: str
     last: str
@@ -68,8 +73,8 @@ class _QueuedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """An event as the API server has it; *at*: when, by the clock."""
+class _WrittenEvent:
+    """An event as the API server stores it. *at*: when it was written, by the clock."""
 
     name: str
     first: str
@@ -77,8 +82,8 @@ class _Written:
     at: float
 
 
-class _Bucket:
-    """Tokens that come at *rate* a second, *burst* of them at most."""
+class _TokenBucket:
+    """Tokens that are added at *rate* a second, up to *burst*."""
 
     def __init__(self, rate: float, burst: int, now: float) -> None:
         self._rate = rate
@@ -86,70 +91,60 @@ class _Bucket:
         self._counted_at = now
 
     def delay(self, now: float) -> float:
-        """Seconds until there is one."""
+        """Returns the seconds until there is a token."""
         self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._rate)
         self._counted_at = now
         return (1 - self._tokens) / self._rate if self._tokens < 1 - _ROUNDING else 0.0
 
     def take(self) -> None:
-        """One less."""
+        """Takes a token."""
         self._tokens -= 1
 
 
-class Recorder(Protocol):
-    """Where events go. It never blocks and never raises."""
-
-    def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None: ...
-
-
 class EventRecorder:
-    """Takes events from any thread and writes them in the one that calls `run`."""
+    """Accepts events from any thread and writes them in the thread that calls `run`."""
 
-    def __init__(self, cluster: EventCalls, component: str, *, clock: Callable[[], float] = time.monotonic,
-                 now: Callable[[], datetime] = lambda: datetime.now(UTC), rate: float = 50.0, burst: int = 100,
-                 normal_rate: float = 10.0, normal_burst: int = 20, capacity: int = 2000) -> None:
-        """*component*: who says so, in every event. *rate*: events a second, *burst* of them at once after a rest.
-
-        *normal_rate*, *normal_burst*: those of Normal events among them, which tell people what they see anyway.
-        *capacity*: events that wait at most; then the oldest Normal one is dropped, a Warning only for another.
-        """
+    def __init__(self, cluster: Cluster, component: str, limits: EventLimits = EventLimits(), *,
+                 clock: Callable[[], float] = time.monotonic,
+                 now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        """*component*: the source of the events."""
         self._cluster = cluster
         self._component = component
+        self._capacity = limits.capacity
         self._clock = clock
         self._now = now
-        self._capacity = capacity
-        self._turn = threading.Condition()  # guards the next four
-        self._waiting: dict[EventType, OrderedDict[_Key, _QueuedEvent]] = {
+        self._changed = threading.Condition()  # guards the next five; not held across I/O
+        self._waiting: dict[EventType, OrderedDict[_EventKey, _QueuedEvent]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
-        self._under_way = 0
+        self._in_progress = 0
         self._dropped = 0
         self._written_count = 0
         self._stopping = False
-        self._any = _Bucket(rate, burst, clock())  # from here on the writing thread's alone
-        self._normal = _Bucket(normal_rate, normal_burst, clock())
-        self._written: OrderedDict[_Key, _Written] = OrderedDict()
-        self._failures = 0
+        self._all_tokens = _TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
+        self._normal_tokens = _TokenBucket(limits.normal_rate, limits.normal_burst, clock())
+        self._written: OrderedDict[_EventKey, _WrittenEvent] = OrderedDict()
+        self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
-        self._complained: set[int | None] = set()
+        self._reported = OncePerKey()
 
     @property
     def dropped(self) -> int:
-        """Events that were not written and never will be; one that was merged counts as often as it happened."""
+        """The number of events that were dropped. A merged event counts as often as it occurred."""
         return self._dropped
 
     @property
     def written(self) -> int:
-        """Events that the API server has taken, counted as ``dropped`` counts."""
+        """The number of events that were written, counted like `dropped`."""
         return self._written_count
 
     def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None:
-        """Say about a pod, or about the node of that name, what has happened. Never blocks, never raises.
+        """Records an event about a pod, or about a node by its name. Never blocks, never raises.
 
         *reason*: one CamelCase word. *message* is cut at 1024 characters.
         """
-        key = _Key(subject, type, reason, _cut(message))
+        key = _EventKey(subject, type, reason, _cut(message))
         stamp = _stamp(self._now())
-        with self._turn:
+        with self._changed:
             queue = self._waiting[type]
             if (same := queue.get(key)) is not None:
                 queue[key] = replace(same, last=stamp, count=same.count + 1)
@@ -157,124 +152,122 @@ class EventRecorder:
             if self._has_room_for(type):
                 idle = not self._is_anything_waiting()
                 queue[key] = _QueuedEvent(stamp, stamp, 1, _event_name(subject))
-                if idle:  # else the writer knows already; waking it for each one would cost more than the event
-                    self._turn.notify_all()
+                if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
+                    self._changed.notify_all()
 
     def run(self) -> None:
-        """Write what is recorded, until `stop`; never raises."""
+        """Writes recorded events until `stop`. Never raises."""
         delay = 0.0
-        while not self._rest(delay):
+        while not self._wait(delay):
             delay = self.write_next()
 
     def stop(self) -> None:
-        """End `run`; what still waits is lost (see `drain`)."""
-        with self._turn:
+        """Ends `run`. Waiting events are lost (see `drain`)."""
+        with self._changed:
             self._stopping = True
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait, at most *timeout* seconds, until everything recorded is written or dropped; whether it is."""
-        with self._turn:
-            return self._turn.wait_for(lambda: not self._is_anything_waiting() and not self._under_way, timeout)
+        """Waits at most *timeout* seconds until all events are written or dropped. Reports whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_anything_waiting() and not self._in_progress, timeout)
 
     def write_next(self) -> float:
-        """Write one event if one waits and it is time; the seconds until the next may be, inf when none waits."""
+        """Writes one event if one is due. Returns the seconds until the next is due; inf if none waits."""
         if (delay := self._delay()) > 0:
             return delay
         if (taken := self._take()) is None:
             return math.inf
         key, event = taken
-        self._any.take()
+        self._all_tokens.take()
         if key.type == "Normal":
-            self._normal.take()
+            self._normal_tokens.take()
         try:
             self._write(key, event)
-            self._failures = 0
+            self._backoff.reset()
         except ClusterError as error:
             self._fail(key, event, error)
-        except Exception:  # the outermost loop: one event less
+        except Exception:  # the outermost loop goes on without this event
             log.exception("event cannot be written", extra={"subject": str(key.subject), "reason": key.reason})
             self._drop(event.count)
         finally:
-            with self._turn:
-                self._under_way -= 1
-                self._turn.notify_all()
+            with self._changed:
+                self._in_progress -= 1
+                self._changed.notify_all()
         return self._delay() if self._is_anything_waiting() else math.inf
 
-    def _rest(self, seconds: float) -> bool:
-        """Wait so long, or for something to write if for ever; whether it is time to end."""
-        with self._turn:
+    def _wait(self, seconds: float) -> bool:
+        """Waits for that time, or for an event if it is inf. Reports whether to stop."""
+        with self._changed:
             if math.isinf(seconds):
-                self._turn.wait_for(lambda: self._stopping or self._is_anything_waiting())
+                self._changed.wait_for(lambda: self._stopping or self._is_anything_waiting())
             else:
-                self._turn.wait_for(lambda: self._stopping, seconds)
+                self._changed.wait_for(lambda: self._stopping, seconds)
             return self._stopping
 
     def _delay(self) -> float:
-        """Seconds until the next event may be written: token buckets, and a pause after failures."""
+        """Returns the seconds until the next event may be written, because of rates and failures."""
         now = self._clock()
-        delay = max(self._any.delay(now), self._resume_at - now)
-        return delay if self._waiting["Warning"] else max(delay, self._normal.delay(now))
+        delay = max(self._all_tokens.delay(now), self._resume_at - now)
+        return delay if self._waiting["Warning"] else max(delay, self._normal_tokens.delay(now))
 
-    def _take(self) -> tuple[_Key, _QueuedEvent] | None:
-        """The oldest event, Warnings first; it counts as under way."""
-        with self._turn:
+    def _take(self) -> tuple[_EventKey, _QueuedEvent] | None:
+        """Removes and returns the oldest event, Warnings first."""
+        with self._changed:
             for queue in self._waiting.values():
                 if queue:
-                    self._under_way += 1
+                    self._in_progress += 1
                     return queue.popitem(last=False)
         return None
 
-    def _write(self, key: _Key, event: _QueuedEvent) -> None:
+    def _write(self, key: _EventKey, event: _QueuedEvent) -> None:
         self._send(key, event)
         self._written_count += event.count
 
-    def _send(self, key: _Key, event: _QueuedEvent) -> None:
+    def _send(self, key: _EventKey, event: _QueuedEvent) -> None:
         before = self._written.get(key)
         if before is not None and self._clock() - before.at < MERGE_S:
             try:
                 self._raise_count(key, event, before)
                 return
             except NotFound:
-                pass  # expired, or the namespace is gone: what follows tells
+                pass  # expired, or the namespace is gone, in which case the creation below fails, too
         namespace, body = self._render(key, event)
         try:
             self._cluster.create_event(namespace, body)
         except Conflict:
             if event.attempts == 0:
                 raise
-            # a former attempt did arrive, only its answer did not
-        self._remember(key, _Written(event.name, event.first, event.count, self._clock()))
+            # an earlier attempt succeeded, and only its answer was lost
+        self._remember(key, _WrittenEvent(event.name, event.first, event.count, self._clock()))
 
-    def _raise_count(self, key: _Key, event: _QueuedEvent, before: _Written) -> None:
+    def _raise_count(self, key: _EventKey, event: _QueuedEvent, before: _WrittenEvent) -> None:
         count = before.count + event.count
         self._cluster.patch_event(_namespace(key.subject), before.name, {"count": count, "lastTimestamp": event.last})
         self._remember(key, replace(before, count=count, at=self._clock()))
 
-    def _remember(self, key: _Key, written: _Written) -> None:
+    def _remember(self, key: _EventKey, written: _WrittenEvent) -> None:
         self._written[key] = written
         self._written.move_to_end(key)
         if len(self._written) > self._capacity:
             self._written.popitem(last=False)
 
-    def _fail(self, key: _Key, event: _QueuedEvent, error: ClusterError) -> None:
-        """Try again later what may succeed later; drop what the server does not want."""
-        passing = error.status is None or error.status == 429 or error.status >= 500
-        if passing:
-            self._resume_at = self._clock() + min(BACKOFF_LIMIT_S, BACKOFF_S * 2 ** min(self._failures, 10))
-            self._failures += 1
-        if error.status not in self._complained:
-            self._complained.add(error.status)
+    def _fail(self, key: _EventKey, event: _QueuedEvent, error: ClusterError) -> None:
+        """Retries the event later after a temporary error; drops it after others."""
+        temporary = error.status is None or error.status == 429 or error.status >= 500
+        if temporary:
+            self._resume_at = self._clock() + self._backoff.next()
+        if self._reported.is_new(error.status):
             log.warning("events are not written", extra={
-                "subject": str(key.subject), "reason": key.reason, "error": str(error), "retried": passing})
-        if passing and (error.status is None or event.attempts + 1 < ATTEMPTS):
+                "subject": str(key.subject), "reason": key.reason, "error": str(error), "retried": temporary})
+        if temporary and (error.status is None or event.attempts + 1 < ATTEMPTS):
             self._put_back(key, event)
         else:
             self._drop(event.count)
 
-    def _put_back(self, key: _Key, event: _QueuedEvent) -> None:
-        """To the head of its queue, together with what has been recorded meanwhile."""
-        with self._turn:
+    def _put_back(self, key: _EventKey, event: _QueuedEvent) -> None:
+        """Returns the event to the head of its queue, merged with equal events recorded meanwhile."""
+        with self._changed:
             queue = self._waiting[key.type]
             newer = queue.pop(key, None)
             queue[key] = replace(event, attempts=event.attempts + 1, last=newer.last if newer else event.last,
@@ -282,7 +275,8 @@ class EventRecorder:
             queue.move_to_end(key, last=False)
 
     def _has_room_for(self, type: EventType) -> bool:
-        """One more may wait; a lesser or older event makes room. The caller holds the lock."""
+        """Reports whether one more event may wait. Drops a less important or older one for it. The caller holds the
+        lock."""
         if sum(map(len, self._waiting.values())) < self._capacity:
             return True
         for candidates in ("Normal", type):
@@ -293,14 +287,14 @@ class EventRecorder:
         return False
 
     def _drop(self, count: int) -> None:
-        with self._turn:
+        with self._changed:
             self._dropped += count
 
     def _is_anything_waiting(self) -> bool:
         return any(self._waiting.values())
 
-    def _render(self, key: _Key, event: _QueuedEvent) -> tuple[str, dict[str, Any]]:
-        """Namespace and core/v1 Event."""
+    def _render(self, key: _EventKey, event: _QueuedEvent) -> tuple[str, dict[str, Any]]:
+        """Returns the namespace and the core/v1 Event."""
         namespace = _namespace(key.subject)
         return namespace, {
             "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event.name},
@@ -311,7 +305,7 @@ class EventRecorder:
 
 
 def _involved(subject: PodRef | str) -> dict[str, str]:
-    """What the event is about. A node's uid is its name there, as the kubelet has it and kubectl looks for it."""
+    """Returns the involved object. For a node, uid is the name, as in the kubelet's events; kubectl expects it."""
     if isinstance(subject, str):
         return {"apiVersion": "v1", "kind": "Node", "name": subject, "uid": subject}
     return {"apiVersion": "v1", "kind": "Pod", "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
@@ -322,7 +316,7 @@ def _namespace(subject: PodRef | str) -> str:
 
 
 def _event_name(subject: PodRef | str) -> str:
-    """A name that no other event has: the subject's, cut where it must be, and 16 hexadecimal digits."""
+    """Returns a unique name: the subject's, shortened if necessary, and 16 hexadecimal digits."""
     suffix = f".{uuid.uuid4().hex[:16]}"
     name = subject if isinstance(subject, str) else subject.name
     return name[:_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
@@ -333,5 +327,5 @@ def _cut(message: str) -> str:
 
 
 def _stamp(moment: datetime) -> str:
-    """A Time of the Kubernetes API: RFC 3339 in whole seconds."""
+    """Formats a Time of the Kubernetes API: RFC 3339 in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
-"""Names for the processes that stand for election, by which the one that follows in the same pod knows the former.
+"""Identities of the processes that take part in a leader election.
 
-A process that was killed leaves its lease behind. Its successor in the same pod need not wait for that to run out: it
-can see for itself that the former one is gone. Of other pods it knows nothing.
+A killed process leaves its lease behind. Its successor in the same pod need not wait until the lease expires, because
+it can tell from the identity that the process has ended. It cannot tell that of processes in other pods.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["has_ended", "make_identity"]
 
 
 def make_identity(pod: str) -> str:
-    """A name that no other process has had: pod (or host), process id and start, and something random."""
+    """Returns a unique identity: pod or host name, process id, start time, and a random part."""
     pid = os.getpid()
     return f"{pod or socket.gethostname()}_{pid}_{_started(pid)}_{uuid4().hex[:8]}"
 
 
 def has_ended(identity: str, pod: str) -> bool:
-    """*identity* was a process of this very *pod* that runs no more; false where that cannot be said."""
+    """Reports whether *identity* is a process of *pod* that has ended; false if that is not known."""
     name, *rest = identity.rsplit("_", 3)
     if not pod or name != pod or len(rest) != 3 or not rest[0].isdecimal():
         return False
@@ -29,7 +29,7 @@ def has_ended(identity: str, pod: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When the process was started, in clock ticks since the machine was; empty when there is none."""
+    """Returns when the process was started, in clock ticks since boot; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

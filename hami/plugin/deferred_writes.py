@@ -12,7 +12,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
-from hami.kube.events import Recorder
+from hami.kube.events import EventRecorder
 from hami.model import BindPhase, Node, PodRef
 
 __all__ = ["DeferredWrites"]
@@ -26,7 +26,7 @@ RELEASE_ATTEMPTS = 8  # conflicts in a row, while others keep changing the node
 class DeferredWrites:
     """Queues writes until `flush`; a write that fails stays queued. Threads may share it."""
 
-    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: Recorder) -> None:
+    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: EventRecorder) -> None:
         """*to_allocate*: the annotation that is cleared on a pod whose allocation fails."""
         self._cluster = cluster
         self._node = node

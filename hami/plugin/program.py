@@ -15,7 +15,7 @@ from typing import Any
 
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
-from hami.kube.events import EventRecorder, Recorder
+from hami.kube.events import EventRecorder
 from hami.errors import HamiError
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.web.pages import Page
@@ -351,7 +351,7 @@ class _NoCards:
         raise HamiError("no driver, so no MIG instances")
 
 
-def _card_source(settings: PluginSettings, events: Recorder, on_change: Callable[[], None]) -> CardSource:
+def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource:
     config = settings.config
     if settings.mock_devices:
         return MockCards(Path(settings.mock_devices), config.mig_allowlist, on_change=on_change)

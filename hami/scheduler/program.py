@@ -17,9 +17,9 @@ from hami.certificates.manager import CertificateManager, CertificateSettings
 from hami.certificates.revision import Lifetimes
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
-from hami.kube.events import EventRecorder
+from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import AlwaysLeader, Election, Elector, LeaderTerm
+from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks, LeaderTerm
 from hami.model import PodRef
 from hami.runtime.interpreter import freeze_gc
 from hami.scheduler.admit import Admitter
@@ -93,8 +93,8 @@ class SchedulerProgram:
 
         # What it tells
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
-        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", rate=rate,
-                                     normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
+        limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
+        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
@@ -167,14 +167,14 @@ class SchedulerProgram:
 
     def _elect(self, leadership: Leadership) -> Elector:
         settings = self._settings
+        callbacks = LeaderCallbacks(leadership.started, leadership.stopped, may_hand_over=leadership.is_idle)
         if not settings.leader_elect:
-            return AlwaysLeader(on_started=leadership.started)
-        return Election(
-            self._cluster, namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
-            name=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
+            return AlwaysLeader(callbacks)
+        return Election(self._cluster, Candidate(
+            namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
+            lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
             identity=make_identity(settings.pod_name),
-            has_ended=lambda identity: has_ended(identity, settings.pod_name),
-            on_started=leadership.started, on_stopped=leadership.stopped, may_hand_over=leadership.is_idle)
+            has_ended=lambda identity: has_ended(identity, settings.pod_name)), callbacks)
 
     def _catch_up(self) -> None:
         """Reads the cluster at the beginning of a term. Raises: ClusterError."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hami.kube.events import ATTEMPTS, EventRecorder
+from hami.kube.events import ATTEMPTS, EventLimits, EventRecorder
 from hami.errors import ClusterError, NotFound
 from hami.model import PodRef
 from tests.fake_cluster import FakeCluster, no_answer
@@ -17,10 +17,10 @@ START = datetime(2026, 1, 2, 3, 4, 5, 999_999, UTC)
 
 
 class Bench:
-    def __init__(self, **options):
+    def __init__(self, **limits):
         self.now, self.cluster = 0.0, FakeCluster()
-        self.recorder = EventRecorder(self.cluster, "hami-scheduler", clock=lambda: self.now,
-                                      now=lambda: START + timedelta(seconds=self.now), **options)
+        self.recorder = EventRecorder(self.cluster, "hami-scheduler", EventLimits(**limits), clock=lambda: self.now,
+                                      now=lambda: START + timedelta(seconds=self.now))
 
     def write_all(self, limit=10_000):
         """Write until nothing waits, letting the clock run; the seconds it took."""

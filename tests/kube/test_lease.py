@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hami.kube.cluster import LeaseRecord
-from hami.kube.lease import HANDOVER_KEY, AlwaysLeader, Election
+from hami.kube.lease import HANDOVER_KEY, AlwaysLeader, Candidate, Election, LeaderCallbacks, LeaseTimes
 from hami.errors import ClusterError, Conflict, MalformedInput
 from tests.fake_cluster import FakeCluster, no_answer
 
@@ -27,10 +27,11 @@ class World:
     def utc(self):
         return NOW + timedelta(seconds=self.now - 1000)
 
-    def join(self, identity, **options):
-        election = Election(self.cluster, namespace="hami", name="scheduler", identity=identity,
-                            on_started=lambda: self.log.append((identity, "started", self.now)),
-                            on_stopped=lambda: self.log.append((identity, "stopped", self.now)),
+    def join(self, identity, *, may_hand_over=lambda: False, has_ended=lambda identity: False, **options):
+        callbacks = LeaderCallbacks(lambda: self.log.append((identity, "started", self.now)),
+                                    lambda: self.log.append((identity, "stopped", self.now)), may_hand_over)
+        election = Election(self.cluster, Candidate(namespace="hami", lease="scheduler", identity=identity,
+                                                    has_ended=has_ended), callbacks,
                             clock=lambda: self.now, now=self.utc, **options)
         self.candidates[identity], self.due[identity] = election, self.now
         return election
@@ -237,7 +238,7 @@ def test_a_callback_that_fails_does_not_end_the_election(caplog):
     def fail():
         raise ZeroDivisionError
 
-    election = Election(FakeCluster(), namespace="n", name="l", identity="a", on_started=fail, on_stopped=fail)
+    election = Election(FakeCluster(), Candidate(namespace="n", lease="l", identity="a"), LeaderCallbacks(fail, fail))
     election.step()
     assert election.is_leader() and "callback of the election failed" in caplog.messages
 
@@ -245,8 +246,7 @@ def test_a_callback_that_fails_does_not_end_the_election(caplog):
 @pytest.mark.parametrize(("duration", "renew", "retry"), [(10, 10, 2), (10, 7, 7), (10, 7, 0)])
 def test_impossible_periods_are_refused(duration, renew, retry):
     with pytest.raises(ValueError, match="0 < retry < renew < duration"):
-        Election(FakeCluster(), namespace="n", name="l", identity="a", on_started=list, on_stopped=list,
-                 duration=duration, renew=renew, retry=retry)
+        LeaseTimes(duration=duration, renew=renew, retry=retry)
 
 
 def hand_over_world(world, allowed=True):
@@ -371,8 +371,8 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
             asked.set()
 
     cluster.on_call = watch
-    election = Election(cluster, namespace="n", name="l", identity="b", on_started=list, on_stopped=list,
-                        duration=3000, renew=2000, retry=1000)
+    election = Election(cluster, Candidate(namespace="n", lease="l", identity="b"), LeaderCallbacks(list, list),
+                        times=LeaseTimes(duration=3000, renew=2000, retry=1000))
     thread = threading.Thread(target=election.run)
     thread.start()
     assert looked.wait(10)
@@ -385,7 +385,7 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
 
 def test_always_leader_leads_for_ever():
     log = []
-    leader = AlwaysLeader(on_started=lambda: log.append("started"), on_stopped=lambda: log.append("stopped"))
+    leader = AlwaysLeader(LeaderCallbacks(lambda: log.append("started"), lambda: log.append("stopped")))
     leader.request_handover()
     assert leader.is_leader() and leader.leads_until() == math.inf
     leader.stop()
