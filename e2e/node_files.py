@@ -1,4 +1,4 @@
-"""Configuration of a real node: what its kubelet, containerd and CNI read, and the certificate it joins with."""
+"""Configuration files of a real node: kubelet, containerd, CNI, and its client certificate."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SystemdCgroup = false
 
 
 def plugin_folder() -> Path | None:
-    """Where the CNI plugins lie; ``None`` when they are not there."""
+    """Returns the directory of the CNI plugins; ``None`` without them."""
     return next((folder for folder in PLUGIN_FOLDERS if all((folder / name).exists() for name in PLUGINS)), None)
 
 
@@ -104,13 +104,13 @@ def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containe
 
 
 def cni_config(folder: Path) -> Object:
-    """A bridge in containerd's own network: pods reach each other, and nothing else."""
+    """Returns a bridge in containerd's own network: pods reach each other, and nothing else."""
     addresses = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]]}
     return {"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": addresses}]}
 
 
 def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
-    """KubeletConfiguration: what a kubelet outside of systemd can do, and nothing that would change the machine."""
+    """Returns a KubeletConfiguration for a kubelet outside of systemd, without changes to the machine."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -141,7 +141,7 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
 
 
 def node_kubeconfig(cluster: LocalCluster, name: str) -> Object:
-    """The cluster's kubeconfig, with a client certificate of ``system:node:<name>``."""
+    """Returns the cluster's kubeconfig with a client certificate of ``system:node:<name>``."""
     pki = next((cluster.folder / "kwok").glob("clusters/*/pki"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kwokctl numbers its certificate 0

@@ -1,7 +1,7 @@
-"""Fake GPU nodes: kwok keeps them Ready, and they carry what NVIDIA's device plugin would have registered. What other
-vendors' agents leave on theirs is in ``vendor_nodes``.
+"""Fake GPU nodes: kwok keeps them Ready, and they have the annotations of NVIDIA's device plugin.
 
-The register annotation is written here on its own, so that a fault in ``hami.codec`` cannot hide itself.
+``vendor_nodes`` contains those of other vendors. The register annotation is rendered here, independently of
+``hami.codec``, so that its faults are detected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A size in which a card can be cut, and where an instance may start, in memory slices."""
+    """A MIG profile, and the memory slices at which its instances may start."""
 
     name: str
     memory_mb: int
@@ -39,7 +39,7 @@ A100_40GB_PROFILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A card as its device plugin would register it."""
+    """A GPU as its device plugin registers it."""
 
     uuid: str = ""
     slots: int = 10
@@ -58,25 +58,25 @@ def gpu(**fields: Any) -> Gpu:
 
 
 def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
-    """*count* equal cards, the first half on NUMA node 0."""
+    """Returns *count* equal GPUs, the first half on NUMA node 0."""
     return tuple(Gpu(**{"numa": 2 * index // count} | fields) for index in range(count))
 
 
 def mig_gpu(**fields: Any) -> Gpu:
-    """A card in MIG mode; as the plugin does, its slots are the instances of the smallest profile."""
+    """Returns a GPU in MIG mode; its slots are the instances of the smallest profile."""
     made: dict[str, Any] = {"mode": "mig", "slots": 7, "memory_mib": 40_960, "model": "NVIDIA A100-SXM4-40GB",
                             "profiles": A100_40GB_PROFILES}
     return Gpu(**made | fields)
 
 
 def registered(node: str, cards: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """*cards* with their indexes, and with UUIDs made of the node's name where they have none."""
+    """Returns *cards* with their indexes, and with UUIDs derived from the node's name if they have none."""
     return tuple(
         replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}") for index, card in enumerate(cards))
 
 
 def register_text(cards: Iterable[Gpu]) -> str:
-    """The register annotation; as the plugin does, zero values are left out."""
+    """Returns the register annotation, without zero values."""
     fields = [{
         "id": card.uuid, "index": card.index, "count": card.slots, "devmem": card.memory_mib, "devcore": card.cores,
         "type": card.model, "numa": card.numa, "mode": card.mode, "health": card.healthy,
@@ -90,7 +90,7 @@ def register_text(cards: Iterable[Gpu]) -> str:
 
 def fake_node(name: str, cards: Iterable[Gpu], *, labels: Mapping[str, str] | None = None,
               annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A node object. Allocatable ``nvidia.com/gpu`` is the sum of the cards' slots."""
+    """Returns a node object. Allocatable ``nvidia.com/gpu`` is the sum of the slots."""
     cards = registered(name, cards)
     room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "nvidia.com/gpu": str(sum(card.slots for card in cards))}
     return {

@@ -1,4 +1,4 @@
-"""Pods as users write them, with defaults, so that a test names only what matters."""
+"""Builders of pods with defaults, so that a test names only what matters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ RESOURCES = {
 
 
 def container(name: str = "main", *, privileged: bool = False, **asked: int | str) -> Object:
-    """A container. *asked*: ``gpu``, ``gpumem`` (MiB), ``percent``, ``gpucores``, ``priority``, or whole names of
-    resources (``**{"hygon.com/dcunum": 1}``), put into its limits."""
+    """Returns a container. *asked*: its limits as ``gpu``, ``gpumem`` (MiB), ``percent``, ``gpucores``, ``priority``,
+    or as whole resource names (``**{"hygon.com/dcunum": 1}``).
+    """
     limits = {RESOURCES.get(key, key): str(value) for key, value in asked.items()}
     made: Object = {"name": name, "image": "busybox:1", "command": ["sleep", "inf"]}
     if limits:
@@ -37,7 +38,7 @@ def sidecar(name: str = "sidecar", **asked: int | str) -> Object:
 def pod(name: str, *, containers: Iterable[Object] | None = None, inits: Iterable[Object] = (),
         annotations: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None,
         scheduler: str | None = None, node_name: str | None = None, **asked: int | str) -> Object:
-    """A pod of one container that asks for *asked*, or of *containers*."""
+    """Returns a pod with one container that requests *asked*, or with *containers*."""
     spec: Object = {
         "containers": list(containers) if containers is not None else [container(**asked)],
         "terminationGracePeriodSeconds": 0,
@@ -55,7 +56,7 @@ def pod(name: str, *, containers: Iterable[Object] | None = None, inits: Iterabl
 
 
 def job(name: str, template: Object, *, count: int) -> Object:
-    """A Job that runs *count* pods of *template* at once."""
+    """Returns a Job that runs *count* pods of *template* in parallel."""
     spec = {**template["spec"], "restartPolicy": "Never"}
     metadata = {"annotations": template["metadata"]["annotations"], "labels": template["metadata"]["labels"]}
     return {

@@ -1,7 +1,7 @@
-"""Programs that run beside a test: start, stop, freeze, restart, and what they wrote.
+"""Processes beside a test: start, stop, suspend, restart, and their logs.
 
-A ``Program`` is one command line with a log file. It may have been started by someone else (kwokctl); then only its
-process id is known, and it is adopted.
+A ``Program`` is a command line with a log file. A process that was started by another program (kwokctl) is adopted by
+its process ID.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SERVER_PORTS = (20_000, 30_000)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on.
+    """Returns a TCP port of the loopback interface on which nothing listens.
 
-    It is none of those that the kernel gives to clients: a client that keeps trying to reach a server which is down
-    might else be given the server's own port, connect to itself, and keep the server from coming back.
+    The port is outside of the kernel's range for clients. A client that repeatedly connects to a stopped server could
+    otherwise get the port of the server, connect to itself, and prevent the restart of the server.
     """
     for port in random.sample(range(*SERVER_PORTS), 100):
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """A thread of the process still lives. Its first may have ended before the others, which keep its sockets open."""
+    """Reports whether a thread of the process is alive. The first may end before others that keep its sockets open."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def is_alive(pid: int) -> bool:
 
 
 def group_members(group: int) -> list[int]:
-    """Living processes (zombies apart) of a process group."""
+    """Returns the live processes of a process group, without zombies."""
     members = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -60,7 +60,7 @@ def group_members(group: int) -> list[int]:
 
 
 class Program:
-    """A command line that can be run again and again. *wanted*: nobody has ended it on purpose since it was started."""
+    """A command line that can be started repeatedly. *wanted*: it was started and not stopped on purpose."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, *, cwd: Path | None = None,
                  env: Mapping[str, str] | None = None, pid: int | None = None) -> None:
@@ -76,7 +76,7 @@ class Program:
 
     @classmethod
     def adopt(cls, name: str, pid: int, log: Path) -> Program:
-        """The running process *pid*, with the command line and folder it was started with."""
+        """Returns the running process *pid* with its command line and working directory."""
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         return cls(name, [os.fsdecode(word) for word in argv], log, cwd=Path(os.readlink(f"/proc/{pid}/cwd")), pid=pid)
 
@@ -87,7 +87,7 @@ class Program:
         return self
 
     def restart_if_it_died(self) -> bool:
-        """Start it if it has ended by itself; whether that was so."""
+        """Starts it if it ended by itself; reports whether it did."""
         with self._starting:
             if not self.wanted or self.running():
                 return False
@@ -103,7 +103,7 @@ class Program:
         self.pid = self._child.pid
 
     def running(self) -> bool:
-        """The process is there, and it is no zombie."""
+        """Reports whether the process exists and is not a zombie."""
         if self._child is not None:
             return self._child.poll() is None
         if self.pid is None:
@@ -112,7 +112,7 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """As Popen has it: negative for a signal; ``None`` while it runs or when it was not our child."""
+        """Exit code as in Popen, negative for a signal; ``None`` while it runs or if it is not a child."""
         return None if self._child is None else self._child.poll()
 
     def signal(self, number: int) -> None:
@@ -121,14 +121,14 @@ class Program:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open, nothing is answered."""
+        """Suspends it (SIGSTOP): connections stay open, nothing is answered."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to it and to its children (as when a container dies), and wait until they are gone."""
+        """Kills it and its children, as when a container is killed, and waits until they have ended."""
         self.wanted = False
         if self._child is None or not self.running():
             self.signal(signal.SIGKILL)
@@ -142,7 +142,7 @@ class Program:
                    interval=0.01)
 
     def stop(self, timeout: float = 15) -> float:
-        """SIGTERM, and wait until it is gone; returns the seconds that took. Raises: WaitTimeout."""
+        """Sends SIGTERM and waits until it has ended; returns the seconds. Raises: WaitTimeout."""
         started = time.monotonic()
         self.wanted = False
         self.signal(signal.SIGTERM)
@@ -155,17 +155,17 @@ class Program:
                    interval=0.01)
 
     def tail(self, size: int = 3000) -> str:
-        """The end of its log."""
+        """Returns the end of its log."""
         try:
             return self.log.read_bytes()[-size:].decode(errors="replace")
         except OSError:
             return ""
 
     def cpu_seconds(self) -> float:
-        """User and system time that it has used."""
+        """Returns its user and system time."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss_mib(self) -> float:
-        """Resident memory."""
+        """Returns its resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -78,7 +78,7 @@ LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
 
 
 def missing() -> str:
-    """Why this machine cannot have a real node; empty if it can."""
+    """Returns why this machine cannot run a real node; empty if it can."""
     if os.geteuid() != 0:
         return "a real node needs root"
     found = re.search(r"^CapEff:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -123,10 +123,10 @@ class Runtime:
 
 
 class NodeProgram(Program):
-    """A program in the namespaces of a node: its first process only waits for the one that matters."""
+    """A program in the namespaces of a node. Its first process only waits for the program itself."""
 
     def signal(self, number: int) -> None:
-        """To the program itself; the process before it ends with it."""
+        """Signals the program itself; its parent ends with it."""
         for pid in group_members(self.pid) if self.pid is not None else ():
             if pid != self.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ class NodeProgram(Program):
 
 
 class RealNode(JoinedNode):
-    """One node of real programs. Use ``RealNode.joined()``."""
+    """A node of real programs. Use ``RealNode.joined()``."""
 
     def __init__(self, cluster: LocalCluster, name: str, kubelet: Path, runtime: Runtime) -> None:
         super().__init__(cluster.kube, name)
@@ -167,31 +167,31 @@ class RealNode(JoinedNode):
     # -- what a test does with it
 
     def path(self, path: str) -> Path:
-        """Where what the node sees at *path*, below one of the folders that are its own, lies on the machine."""
+        """Returns the path on this machine of *path* in one of the node's own directories."""
         return self.folder / f"root{path}"
 
     def program(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, network: bool = False,
                 ) -> NodeProgram:
-        """A command line on the node, not yet started. *network*: in the network of containerd and the pods."""
+        """Returns a command line on the node, not started. *network*: in the network of containerd and the pods."""
         enter = [*self._enter(), *(["--net"] if network else []), "--"]
         return NodeProgram(name, [*enter, *argv], self.folder / f"{name}.log",
                            env={**(os.environ if env is None else env), "PATH": self._runtime.path})
 
     def start_kubelet(self) -> None:
-        """Start the kubelet and wait until it serves device plugins; pods that run already go on."""
+        """Starts the kubelet and waits until it serves device plugins; running pods continue."""
         socket = self.path(KUBELET_SOCKET)
         socket.unlink(missing_ok=True)
         self.kubelet.start()
         self._wait(socket.exists, "the kubelet's device-plugin socket", self.kubelet)
 
     def kill_kubelet(self) -> None:
-        """SIGKILL; containers stay."""
+        """Kills the kubelet; containers keep running."""
         self.kubelet.kill()
 
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20) -> str:
-        """What *container* of *pod* (as the API server has it) has printed, over all its runs, once *until* is in it.
+        """Returns the output of all runs of *container* once it contains *until*.
 
-        Raises: WaitTimeout.
+        *pod* is the object in the API server. Raises: WaitTimeout.
         """
         meta = pod["metadata"]
         folder = self.path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
@@ -201,7 +201,7 @@ class RealNode(JoinedNode):
         return printed(folder)
 
     def ctr(self, *words: str) -> str:
-        """Standard output of containerd's own client, in the kubelet's namespace. Raises: NodeUnavailable."""
+        """Returns the standard output of containerd's client in the kubelet's namespace. Raises: NodeUnavailable."""
         command = ["ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words]
         done = subprocess.run([*self._enter(), "--", *command], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, env=os.environ | {"PATH": self._runtime.path}, check=False)
@@ -211,15 +211,15 @@ class RealNode(JoinedNode):
         return done.stdout
 
     def run_in(self, container: str, *words: str) -> str:
-        """What *words* print in the running *container* (``containerd://…``). Raises: NodeUnavailable."""
+        """Returns the output of *words* in the running *container* (``containerd://…``). Raises: NodeUnavailable."""
         return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(4), container.rpartition("/")[2], *words)
 
     def containers(self) -> int:
-        """Containers that run, pause containers included."""
+        """Returns the number of running containers, including pause containers."""
         return self.ctr("tasks", "list").count("RUNNING")
 
     def logs(self, size: int = 3000) -> str:
-        """The end of the kubelet's and containerd's logs."""
+        """Returns the end of the logs of kubelet and containerd."""
         return f"--- kubelet\n{self.kubelet.tail(size)}\n--- containerd\n{self.containerd.tail(size)}"
 
     def revive(self) -> None:
@@ -259,7 +259,7 @@ class RealNode(JoinedNode):
         self.wait_ready()
 
     def _enter(self) -> list[str]:
-        """The beginning of a command line that is run on the node."""
+        """Returns the prefix of a command line that runs on the node."""
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
         return ["nsenter", "--target", children.read_text().split()[0], "--mount", "--pid"]
 
@@ -281,7 +281,7 @@ class RealNode(JoinedNode):
         raise NodeUnavailable(f"{what}: does not exist; the log of {program.name} ends with:\n{program.tail()}")
 
     def _end(self) -> None:
-        """All processes of the node at once, and what they cannot take with them."""
+        """Ends all processes of the node, and removes what they leave."""
         if hasattr(self, "_holder"):
             self._holder.kill()
         for name in ("kubelet", "containerd"):
@@ -295,14 +295,14 @@ class RealNode(JoinedNode):
 
 
 def kept(*needed: Path) -> list[str]:
-    """What lies below folders that the node has of its own, and is *needed* there all the same, Python's parts too."""
+    """Returns directories below those that the node replaces which it *needed* nevertheless, with those of Python."""
     wanted = {*needed, Path(sys.prefix), Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry)}
     hidden = {path for path in wanted if path.is_dir() and any(Path(folder) in path.parents for folder in SHADOWED)}
     return sorted(str(path) for path in hidden if hidden.isdisjoint(path.parents))
 
 
 def printed(folder: Path) -> str:
-    """The lines in the log files that the kubelet keeps for one container."""
+    """Returns the lines in the log files of a container."""
     text = ""
     for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
         for line in path.read_text().splitlines():
@@ -312,7 +312,7 @@ def printed(folder: Path) -> str:
 
 
 def main() -> int:
-    """A control plane with a real node, until Ctrl-C."""
+    """Runs a control plane with a real node until Ctrl-C."""
     say = functools.partial(print, file=sys.stderr, flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background
     try:

@@ -1,10 +1,8 @@
-"""Nothing of a run outlives it: finds and ends the processes that a run's folder names, removes the folder, and the
-control groups that are called like it.
+"""Cleans up after a run: ends its processes, and removes its directory and its control groups.
 
-Every program of a run has the run's folder in its command line (its certificate, its data, its configuration lie
-there), so the folder is the one thing to look for. Run as a program it waits until its standard input ends, which is
-when the process that holds the other end has gone, however that came about, and then tidies up. Standard library
-only.
+The command line of each process of a run contains the run's directory (for certificates, data or configuration), so
+that the directory identifies them. As a program, the module waits until its standard input ends, which means that the
+other process is gone, and then cleans up. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,20 +26,22 @@ OWNER = "owner.json"
 
 
 def claim() -> Path:
-    """A new folder that belongs to this process."""
+    """Returns a new directory that belongs to this process."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "started": started(os.getpid())}))
     return folder
 
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:
-    """A process that tidies *folder* up as soon as this one has gone. End it by ``kill`` once the folder is removed."""
+    """Starts a process that cleans up *folder* when this process is gone. Kill it after the directory was removed."""
     command = [sys.executable, "-I", __file__, str(folder)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def started(pid: int) -> str:
-    """When *pid* started, in clock ticks since boot: a later process of that number differs. Empty without one."""
+    """Returns the start time of *pid* in clock ticks, which differs for a later process with the same ID; or an empty
+    text.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -49,7 +49,7 @@ def started(pid: int) -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes that have *folder* in their command line, this one excepted."""
+    """Returns the live processes with *folder* in their command line, except this one."""
     needle = os.fsencode(folder) + b"/"
     found = []
     for entry in os.scandir("/proc"):
@@ -61,14 +61,13 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def control_groups(name: str) -> list[Path]:
-    """Control groups called *name* in every hierarchy (version 1) or in the only one (version 2), and all below them,
-    the deepest first."""
+    """Returns the control groups called *name* and those below them, deepest first, of all hierarchies."""
     tops = [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
     return [Path(folder) for top in tops for folder, _, _ in os.walk(top, topdown=False)]
 
 
 def end_control_groups(name: str, deadline: float) -> None:
-    """Kill what is in the control groups called *name*, containers that outlived their node, and remove the groups."""
+    """Kills the processes in the control groups called *name*, such as remaining containers, and removes the groups."""
     while (groups := control_groups(name)) and time.monotonic() < deadline:
         for group in groups:
             with contextlib.suppress(OSError):
@@ -82,7 +81,7 @@ def end_control_groups(name: str, deadline: float) -> None:
 
 
 def end(folder: Path, timeout: float = 10) -> None:
-    """Kill what runs from *folder* and remove it."""
+    """Kills the processes of *folder* and removes it."""
     deadline = time.monotonic() + timeout
     while (pids := processes_of(folder)) and time.monotonic() < deadline:
         for pid in pids:
@@ -97,7 +96,7 @@ def end(folder: Path, timeout: float = 10) -> None:
 
 
 def remove_leftovers() -> list[Path]:
-    """End what dead runs left behind; returns their folders."""
+    """Cleans up after dead runs; returns their directories."""
     leftovers = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:

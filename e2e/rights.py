@@ -1,6 +1,7 @@
-"""Rights that our accounts have, by the manifests, and those that they use, by the API server's audit log.
+"""Permissions of HAMi's accounts: those in the manifests, and those in use according to the audit log of the API
+server.
 
-A right is one verb on one resource; ``nodes``, ``pods/binding``, ``leases/hami-scheduler`` (one that a rule names).
+A right is a verb on a resource: ``nodes``, ``pods/binding``, ``leases/hami-scheduler`` (a rule with a name).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ USER = "system:serviceaccount:kube-system:{}"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """*verb* on *resource* (with its subresource) of *group*; *name*: of this one object only."""
+    """*verb* on *resource* (with subresource) of *group*; *name*: restricted to this object."""
 
     group: str
     resource: str
@@ -33,7 +34,7 @@ class Right:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request that an account made. *allowed*: whether it had the right."""
+    """A request of an account. *allowed*: whether it had the permission."""
 
     right: Right
     allowed: bool
@@ -42,13 +43,13 @@ class Call:
 
 
 def audit_policy() -> Object:
-    """What of our accounts' calls the API server writes down: all of it, without the objects; and of others nothing."""
+    """Returns a policy that logs all requests of HAMi's accounts, without objects, and no others."""
     return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
         {"level": "Metadata", "users": [USER.format(account) for account in ACCOUNTS]}, {"level": "None"}]}
 
 
 def calls(log: Path, account: str, since: int = 0) -> Iterator[Call]:
-    """The calls of *account* on resources, as the audit log has them until now, from the byte *since* on."""
+    """Yields the requests of *account* in the audit log, from the byte *since*."""
     for line in log.read_bytes()[since:].splitlines(keepends=True):
         if not line.endswith(b"\n"):  # being written
             continue
@@ -63,17 +64,18 @@ def calls(log: Path, account: str, since: int = 0) -> Iterator[Call]:
 
 
 def refused(made: Iterable[Call]) -> set[Call]:
-    """Those of the calls for which a right was missing."""
+    """Returns the requests that lacked a permission."""
     return {call for call in made if not call.allowed}
 
 
 def shipped(file: str) -> list[Object]:
-    """The objects in a file of the base."""
+    """Returns the objects in a file of the base."""
     return list(yaml.safe_load_all((BASE / file).read_text()))
 
 
 def granted(items: Iterable[Object], account: str) -> set[Right]:
-    """What the roles among *items* grant that are bound to *account*; not those that Kubernetes ships."""
+    """Returns the permissions that roles among *items* grant *account*, without those of roles that Kubernetes ships.
+    """
     items = list(items)
     bound = {(item["roleRef"]["kind"], item["roleRef"]["name"]) for item in items
              if item["kind"] in ("ClusterRoleBinding", "RoleBinding")
@@ -86,7 +88,7 @@ def granted(items: Iterable[Object], account: str) -> set[Right]:
 
 
 def unused(rights: Iterable[Right], made: Iterable[Call]) -> list[Right]:
-    """Those of *rights* that none of the calls needed."""
+    """Returns those of *rights* that no request needed."""
     asked = {call.right for call in made if call.allowed}
     anyone = {Right(right.group, right.resource, right.verb) for right in asked}
     return sorted(right for right in rights if right not in (asked if right.name else anyone))

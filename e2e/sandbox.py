@@ -1,7 +1,6 @@
-"""One test's corner of the cluster: a namespace, and nodes that only its pods may use.
+"""An isolated part of the cluster for one test: a namespace, and nodes that only its pods may use.
 
-Names of nodes and cards are given and returned as the test wrote them; on the cluster they carry the sandbox's own
-prefix, so that tests leave each other alone.
+Tests use short names of nodes and devices; the sandbox prefixes them in the cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 
 
 class Share(NamedTuple):
-    """Part of a card that a container holds."""
+    """A part of a device that a container holds."""
 
     card: str
     memory_mib: int
@@ -37,7 +36,7 @@ class Share(NamedTuple):
 
 
 class Sandbox:
-    """A fresh namespace and its nodes. ``Sandbox.opened(kube)`` makes one and takes it away again."""
+    """A namespace and its nodes. Use ``Sandbox.opened(kube)``."""
 
     def __init__(self, kube: Kube, name: str) -> None:
         self.kube = kube
@@ -61,7 +60,7 @@ class Sandbox:
             self.kube.create(named("ServiceAccount", "default"), self.namespace)
 
     def close(self) -> None:
-        """Pods at once, then nodes; the namespace goes by itself."""
+        """Deletes the pods at once, then the nodes, and the namespace in the background."""
         self.kube.delete_all("Job", self.namespace)
         self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
         self.kube.wait("Pod", lambda pods: not pods, self.namespace, what="the sandbox's pods are gone")
@@ -72,12 +71,12 @@ class Sandbox:
     # -- nodes
 
     def add_gpu_node(self, name: str, *cards: Gpu, ready: bool = True, **extra: Any) -> None:
-        """A node with *cards* (default: one), schedulable when this returns. *extra*: ``labels``, ``annotations``."""
+        """Adds a schedulable node with *cards* (default: one). *extra*: ``labels``, ``annotations``."""
         self.add_gpu_nodes({name: cards or (gpu(),)}, ready=ready, **extra)
 
     def add_gpu_nodes(self, nodes: Mapping[str, Iterable[Gpu]], *, ready: bool = True,
                       labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> None:
-        """Several nodes at once."""
+        """Adds several nodes at once."""
         for name, cards in nodes.items():
             self._nodes[name] = tuple(
                 replace(card, uuid=f"{self._prefix}{card.uuid}" if card.uuid else "") for card in cards)
@@ -90,7 +89,7 @@ class Sandbox:
 
     def add_node(self, name: str, *outfits: Outfit, labels: Mapping[str, str] | None = None,
                  annotations: Mapping[str, str] | None = None) -> None:
-        """A node with what the agents of its vendors leave there, schedulable when this returns."""
+        """Adds a schedulable node with the annotations and capacities of *outfits*."""
         self.kube.create(vendor_node(self._prefix + name, outfits, annotations=annotations,
                                      labels={LABEL: self.namespace, **(labels or {})}))
         self.wait_schedulable([name])
@@ -105,7 +104,7 @@ class Sandbox:
         self.kube.delete("Node", self._prefix + name)
 
     def restore_node(self, name: str) -> None:
-        """A removed node comes back as it was."""
+        """Adds a removed node again, unchanged."""
         self.add_gpu_nodes({name: self._nodes[name]})
 
     def node(self, name: str) -> Object:
@@ -115,7 +114,7 @@ class Sandbox:
         self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"annotations": dict(values)}})
 
     def register(self, name: str, *cards: Gpu) -> None:
-        """The node's plugin registers *cards* instead."""
+        """Replaces the registered devices of the node."""
         self._nodes[name] = cards
         self.annotate_node(name, {REGISTER: register_text(registered(self._prefix + name, cards))})
 
@@ -123,11 +122,11 @@ class Sandbox:
         self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"labels": dict(values)}})
 
     def node_event(self, name: str, reason: str, *, timeout: float = 20) -> str:
-        """Wait for an event of the node and return its message."""
+        """Waits for an event of the node and returns its message."""
         return self._told(self._prefix + name, reason, "", "default", timeout)
 
     def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
-        """Wait until *done*, given the node's annotations, returns something true."""
+        """Waits until *done*, given the annotations of the node, returns something true."""
         full = self._prefix + name
 
         def judged(nodes: dict[str, Object]) -> Any:
@@ -136,23 +135,23 @@ class Sandbox:
         return self.kube.wait("Node", judged, timeout=timeout, what=what, fieldSelector=f"metadata.name={full}")
 
     def uuid(self, name: str, index: int = 0) -> str:
-        """The card's UUID on the cluster, for annotations that name cards."""
+        """Returns the UUID of the device in the cluster, for annotations."""
         return registered(self._prefix + name, self._nodes[name])[index].uuid
 
     # -- pods
 
     def create(self, *pods: Object) -> None:
-        """Create *pods* (or a Job), one after the other, on this sandbox's nodes. Raises: ApiError."""
+        """Creates *pods* (or a Job) one after the other, on the nodes of this sandbox. Raises: ApiError."""
         for item in pods:
             self.kube.create(self._placed(item), self.namespace)
 
     def create_all(self, pods: Iterable[Object], *, clients: int = 4) -> None:
-        """Create *pods* from several clients at once."""
+        """Creates *pods* from several clients at once."""
         with ThreadPoolExecutor(clients) as pool:
             list(pool.map(self.create, pods))
 
     def _placed(self, item: Object) -> Object:
-        """*item* with a selector for this sandbox's nodes."""
+        """Returns *item* with a selector for the nodes of this sandbox."""
         spec = item["spec"]["template"]["spec"] if item["kind"] == "Job" else item["spec"]
         placed = {**spec, "nodeSelector": {**spec.get("nodeSelector", {}), LABEL: self.namespace}}
         if placed.get("nodeName"):
@@ -165,17 +164,17 @@ class Sandbox:
         return self.kube.get("Pod", name, self.namespace)
 
     def delete(self, name: str) -> None:
-        """Delete the pod and wait until it is gone."""
+        """Deletes the pod and waits until it is gone."""
         self.kube.delete("Pod", name, self.namespace, grace_seconds=0)
         self.kube.wait("Pod", lambda pods: name not in pods, self.namespace, what=f"pod {name} is gone",
                        fieldSelector=f"metadata.name={name}")
 
     def bound(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
-        """Node of each bound pod by name, once *wait_for* of them (default: all there are) are bound."""
+        """Waits until *wait_for* pods (default: all) are bound; returns their nodes by name."""
         return self._wait_pods(lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout)
 
     def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
-        """As ``bound``, and those device plugins that say so have handed the devices over."""
+        """Like ``bound``, but the device plugins that confirm allocations must have done so."""
         return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
 
     def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
@@ -188,7 +187,7 @@ class Sandbox:
         return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
 
     def running(self, *names: str, timeout: float = 60) -> list[str]:
-        """Ids of the containers of the pods *names*, in that order, once all of them run. Real nodes only."""
+        """Waits until the containers of the pods *names* run; returns their IDs in that order. Real nodes only."""
         def ids(pods: dict[str, Object]) -> list[str] | None:
             found = [status for name in names for status in pods.get(name, {}).get("status", {}).get(
                 "containerStatuses") or [{}]]
@@ -198,7 +197,7 @@ class Sandbox:
         return self.kube.wait("Pod", ids, self.namespace, timeout=timeout, what=f"containers of {names} run")
 
     def shares(self, name: str) -> list[list[Share]]:
-        """What each container holds, init containers first; cards as ``node/index``."""
+        """Returns the shares of each container, init containers first; devices as ``node/index``."""
         by_uuid = {card.uuid: f"{node}/{card.index}" for node, cards in self._nodes.items()
                    for card in registered(self._prefix + node, cards)}
         text = self.pod(name)["metadata"].get("annotations", {}).get(ALLOCATED, "")
@@ -206,22 +205,22 @@ class Sandbox:
                 for entries in audit.parse(text)]
 
     def annotations(self, name: str) -> dict[str, str]:
-        """The pod's annotations, with nodes called as the test wrote them."""
+        """Returns the annotations of the pod with short names of nodes."""
         found = self.pod(name)["metadata"].get("annotations") or {}
         return {key: text.replace(self._prefix, "") for key, text in found.items()}
 
     def cards(self, name: str) -> set[str]:
-        """Cards that the pod holds any share of, as ``node/index``."""
+        """Returns the devices of the pod as ``node/index``."""
         return {share.card for share in itertools.chain(*self.shares(name))}
 
     def events(self, pod: str, reason: str | None = None) -> list[str]:
-        """Messages of the pod's events, oldest first."""
+        """Returns the messages of the pod's events, oldest first."""
         found = self.kube.list("Event", self.namespace, fieldSelector=f"involvedObject.name={pod}")
         found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
         return [event["message"] for event in found if reason in (None, event["reason"])]
 
     def event(self, pod: str, reason: str, containing: str = "", *, timeout: float = 20) -> str:
-        """Wait for an event of *pod* and return its message."""
+        """Waits for an event of *pod* and returns its message."""
         return self._told(pod, reason, containing, self.namespace, timeout)
 
     def _told(self, name: str, reason: str, containing: str, namespace: str, timeout: float) -> str:
@@ -238,13 +237,13 @@ class Sandbox:
                               f"there are {[event['message'] for event in found]}") from None
 
     def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
-        """Wait until the scheduler has said why *pod* waits; the pod must then be unbound."""
+        """Waits for a refusal of *pod* and returns its message; the pod must be unbound."""
         message = self.event(pod, "FilteringFailed", containing, timeout=timeout)
         assert not self.pod(pod)["spec"].get("nodeName"), f"{pod} was refused and is bound nevertheless"
         return message
 
     def short(self, node: str) -> str:
-        """The node's name as the test wrote it."""
+        """Returns the short name of a node."""
         return node.removeprefix(self._prefix)
 
 
@@ -257,7 +256,7 @@ def phase(pod: Object) -> str | None:
 
 
 def served(pod: Object) -> bool:
-    """The pod is bound, and none of its devices are still to be handed out by an agent that would say so."""
+    """Reports whether the pod is bound and all agents that confirm allocations have done so."""
     notes = pod["metadata"].get("annotations") or {}
     locks = {vendor.lock for vendor in VENDORS if vendor.allocated in notes}
     if not locks or not pod["spec"].get("nodeName"):

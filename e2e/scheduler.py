@@ -1,7 +1,7 @@
-"""``hami scheduler`` as a process beside the local control plane, run as the Deployment of ``manifests/`` would run it.
+"""``hami scheduler`` as a process beside the local control plane, configured like the Deployment of ``manifests/``.
 
-Same flags, same rights (a token of the shipped ServiceAccount), same webhook configuration; only addresses,
-certificate and files are filled in.
+Flags, permissions (a token of the shipped ServiceAccount) and webhook configuration are the same; addresses,
+certificate and files differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Object = dict[str, Any]
 
 
 class Certificates:
-    """A CA and a serving certificate for loopback, as files. ``renew`` replaces the serving pair."""
+    """A CA and a serving certificate for loopback, as files. ``renew`` replaces the serving certificate."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Certificates:
         self.renew()
 
     def renew(self) -> None:
-        """A new key and certificate under the same names; each file is replaced whole."""
+        """Creates a new key and certificate in the same files, each replaced atomically."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SCHEDULER)])
         certificate = builder(name, self._ca_name, key.public_key()).add_extension(
@@ -90,7 +90,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None) -> Path:
-    """Apply the shipped RBAC and webhook configuration; returns a kubeconfig with the shipped account's rights."""
+    """Applies the shipped RBAC and webhook configuration; returns a kubeconfig of the shipped account."""
     for item in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
         cluster.kube.apply(item, NAMESPACE)
     cluster.kube.apply(webhook_configuration(certificates, port or cluster.webhook_port))
@@ -98,7 +98,7 @@ def install(cluster: LocalCluster, certificates: Certificates, *, port: int | No
 
 
 def webhook_configuration(certificates: Certificates, port: int) -> Object:
-    """The shipped configuration, pointing at a process on this machine."""
+    """Returns the shipped configuration with the address of a process on this machine."""
     configuration: Object = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
     for webhook in configuration["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
@@ -108,8 +108,10 @@ def webhook_configuration(certificates: Certificates, port: int) -> Object:
 
 
 def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout: float = 30) -> None:
-    """Have the API server ask the process on *port*, where nobody answers on the port before; returns when it does. It
-    hears of a new configuration a moment after that was applied."""
+    """Makes the API server call the webhook on *port*, and waits until it does.
+
+    Nothing may listen on the previous port. The API server applies a new configuration with a delay.
+    """
     kube.apply(webhook_configuration(certificates, port))
 
     def admitted() -> bool:
@@ -120,7 +122,7 @@ def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout:
 
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:
-    """A kubeconfig with a token of the shipped ServiceAccount."""
+    """Returns a kubeconfig with a token of the shipped ServiceAccount."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{SCHEDULER}/token"
     token = cluster.kube.call("POST", path, request)["status"]["token"]
@@ -133,7 +135,7 @@ def account_kubeconfig(cluster: LocalCluster) -> Path:
 
 
 def shipped_flags(file: str = "deployment.yaml", container: str = "extender") -> dict[str, str]:
-    """Flags of a container of the shipped manifests, dashes as underscores; by default the extender's."""
+    """Returns the flags of a container of the manifests, with underscores; default: the extender."""
     workload = yaml.safe_load((MANIFESTS / file).read_text())
     containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
     command = containers[container]["command"]
@@ -142,7 +144,7 @@ def shipped_flags(file: str = "deployment.yaml", container: str = "extender") ->
 
 
 class Scheduler:
-    """One replica of ``hami scheduler``. Flags are given as keywords, dashes as underscores."""
+    """A replica of ``hami scheduler``. Flags are keyword arguments with underscores."""
 
     def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *,
                  name: str = "hami-scheduler-0", port: int | None = None,
@@ -170,7 +172,7 @@ class Scheduler:
         self._pool = urllib3.PoolManager(ca_certs=str(certificates.ca_file), retries=False, timeout=30)
 
     def start(self, *, wait: bool = True, **flags: str) -> Scheduler:
-        """Start with the shipped flags, changed by *flags*, and wait until ``/healthz`` says so."""
+        """Starts with the shipped flags, changed by *flags*, and waits until ``/healthz`` is 200."""
         self._flags = self.defaults | flags
         words = [f"--{name}={value}" for name, value in self._flags.items()]
         self.program.argv = [sys.executable, "-m", "hami.cli", "scheduler", *words]
@@ -180,14 +182,14 @@ class Scheduler:
         return self
 
     def run_with(self, **flags: str) -> Scheduler:
-        """See that it runs with the shipped flags changed by *flags*; restarts it only where that is needed."""
+        """Runs it with the shipped flags, changed by *flags*; restarts it only if necessary."""
         if self.program.running() and self._flags == self.defaults | flags:
             return self
         self.program.stop()
         return self.start(**flags)
 
     def wait_healthy(self, timeout: float = 60, path: str = "/healthz") -> float:
-        """Wait for a 200; returns the seconds that took. Raises: AssertionError with the end of the log."""
+        """Waits for status 200; returns the seconds. Raises: AssertionError with the end of the log."""
         def healthy() -> bool:
             assert self.program.running(), f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
             return self.status(path) == 200
@@ -197,7 +199,7 @@ class Scheduler:
         return time.monotonic() - started
 
     def status(self, path: str) -> int | None:
-        """HTTP status of a GET; ``None`` when there is no answer."""
+        """Returns the HTTP status of a GET; ``None`` without a response."""
         try:
             return int(self._pool.request("GET", f"https://127.0.0.1:{self.port}{path}", timeout=5).status)
         except urllib3.exceptions.HTTPError:
@@ -205,27 +207,27 @@ class Scheduler:
 
     def call(self, verb: str, body: Object | bytes | None = None, *, method: str = "POST",
              content_type: str = "application/json") -> urllib3.BaseHTTPResponse:
-        """Ask the process itself, as kube-scheduler or the API server would."""
+        """Calls the process like kube-scheduler or the API server does."""
         url = f"https://127.0.0.1:{self.port}{verb}"
         if isinstance(body, dict):
             return self._pool.request(method, url, json=body)
         return self._pool.request(method, url, body=body, headers={"Content-Type": content_type})
 
     def reservation(self, uid: str) -> Object | None:
-        """What stands reserved for the pod *uid* and what its Binding will carry."""
+        """Returns the reservation of the pod *uid*, with the annotations of its future Binding."""
         answer = self.call(f"/reservations/{uid}", method="GET")
         return answer.json() if answer.status == 200 else None
 
     def metrics(self) -> str:
-        """The metrics endpoint's text."""
+        """Returns the metrics as text."""
         return self._pool.request("GET", f"http://127.0.0.1:{self.metrics_port}/metrics").data.decode()
 
     def kill(self) -> None:
-        """SIGKILL, the server's worker included."""
+        """Kills the process and its worker."""
         self.program.kill()
 
     def stop(self, timeout: float = 15) -> float:
-        """SIGTERM; returns the seconds it took to end."""
+        """Sends SIGTERM; returns the seconds until it ended."""
         return self.program.stop(timeout)
 
     def close(self) -> None:
@@ -236,9 +238,9 @@ class Scheduler:
 
 @contextlib.contextmanager
 def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator[Scheduler]:
-    """A standby of *first*, with a kube-scheduler of its own; *first* and its one are brought back in the end.
+    """Runs a standby of *first* with its own kube-scheduler; restores *first* and its kube-scheduler at the end.
 
-    *kubeconfig*: whose rights that kube-scheduler has, if not the administrator's.
+    *kubeconfig*: permissions of that kube-scheduler (default: the administrator's).
     """
     cluster, certificates = first.cluster, first.certificates
     second = Scheduler(cluster, certificates, account_kubeconfig(cluster), name="hami-scheduler-1", port=free_port())
@@ -256,6 +258,6 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:
-    """``holderIdentity`` of a Lease; empty without one."""
+    """Returns ``holderIdentity`` of a Lease; empty without one."""
     lease = kube.find("Lease", name, NAMESPACE)
     return (lease or {}).get("spec", {}).get("holderIdentity") or ""

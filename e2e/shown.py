@@ -1,4 +1,4 @@
-"""Containers that print what they were given of a card, and how to read that."""
+"""Containers that print their devices and limits, and a parser of their output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Printing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a container sees. *mounts*: path in the container → path on the node, and whether it may be written."""
+    """The view of a container. *mounts*: path in the container → path on the node, and whether it is writable."""
 
     env: dict[str, str]
     mounts: dict[str, tuple[str, bool]]
@@ -39,31 +39,31 @@ class Seen:
 
     @property
     def limit(self) -> tuple[str, str, str]:
-        """Card, memory and cores of a container with one card."""
+        """Device, memory and cores of a container with one device."""
         return (self.env["NVIDIA_VISIBLE_DEVICES"], self.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
                 self.env["CUDA_DEVICE_SM_LIMIT"])
 
 
 def script(hook: str) -> str:
-    """Shell commands that print it. *hook*: the host directory above ``vgpu``."""
+    """Returns shell commands that print it. *hook*: the host directory above ``vgpu``."""
     return f"env; echo --; cat /proc/self/mountinfo; echo --; cat {hook}/vgpu/libvgpu.so 2>/dev/null; echo {END}; "
 
 
 def showing(hook: str, name: str = "main", then: str = "sleep inf", **asked: int | str) -> Object:
-    """A container that prints what it sees, and goes on."""
+    """Returns a container that prints its view and keeps running."""
     return container(name, **asked) | {"command": ["sh", "-c", script(hook) + then]}  # type: ignore[arg-type]
 
 
 def shower(hook: str, name: str, **asked: int | str) -> Object:
-    """A pod of one such container."""
+    """Returns a pod with one such container."""
     return pod(name, containers=[showing(hook, **asked)], scheduler="hami-scheduler")
 
 
 def seen(sandbox: Sandbox, node: Printing, name: str, container: str = "main") -> Seen:
-    """What *container* of the pod *name* has printed."""
+    """Returns the view that *container* of the pod *name* has printed."""
     return Seen.of(node.output(sandbox.pod(name), container, until=END))
 
 
 def limits(sandbox: Sandbox, node: Printing, *names: str) -> list[tuple[str, str]]:
-    """Memory and cores of the pods *names*, as their containers see them."""
+    """Returns memory and cores of the pods *names*, as their containers see them."""
     return [seen(sandbox, node, name).limit[1:] for name in names]

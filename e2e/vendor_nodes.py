@@ -1,7 +1,7 @@
-"""What the agents of all vendors leave on their nodes: annotations, capacity, labels.
+"""Annotations, capacities and labels that the agents of all vendors add to their nodes.
 
-Each function makes an ``Outfit``; a node may wear several (``Sandbox.add_node``). All texts are written here on their
-own, so that a fault in ``hami.codec`` cannot hide itself.
+Each function returns an ``Outfit``; a node may have several (``Sandbox.add_node``). All texts are rendered here,
+independently of ``hami.codec``, so that its faults are detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRS_PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outfit:
-    """What one agent leaves on its node. *capacity*: of extended resources, all of it allocatable."""
+    """What one agent adds to its node. *capacity*: extended resources, all allocatable."""
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Outfit:
 
 def vendor_node(name: str, outfits: Iterable[Outfit], *, labels: Mapping[str, str] | None = None,
                 annotations: Mapping[str, str] | None = None) -> Object:
-    """A node that wears *outfits*."""
+    """Returns a node with *outfits*."""
     notes, marks = {**FAKE, **(annotations or {})}, dict(labels or {})
     room: dict[str, str] = {"cpu": "1000", "memory": "4Ti", "pods": "1000"}
     for outfit in outfits:
@@ -48,25 +48,25 @@ def vendor_node(name: str, outfits: Iterable[Outfit], *, labels: Mapping[str, st
 
 def card(uuid: str, memory_mib: int = 0, *, slots: int = 10, cores: int = 100, model: str = "", numa: int = 0,
          healthy: bool = True, **more: Any) -> Object:
-    """A card in a register annotation. *more*: further keys, such as ``custominfo``."""
+    """Returns a device of a register annotation. *more*: further keys, such as ``custominfo``."""
     return {"id": uuid, "count": slots, "devmem": memory_mib, "devcore": cores, "type": model, "numa": numa,
             "health": healthy, **more}
 
 
 def nvidia(*cards: Gpu) -> Outfit:
-    """NVIDIA's, with the UUIDs that *cards* have."""
+    """NVIDIA, with the UUIDs of *cards*."""
     return Outfit(annotations={REGISTER: register_text(registered("", cards))},
                   capacity={"nvidia.com/gpu": sum(card.slots for card in cards)})
 
 
 def hygon(*cards: Object) -> Outfit:
-    """In the text form, seven fields a card."""
+    """Text form, seven fields for each device."""
     return Outfit(annotations={"hami.io/node-dcu-register": in_text(cards, "DCU-K100_AI", indexed=False)},
                   capacity={"hygon.com/dcunum": slots(cards)})
 
 
 def iluvatar(chip: str, *cards: Object) -> Outfit:
-    """In the text form, nine fields a card."""
+    """Text form, nine fields for each device."""
     return Outfit(annotations={f"hami.io/node-{chip}-register": in_text(cards, chip, indexed=True)},
                   capacity={f"iluvatar.ai/{chip}-vgpu": slots(cards)})
 
@@ -92,7 +92,7 @@ def vastai(*cards: Object) -> Outfit:
 
 
 def vxpu(*cards: Object) -> Outfit:
-    """Kunlun's, for slices of cards."""
+    """Kunlun, slices of devices."""
     return Outfit(annotations={"hami.io/node-register-xpu": in_json(cards, "XPU")},
                   capacity={"kunlunxin.com/vxpu": slots(cards)})
 
@@ -102,7 +102,7 @@ def kunlun(cards: int = 8) -> Outfit:
 
 
 def cambricon(cards: int, *, units: int = 100) -> Outfit:
-    """*units*: of 256 MiB, that each card has."""
+    """*units*: of 256 MiB, on each device."""
     return Outfit(capacity={"cambricon.com/vmlu": cards * 100, "cambricon.com/mlu.smlu.vcore": cards * 100,
                             "cambricon.com/mlu.smlu.vmemory": cards * units})
 
@@ -113,12 +113,12 @@ def moore_threads(cards: int) -> Outfit:
 
 
 def metax(cards: int) -> Outfit:
-    """Whole cards."""
+    """Whole devices."""
     return Outfit(capacity={"metax-tech.com/gpu": cards})
 
 
 def sgpu(*cards: str, memory_mib: int = 65_536, slots: int = 16, quality: str = "") -> Outfit:
-    """MetaX's shared cards, by their UUIDs. As the agent does, empty values are left out."""
+    """MetaX, shared devices by UUID, without empty values."""
     found = [{"uuid": uuid, "bdf": f"0000:{place:02x}:00.0", "model": "MXC500", "totalDevCount": slots,
               "totalCompute": 100, "totalVRam": memory_mib, "availableDevCount": slots, "availableCompute": 100,
               "availableVRam": memory_mib, "numa": 0, "healthy": True, "qosPolicy": quality, "linkZone": 1}
@@ -132,14 +132,14 @@ def gcu(cards: int) -> Outfit:
 
 
 def drs(cards: int, *, slices: int = 6) -> Outfit:
-    """Enflame's devices in slices; as the agent does, numbers are written as texts."""
+    """Enflame, devices in slices; numbers are written as texts."""
     devices = [{"index": str(index), "minor": str(index + 7), "capacity": slices} for index in range(cards)]
     return Outfit(annotations={"enflame.com/gcu-drs-capacity": compact({"devices": devices, "profiles": DRS_PROFILES})},
                   capacity={"enflame.com/drs-gcu": cards * slices})
 
 
 def neuron(kind: str | None, devices: int, *, cores: int = 2) -> Outfit:
-    """AWS Neuron devices of *cores* cores each. *kind*: of instance, ``None`` for a node that does not say."""
+    """AWS Neuron devices with *cores* cores each. *kind*: instance type; ``None``: no label."""
     return Outfit(capacity={"aws.amazon.com/neuron": devices, "aws.amazon.com/neuroncore": devices * cores},
                   labels={} if kind is None else {"node.kubernetes.io/instance-type": kind})
 
@@ -149,7 +149,7 @@ def slots(cards: Iterable[Object]) -> int:
 
 
 def in_json(cards: Iterable[Object], model: str) -> str:
-    """As plugins do, zero values are left out."""
+    """Returns JSON without zero values."""
     return compact([filled({**one, "index": place, "type": one["type"] or model}) for place, one in enumerate(cards)])
 
 

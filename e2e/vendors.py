@@ -1,7 +1,6 @@
-"""What every vendor writes where: annotations, locks, cards, and what a container gets for what it asks.
+"""The annotations, locks, devices and amounts of every vendor, as a table for the agent and the auditor.
 
-The specification, once more and on its own: nothing is shared with ``hami/``, so that a fault there cannot hide itself.
-The agent and the auditor work by this table.
+It states the specification independently of ``hami/``, so that faults there are detected.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ QUARTER, HALF, ALL = VXPU_MIB = (24576, 49152, 98304)
 
 
 class Profile(NamedTuple):
-    """A size in which a card can be cut, and where: *places* are pairs of start and size, in memory slices."""
+    """A part into which a device can be divided. *places*: pairs of start and size, in memory slices."""
 
     name: str
     memory: int
@@ -43,7 +42,7 @@ class Profile(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What a node has. *cut*: its cores are not summed up; who has which part says more."""
+    """A device of a node. *cut*: its cores are not added up, since its parts are exclusive."""
 
     node: str
     uuid: str
@@ -58,7 +57,7 @@ class Card(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Part of a card that a container holds, as its pod's annotation says."""
+    """A part of a device that a container holds, from the annotation of its pod."""
 
     uuid: str
     type: str
@@ -67,7 +66,7 @@ class Entry(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a container asks of one vendor; ``None`` where it does not say. *written*: memory as it was written."""
+    """A request of a container to one vendor; ``None`` where it does not specify. *written*: memory as written."""
 
     count: int
     memory: int | None = None
@@ -83,8 +82,8 @@ Gets = Callable[["Vendor", Ask, Card, Notes], list[tuple[int, int]]]
 class Vendor:
     """One kind of device.
 
-    *count*, *memory*, *percent*, *cores*: names of resources. *gets*: the pairs of memory and cores in an allocation
-    that are right for an ask, given the card and the pod's annotations. *wants*: how many devices. *cards*: of a node.
+    *count*, *memory*, *percent*, *cores*: resource names. *gets*: the valid pairs of memory and cores for a request,
+    given the device and the annotations of the pod. *wants*: the number of devices. *cards*: the devices of a node.
     """
 
     key: str
@@ -105,7 +104,7 @@ class Vendor:
 
 
 def asked(vendor: Vendor, container: Object) -> Ask | None:
-    """What *container* asks of *vendor*, limits before requests; ``None`` when it wants no device."""
+    """Returns the request of *container* to *vendor*, limits before requests; ``None`` without one."""
     resources = container.get("resources") or {}
     texts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     memory, percent, cores = (whole(texts[name]) if name in texts else None
@@ -117,7 +116,7 @@ def asked(vendor: Vendor, container: Object) -> Ask | None:
 
 
 def whole(quantity: str) -> int:
-    """A quantity as the API server writes it back (``32000`` becomes ``32k``), rounded up."""
+    """Returns a quantity as the API server renders it (``32000`` becomes ``32k``), rounded up."""
     digits = quantity.rstrip("KMGTPEikmu")
     scale = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
     unit = quantity[len(digits):]
@@ -142,7 +141,7 @@ def memory_of(vendor: Vendor, ask: Ask, card: Card) -> int:
 
 
 def gpu_or_instance(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    """In MIG mode any profile that is large enough; the largest is large enough for the whole card."""
+    """In MIG mode, any sufficient profile; the largest one is sufficient for a whole GPU."""
     if not card.profiles:
         return plain(vendor, ask, card, notes)
     largest = max(profile.memory for profile in card.profiles)
@@ -169,12 +168,12 @@ def slice_of(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[i
 
 
 def all_in_all(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    """Memory and cores are written for all of the container's cards together."""
+    """Memory and cores are the sum of all devices of the container."""
     return [(ask.memory * vendor.unit // ask.count if ask.memory else card.memory, (ask.cores or 0) // ask.count)]
 
 
 def sgpu(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    """Memory in GiB, or with a binary unit of its own; no cores for online pods."""
+    """Memory in GiB, or with a binary unit; no cores for online pods."""
     memory = card.memory
     if ask.memory:
         memory = ask.memory // 2**20 if ask.written.endswith("i") else ask.memory * 1024
@@ -182,13 +181,13 @@ def sgpu(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, 
 
 
 def neuron(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    """A mask: of all cores, or of some."""
+    """A bit mask of all cores, or of some."""
     every = 2 ** card.cores - 1
     return [(0, every)] if ask.count else [(0, mask) for mask in range(1, every + 1)]
 
 
 def drs(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    """A profile of so many slices, or one that has the memory (GB; MiB beyond twice the largest) and cores."""
+    """A profile with the requested slices, or with sufficient memory (GB; MiB beyond twice the largest) and cores."""
     if ask.count:
         return [(one.memory, one.cores) for one in card.profiles if one.slices == ask.count]
     need = ask.memory or 0
@@ -208,7 +207,7 @@ def capacity(node: Object, name: str) -> int:
 
 
 def registered(vendor: Vendor, node: Object) -> list[Card]:
-    """Those in the register annotation, in JSON or in the text form."""
+    """The devices in the register annotation, in JSON or in text form."""
     text, name = annotation(node, vendor.register), node["metadata"]["name"]
     if not text:
         return []
@@ -235,7 +234,7 @@ HUNDRED_CORES = ("Biren", "Vastai", "XPU")
 
 
 def counted(word: str, slots: int, memory: int, cores: int) -> Callable[[Vendor, Object], list[Card]]:
-    """Cards of which only the number is known, from the node's capacity."""
+    """Devices of which only the number is known, from the capacity of the node."""
     def cards(vendor: Vendor, node: Object) -> list[Card]:
         name = node["metadata"]["name"]
         return [Card(name, f"{name}-{word}-{index}", index, vendor.key, slots, memory, cores, vendor.key)
@@ -244,7 +243,7 @@ def counted(word: str, slots: int, memory: int, cores: int) -> Callable[[Vendor,
 
 
 def divided(word: str, cores: int) -> Callable[[Vendor, Object], list[Card]]:
-    """Cards of so many cores each, which share the node's capacity of memory."""
+    """Devices with a fixed number of cores, which share the memory capacity of the node."""
     def cards(vendor: Vendor, node: Object) -> list[Card]:
         name, have, units = node["metadata"]["name"], capacity(node, vendor.cores), capacity(node, vendor.memory)
         return [Card(name, f"{name}-{word}-{index}", index, vendor.key, 100, units * vendor.unit * cores // have, cores,
@@ -253,7 +252,7 @@ def divided(word: str, cores: int) -> Callable[[Vendor, Object], list[Card]]:
 
 
 def neurons(vendor: Vendor, node: Object) -> list[Card]:
-    """None without the label that says what kind of instance the node is."""
+    """No devices without the label of the instance type."""
     name, count, cores = node["metadata"]["name"], capacity(node, vendor.count), capacity(node, vendor.cores)
     if INSTANCE_TYPE not in (node["metadata"].get("labels") or {}):
         return []
