@@ -208,7 +208,7 @@ class NodeAgent:
                 if getattr(error, "status", None) == 404:
                     continue
                 log.info("%s: %s; again", pod["metadata"]["name"], error)
-                with self._changed:  # as the kubelet would: try again
+                with self._changed:  # retry, as the kubelet does
                     self._pods.setdefault(uid, pod)
                     heapq.heappush(self._due, (time.monotonic() + 0.2, next(self._sequence), uid))
 
@@ -231,10 +231,10 @@ class NodeAgent:
         namespace, name = meta["namespace"], meta["name"]
         lock = annotations(self._nodes.get(node, {})).get(MUTEX) or ""
         if holder(lock) != (namespace, name):
-            lock = self._lock_of(node) or ""  # the pod's event may be ahead of the node's
+            lock = self._lock_of(node) or ""  # the event of the pod may precede that of the node
         if holder(lock) != (namespace, name):
             if has_ended(self.kube.find("Pod", name, namespace)):
-                return  # kwok ends a Job's pods at once, whoever has served them, and the lock of such a pod is free
+                return  # kwok terminates the pods of a Job at once, which releases their locks
             self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock!r}")
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:

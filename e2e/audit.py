@@ -286,7 +286,7 @@ def overbooked(found: Inventory) -> list[str]:
     for key, holds in found.holds.items():
         card, used = found.cards.get(key), found.used(key)
         if card is None:
-            continue  # already said, by the pod
+            continue  # already reported for the pod
         where = f"{card.uuid} on {card.node}"
         for what, taken, there in (("MiB", used.memory, card.memory), ("slots", used.slots, card.slots),
                                    ("cores", 0 if card.cut else used.cores, card.cores)):

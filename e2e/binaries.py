@@ -298,7 +298,7 @@ def install_wheel(requirement: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="install-") as scratch:
         fresh = Path(scratch) / "wheel"
         python = sys.executable
-        if importlib.util.find_spec("pip") is None:  # this virtual environment was made without it
+        if importlib.util.find_spec("pip") is None:  # a virtual environment without pip
             venv.create(Path(scratch) / "venv", with_pip=True)
             python = str(Path(scratch) / "venv" / "bin" / "python")
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",

@@ -63,7 +63,7 @@ class LocalCluster:
         self.webhook_port = webhook_port
         self.extender_port = extender_port
         self.kubeconfig = folder / "kubeconfig"
-        # a letter first: a name that began with "-" would be read as flags
+        # starts with a letter: a leading "-" would make it a flag
         self.name = "c" + folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-").rstrip("-")
         self.components: dict[str, Program] = {}
         self.kube: Kube
@@ -98,7 +98,7 @@ class LocalCluster:
     def _create(self, config: Object) -> None:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit_policy()))
-        for attempt in range(3):  # a port may be taken between choosing and using it
+        for attempt in range(3):  # another process may take a port before it is used
             (self.folder / "kwok.yaml").write_text(yaml.safe_dump(self._kwok_config()))
             done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
             if done.returncode == 0:
@@ -134,7 +134,7 @@ class LocalCluster:
                 **({"kubeAuditPolicy": str(self.folder / "audit.yaml")} if self._audited else {}),
                 **ports,
             },
-            # kwokctl's binary runtime always says manage-all; real nodes may join this cluster, too
+            # kwokctl's binary runtime always sets manage-all-nodes, but real nodes may join this cluster
             "componentsPatches": [{"name": "kwok-controller", "extraArgs": [
                 {"key": "manage-all-nodes", "value": "false", "override": True},
                 {"key": "manage-nodes-with-annotation-selector", "value": f"{FAKE_NODE}=fake"},

@@ -90,7 +90,7 @@ def outcomes(report: str) -> dict[str, str]:
         name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
         tags = {child.tag for child in case}
         found = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        worst[name] = min(worst.get(name, found), found)  # the alphabet has the worst first
+        worst[name] = min(worst.get(name, found), found)  # the outcomes sort alphabetically, worst first
     return worst
 
 
@@ -235,7 +235,7 @@ def write_rows(document: Path, readme: Path, chosen: Iterable[str], run_one: Cal
     status = 0
     for minor in chosen:
         try:
-            table_rows(document.read_text())  # before minutes are spent on what cannot be written
+            table_rows(document.read_text())  # fail before the tests run for minutes
             fresh = run_one(minor)
             document.write_text(merged(document.read_text(), [fresh], minors()))
             readme.write_text(summarized(readme.read_text(), document.read_text()))

@@ -169,7 +169,7 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
     def create() -> None:
         try:
             sandbox.create_all(mixture())
-        except BaseException as error:  # shown by the thread that draws
+        except BaseException as error:  # raised by the drawing thread
             failed.append(error)
 
     creation = threading.Thread(target=create)
@@ -210,7 +210,7 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
         "  k get pods -o wide",
         "  k get events --field-selector reason=FilteringFailed",
         "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
-        "  k delete pod whole-card-0            # and see who moves up", "",
+        "  k delete pod whole-card-0            # and a waiting pod is placed", "",
         f"Logs: {cluster.folder}/hami-scheduler-0.log"))), title="kept"))
 
 

@@ -62,8 +62,8 @@ class DevicePlugin:
             "node_name": node.name, "mock_devices": str(self._file), "hook_path": HOOK,
             "config_file": str(MANIFESTS / "device-config.yaml"),
             "node_config_file": str(MANIFESTS / "node-config.json"),
-            "library_source": "",  # the limiter is laid there by `install_limiter`
-            "health_bind_address": f"127.0.0.1:{free_port()}",  # several share the machine's addresses, as pods do not
+            "library_source": "",  # `install_limiter` installs the limiter
+            "health_bind_address": f"127.0.0.1:{free_port()}",  # unlike pods, several plugins share the machine's addresses
         } | flags
         self.program: NodeProgram
         self._begun = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pytest_kind.cluster import KindCluster as Tool  # GPL: the test extra only
+from pytest_kind.cluster import KindCluster as Tool  # GPL: only in the test extra
 
 from e2e import binaries
 from e2e.cluster import FAKE_NODE, MANIFESTS, ClusterUnavailable, ExternalCluster
@@ -182,7 +182,7 @@ class KindCluster(ExternalCluster):
         for part in parts:
             try:
                 said.append(self.kubectl(*part)[-8000:])
-            except ClusterUnavailable as error:  # a report must not fail
+            except ClusterUnavailable as error:  # the report must not fail
                 said.append(str(error))
         return "\n".join(said)
 
@@ -261,7 +261,7 @@ class Worker(JoinedNode):
     def _registrations(self, plugin: str) -> int:
         try:
             return self._cluster.kubectl("logs", "-n", NAMESPACE, plugin).count("registered with the kubelet")
-        except ClusterUnavailable:  # the kubelet is away
+        except ClusterUnavailable:  # the kubelet is not running
             return 0
 
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:

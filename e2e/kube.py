@@ -74,7 +74,7 @@ class Kube:
         self.server: str = configuration.host
         self.kubeconfig = kubeconfig
         self._headers = {"Accept": "application/json"}
-        for key in ("BearerToken", "authorization"):  # its name differs between versions of the client
+        for key in ("BearerToken", "authorization"):  # the name differs between versions of the client
             if token := configuration.get_api_key_with_prefix(key):
                 self._headers["Authorization"] = token
         self._pool = urllib3.PoolManager(

@@ -28,8 +28,8 @@ PLUGINS = ("bridge", "host-local", "loopback")
 PODS = "10.244.0.0/16"
 """Addresses of pods, in a network that only they and containerd see."""
 
-# native copies instead of mounting, and asks nothing of the file system; a machine may lack CAP_SYS_RESOURCE, without
-# which no out-of-memory score can be lowered
+# The native snapshotter copies instead of mounting, so it works on any file system. Without CAP_SYS_RESOURCE, which the
+# machine may lack, out-of-memory scores cannot be lowered.
 COMMON = """root = "{folder}/containerd"
 state = "/run/containerd"
 
@@ -115,7 +115,7 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
-        # nobody calls it: logs are read as files, and no port is taken
+        # not needed: logs are read as files; and it would use a port
         "enableServer": False,
         "healthzPort": 0,
         "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
@@ -130,9 +130,9 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
         "makeIPTablesUtilChains": False,
         "resolvConf": "",
         "volumePluginDir": str(folder / "volume-plugins"),
-        # tests wait for what the node offers
+        # tests wait for changes of the node's status
         "nodeStatusUpdateFrequency": "1s",
-        # a full disk of the machine is no affair of the tests
+        # ignore a full disk of the machine
         "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available", "nodefs.inodesFree",
                                        "imagefs.inodesFree"), "0%"),
         "imageGCHighThresholdPercent": 100,
@@ -144,7 +144,7 @@ def node_kubeconfig(cluster: LocalCluster, name: str) -> Object:
     """Returns the cluster's kubeconfig with a client certificate of ``system:node:<name>``."""
     pki = next((cluster.folder / "kwok").glob("clusters/*/pki"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # kwokctl numbers its certificate 0
+        warnings.simplefilter("ignore")  # the serial number of kwokctl's certificate is 0
         authority = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes())
     authority_key = serialization.load_pem_private_key((pki / "ca.key").read_bytes(), None)
     assert isinstance(authority_key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey)

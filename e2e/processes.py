@@ -135,7 +135,7 @@ class Program:
             self.wait_end(10)
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session of its own
+            os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
         self.wait_end(10)
         group = self._child.pid
         eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=10,

@@ -60,18 +60,18 @@ for path in $KEPT; do mkdir -p "$0/root$path"; mount --bind "$path" "$0/root$pat
 for folder in $SHADOWED; do mount --rbind "$0/root$folder" "$folder"; done
 for setting in $TUNABLES; do mount --bind "$0/tunables/$setting" "/proc/sys/$setting"; done
 for group in $(grep -E ' - cgroup2? ' /proc/self/mountinfo | cut -d ' ' -f 5); do
-    for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 hands them down by name
+    for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 delegates controllers by name
         echo "+$controller" > "$group/cgroup.subtree_control" || :
     done
     mkdir "$group/$GROUP"
-    for setting in cpuset.cpus cpuset.mems; do  # version 1 starts without any
+    for setting in cpuset.cpus cpuset.mems; do  # version 1 starts without values
         [ ! -e "$group/$setting" ] || cat "$group/$setting" > "$group/$GROUP/$setting"
     done
 done
 ip link set lo up
-trap '' CHLD  # orphans of the node end up here, and nobody waits for them
+trap '' CHLD  # orphans of the node become children of this process, which does not wait for them
 touch ready
-exec tail -f "$0/ready"  # with the folder in its command line: what the reaper looks for
+exec tail -f "$0/ready"  # the reaper finds it by the directory in its command line
 """
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
@@ -289,7 +289,7 @@ class RealNode(JoinedNode):
                 program.kill()
         deadline = time.monotonic() + 10
         end_control_groups(self.cluster.folder.name, deadline)
-        while self.folder.exists() and time.monotonic() < deadline:  # what dies may still write
+        while self.folder.exists() and time.monotonic() < deadline:  # processes that end may still write
             shutil.rmtree(self.folder, ignore_errors=True)
         self.kube.delete("Node", self.name)
 
@@ -314,7 +314,7 @@ def printed(folder: Path) -> str:
 def main() -> int:
     """Runs a control plane with a real node until Ctrl-C."""
     say = functools.partial(print, file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background processes
     try:
         with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)

@@ -72,10 +72,10 @@ def end_control_groups(name: str, deadline: float) -> None:
         for group in groups:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():
-                    if int(pid):  # 0 is one that cannot be seen from here; to kill 0 would be to kill ourselves
+                    if int(pid):  # 0 is a process of another namespace; kill(0) would signal this process group
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(int(pid), signal.SIGKILL)
-            with contextlib.suppress(OSError):  # busy until its processes are gone
+            with contextlib.suppress(OSError):  # busy until its processes have ended
                 group.rmdir()
         time.sleep(0.02)
 
@@ -90,7 +90,7 @@ def end(folder: Path, timeout: float = 10) -> None:
         time.sleep(0.05)
     end_control_groups(folder.name, deadline)
     shutil.rmtree(folder, ignore_errors=True)
-    while folder.exists() and time.monotonic() < deadline:  # what dies may still write
+    while folder.exists() and time.monotonic() < deadline:  # processes that end may still write
         time.sleep(0.05)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -102,7 +102,7 @@ def remove_leftovers() -> list[Path]:
         try:
             owner = json.loads((folder / OWNER).read_text())
         except (OSError, ValueError):
-            continue  # just being made, or not ours to judge
+            continue  # incomplete, or not from a run of these tests
         if started(owner["pid"]) != owner["started"]:
             end(folder)
             leftovers.append(folder)

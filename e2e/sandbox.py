@@ -56,7 +56,7 @@ class Sandbox:
 
     def _open(self, labels: Mapping[str, str]) -> None:
         self.kube.create(named("Namespace", self.namespace, labels=dict(labels)))
-        with contextlib.suppress(ApiError):  # the controller manager was faster
+        with contextlib.suppress(ApiError):  # the controller manager has created it
             self.kube.create(named("ServiceAccount", "default"), self.namespace)
 
     def close(self) -> None:

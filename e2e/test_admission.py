@@ -1,4 +1,4 @@
-"""What the API server lets in, changed or not, with our webhook configured as shipped."""
+"""Admission through the API server, with the shipped webhook configuration."""
 
 import subprocess
 

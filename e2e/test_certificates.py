@@ -1,4 +1,4 @@
-"""The self-signed certificate: made at the start, renewed and rotated under load, and no admission is lost by it."""
+"""The self-signed certificate is created, renewed and rotated under load, without a lost admission."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAST = {"self_signed_cert_lifetime": "27s", "self_signed_ca_lifetime": "75s"}  #
 
 
 class Trust:
-    """What the cluster has of certificates at a moment."""
+    """The certificates in the cluster at one time."""
 
     def __init__(self, kube: Kube) -> None:
         secret = kube.find("Secret", SECRET, NAMESPACE) or {"data": {}}
@@ -66,7 +66,7 @@ def published(trust: Trust) -> bool:
 
 
 class SelfSigned(Scheduler):
-    """A replica with a certificate of its own making; who asks it trusts what the Secret says."""
+    """A replica with a self-signed certificate; clients trust the CA in the Secret."""
 
     def __init__(self, cluster: LocalCluster, certificates: Certificates, *, name: str, port: int | None = None,
                  **flags: str) -> None:
@@ -77,8 +77,9 @@ class SelfSigned(Scheduler):
 @pytest.fixture
 def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, certificates: Certificates,
                 ) -> Iterator[Callable[..., SelfSigned]]:
-    """Starts replicas in place of the shared one, which is brought back in the end. The webhook is failurePolicy Fail
-    and, to begin with, without a CA bundle."""
+    """Starts replicas instead of the shared one, which is restored at the end. The webhook has failurePolicy Fail and
+    initially no CA bundle.
+    """
     for item in yaml.safe_load_all(RIGHTS.read_text()):
         sandbox.kube.apply(item, NAMESPACE)
     scheduler.stop()
@@ -109,7 +110,7 @@ def point_at(kube: Kube, certificates: Certificates, port: int) -> None:
 
 
 def admitted(sandbox: Sandbox, name: str) -> bool:
-    """A pod that asks for a card gets through the webhook; false when the API server cannot ask it."""
+    """Creates a pod; reports whether the API server could call the webhook."""
     try:
         made = sandbox.kube.create(pod(name, gpu=1), sandbox.namespace)
     except ApiError as error:
@@ -125,8 +126,11 @@ def wait_admitted(sandbox: Sandbox, timeout: float = 60) -> None:
 
 
 class Load:
-    """Pods being created, one after the other; and, as the API server keeps its connection for long, new connections
-    to the webhook, as of an API server that has learnt of the bundle a second late."""
+    """Creates pods one after the other, and connects to the webhook.
+
+    The API server keeps its connection for a long time, so the new connections act as an API server that learns of the
+    bundle a second late.
+    """
 
     def __init__(self, sandbox: Sandbox, port: int) -> None:
         self._sandbox = sandbox
@@ -151,7 +155,7 @@ class Load:
         while not self._stop.wait(0.02):
             try:
                 act()
-            except Exception as error:  # whatever it is: the test shows it
+            except Exception as error:  # reported by the test
                 self.lost.append(f"{time.strftime('%T')} {error}")
 
     def _create(self) -> None:

@@ -1,4 +1,4 @@
-"""Processes killed, stopped and hung in the middle of work. After each the auditor must find nothing."""
+"""Processes that are killed, stopped or suspended during work. The audit after each test must find nothing."""
 
 import threading
 
@@ -13,7 +13,8 @@ PODS = 200
 
 
 def crowd(count=PODS):
-    """Pods that name their scheduler themselves: they are scheduled even when the webhook is down as they come."""
+    """Returns pods that name their scheduler, so that they are scheduled even if they are created without the webhook.
+    """
     asks = {"gpu": 1, "gpumem": 8000, "gpucores": 10}
     return [pod(f"p{number:03}", scheduler="hami-scheduler", **asks) for number in range(count)]
 
@@ -23,7 +24,7 @@ def ten_nodes(sandbox):
 
 
 def submit(sandbox, pods):
-    """Create *pods* in the background; the thread is returned to be joined."""
+    """Creates *pods* in the background; returns the thread."""
     thread = threading.Thread(target=sandbox.create_all, args=(pods,))
     thread.start()
     return thread
@@ -40,7 +41,7 @@ def test_the_scheduler_is_killed_while_two_hundred_pods_are_placed(sandbox, sche
 
 
 def test_the_scheduler_is_killed_repeatedly(sandbox, scheduler):
-    """Without a lease to wait for, so that the next one acts at once."""
+    """Without leader election, so that the next process acts at once."""
     scheduler.run_with(leader_elect="false")
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
@@ -64,7 +65,7 @@ def test_the_scheduler_is_stopped_while_pods_are_placed(sandbox, scheduler):
 
 
 def test_kube_scheduler_is_killed_while_pods_are_placed(sandbox, local):
-    """Binds whose caller is gone end cleanly or not at all."""
+    """Binds without their caller complete or are rolled back."""
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
     sandbox.bound(wait_for=30)
@@ -108,7 +109,7 @@ def test_the_plugins_pause_and_continue(sandbox, agent):
 
 @pytest.fixture
 def standby(sandbox, scheduler):
-    """A second replica, kube-scheduler and extender; the first is brought back in the end."""
+    """A second replica with its own kube-scheduler; the first one is restored at the end."""
     with second_replica(scheduler) as second:
         yield second
 
@@ -120,7 +121,7 @@ def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, schedul
     sandbox.bound(wait_for=10)
     local.components["kube-scheduler"].kill()
     scheduler.kill()
-    redirect_webhook(sandbox.kube, certificates, standby.port)  # a Service drops dead endpoints
+    redirect_webhook(sandbox.kube, certificates, standby.port)  # a Service removes dead endpoints
     sandbox.create_all([pod(f"later-{number}", gpu=1, gpumem=8000) for number in range(10)])
     assert len(sandbox.started(wait_for=60, timeout=120)) == 60
     assert lease_holder(sandbox.kube) != holder

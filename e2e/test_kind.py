@@ -1,5 +1,5 @@
-"""What only a whole installation can show: parts that are rolled over, upgraded, taken away and brought back, while
-pods run on real kubelets and others are being created.
+"""A complete installation is rolled out, upgraded, removed and installed again, while pods run on real kubelets and
+others are created.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REAL, FAKE = {"type": "kind"}, {"type": "kwok"}
 
 
 def show(name: str, **asked: int | str) -> Object:
-    """A pod for a node with a kubelet, whose container prints what it is given."""
+    """Returns a pod for a node with a kubelet, whose container prints its view."""
     return on(REAL, shower(HOOK, name, **asked))
 
 
@@ -43,7 +43,7 @@ def on(nodes: Mapping[str, str], item: Object) -> Object:
 
 @pytest.fixture
 def worker(on_kind: KindCluster, sandbox: Sandbox) -> Iterator[Worker]:
-    """A node of kind's, for this test's pods alone, and offering all its slices."""
+    """A node of kind that is reserved for this test and offers all its slices."""
     node = on_kind.workers[0]
     node.wait_ready()
     node.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
@@ -62,12 +62,12 @@ def restarts(sandbox: Sandbox, *names: str) -> list[int]:
 
 
 def holders(kube: Any) -> set[str]:
-    """Who holds the leases of kube-scheduler and extender."""
+    """Returns the holders of the Leases of kube-scheduler and extender."""
     return {lease_holder(kube, name).partition("_")[0] for name in (SCHEDULER, f"{SCHEDULER}-extender")}
 
 
 class Arrivals:
-    """Pods on fake nodes that keep arriving until `stop`, each told from the others by its number."""
+    """Creates numbered pods on fake nodes until the end of the context."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -91,11 +91,11 @@ class Arrivals:
             try:
                 self._sandbox.create(on(FAKE, pod(name, gpu=1, gpumem=100)))
                 self.names.append(name)
-            except Exception as error:  # told at the end, by the test
+            except Exception as error:  # reported by the test
                 self.refused.append(f"{name}: {error}")
 
     def all_placed(self) -> None:
-        """Every pod was admitted by us, and has its devices."""
+        """Checks that our webhook has admitted every pod, and that each has its devices."""
         assert self.refused == []
         assert len(self.names) > 10
         pods = {item["metadata"]["name"]: item for item in self._sandbox.kube.list("Pod", self._sandbox.namespace)}
@@ -109,7 +109,7 @@ class Arrivals:
 
 @contextlib.contextmanager
 def arriving(sandbox: Sandbox) -> Iterator[None]:
-    """Pods keep arriving meanwhile; in the end all of them have been placed."""
+    """Creates pods in the background; all of them must be placed in the end."""
     with Arrivals(sandbox) as arrivals:
         yield
     arrivals.all_placed()
@@ -156,7 +156,7 @@ def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbo
 def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Worker) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)
-    worker.restart_kubelet()  # until the plugin has registered anew, it would refuse pods that ask for devices
+    worker.restart_kubelet()  # before the plugin has registered, the kubelet rejects pods with devices
     sandbox.create(show("b", gpu=1, gpumem=2000))
     assert sandbox.running("a", "b", timeout=120)[:1] == before
     assert limits(sandbox, worker, "a", "b") == [("1000m", "0"), ("2000m", "0")]
@@ -190,7 +190,7 @@ def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker
         assert images == {"next"}
         assert allocated(sandbox, "a", "b") == held
         assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
-        # what the first two hold was not forgotten: 2 + 1 GB of one card, 2 GB of the other, or c would not be alone
+        # c is alone on a device only if the allocations of the first two are known: 2 + 1 GB and 2 GB
         sandbox.create(show("d", gpu=1, gpumem=79_920))
         assert "CardInsufficientMemory" in sandbox.refusal("d", "CardInsufficientMemory")
     finally:
@@ -204,8 +204,9 @@ def set_failure_policy(kube: Kube, policy: str) -> None:
 
 
 def test_the_webhook_is_unavailable_and_returns(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
-    """Other pods go on; a pod that asked for devices meanwhile waits, is told why, and takes nothing from others, or is
-    refused, where that is wanted."""
+    """Other pods are placed. A pod that requests devices waits, has an event, and uses nothing; or it is rejected, with
+    failurePolicy Fail.
+    """
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)
     on_kind.scale(0)
@@ -245,7 +246,7 @@ def test_uninstall_and_install_again(on_kind: KindCluster, sandbox: Sandbox, wor
 
 
 class Hami:
-    """Somebody who holds the Lease of HAMi's scheduler, renews it, and places nothing."""
+    """A holder of the Lease of HAMi's scheduler that renews it and places nothing."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -264,7 +265,7 @@ class Hami:
         self.leave()
 
     def leave(self) -> None:
-        """Stop, and free the Lease, as HAMi does when it ends."""
+        """Stops and releases the Lease, as HAMi does at exit."""
         if not self._ended.is_set():
             self._ended.set()
             self._renewing.join()
@@ -282,7 +283,7 @@ def now() -> Object:
 
 
 def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
-    """A pod that HAMi has placed on the first card of *node*."""
+    """Returns a pod that HAMi has placed on the first device of *node*."""
     share = f"{sandbox.uuid(node)},NVIDIA,{memory_mib},0:;"
     placed = str(int(datetime.now(UTC).timestamp()))
     made = pod(name, gpu=1, gpumem=memory_mib, scheduler=SCHEDULER, node_name=node, annotations={
@@ -293,7 +294,7 @@ def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
 
 
 def test_takeover_from_hami_and_return(on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent) -> None:
-    """It waits while HAMi leads, goes on with HAMi's books when HAMi is gone, and leaves books that HAMi can read."""
+    """Ours waits while HAMi leads, continues with its allocations, and leaves allocations that HAMi can read."""
     on_kind.uninstall()
     try:
         agent.answers_handshake = True

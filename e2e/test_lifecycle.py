@@ -1,4 +1,4 @@
-"""Pods and nodes that come and go, device plugins old and new, and plugins that fail."""
+"""Pods and nodes that come and go, old and new device plugins, and device plugins that fail."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_job_of_forty_pods_on_one_node(sandbox):
 
 
 def test_binds_to_one_node_are_queued(sandbox, agent):
-    """A slow plugin holds the node; nobody fails because of it."""
+    """A slow plugin delays its node; no bind fails."""
     agent.delay = 0.3
     sandbox.add_gpu_node("n0", *gpus(2))
     sandbox.create_all([pod(f"p{number}", gpu=1, gpumem=8000) for number in range(10)], clients=1)
@@ -151,7 +151,7 @@ def test_a_failed_allocation_frees_the_node(sandbox, agent):
 @pytest.mark.parametrize(
     "mishap", [Mishap.DIES_BEFORE, Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED], ids=lambda mishap: mishap.name)
 def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, scheduler, mishap):
-    """The lock is revoked when its time is over: the holder's allocation is taken back, then the next one goes."""
+    """After the timeout the allocation of the holder is revoked, and the next pod takes the lock."""
     scheduler.run_with(node_lock_timeout="3s")
     sandbox.add_gpu_node("n0")
     agent.mishap = lambda namespace, name: mishap if name == "stuck" else None
@@ -165,12 +165,12 @@ def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, scheduler, mishap):
 
 
 def test_a_pod_that_waits_for_quota_is_placed_when_the_quota_is_raised(sandbox):
-    """kube-scheduler does not ask again because a quota has changed."""
+    """kube-scheduler does not retry when a quota changes."""
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=80_000))
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
              "spec": {"hard": {"limits.nvidia.com/gpumem": "50000"}}}
     sandbox.kube.create(quota, sandbox.namespace)
-    sandbox.create(pod("half", gpu=1, percent=50))  # what a percentage comes to is known at the filter only
+    sandbox.create(pod("half", gpu=1, percent=50))  # only the filter knows the memory of a percentage
     sandbox.started()
     sandbox.create(pod("more", gpu=1, percent=50))
     sandbox.refusal("more", "ResourceQuotaNotFit")

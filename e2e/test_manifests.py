@@ -1,6 +1,6 @@
-"""Every overlay of manifests/ as a user applies it: kustomize builds it, and the API server takes all that it makes.
+"""Every overlay of manifests/ builds, and the API server accepts all of its objects.
 
-Types that Kubernetes itself does not have are those of ``crds.yaml``.
+``crds.yaml`` defines the types that Kubernetes does not have.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def names(items: list[Object]) -> set[str]:
 
 
 def try_out(local: LocalCluster, folder: Path) -> set[str]:
-    """Kind and name of all that the API server would take of *folder*. Raises: CalledProcessError with its refusal."""
+    """Applies *folder* as a dry run; returns kind and name of all objects. Raises: CalledProcessError."""
     taken = local.kubectl("apply", "-k", str(folder), "--server-side", "--field-manager=e2e", "--force-conflicts",
                           "--dry-run=server", "--validate=strict", "-o", "json")
     decoder, items, at = json.JSONDecoder(), [], 0
-    while at < len(taken.rstrip()):  # one document after the other, or one list
+    while at < len(taken.rstrip()):  # a sequence of documents, or a list
         item, at = decoder.raw_decode(taken, at)
         items += item["items"] if item["kind"] == "List" else [item]
         at += len(taken[at:]) - len(taken[at:].lstrip())
@@ -51,7 +51,7 @@ def try_out(local: LocalCluster, folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def types(local: LocalCluster) -> Iterator[None]:
-    """The types of others."""
+    """The types of other projects."""
     local.kubectl("apply", "-f", str(CRDS))
     local.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
     yield
@@ -66,7 +66,7 @@ def test_the_api_server_takes_the_whole_overlay(local: LocalCluster, types: None
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda folder: folder.name)
 def test_the_api_server_takes_the_base_with_a_component(local: LocalCluster, types: None, tmp_path: Path,
                                                         component: Path) -> None:
-    # kustomize wants relative paths
+    # kustomize requires relative paths
     (tmp_path / "manifests").symlink_to(ROOT)
     here = Path(*[".."] * (len(tmp_path.resolve().parts) - 1))
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
@@ -121,7 +121,7 @@ def test_the_documented_kustomization_builds(local: LocalCluster, tmp_path: Path
 
 
 def selectors(item: Any) -> Iterator[Object]:
-    """All label selectors in *item*, in the form ``matchLabels``; those of a Service are the labels themselves."""
+    """Yields all label selectors in *item* as ``matchLabels``; a Service has the labels themselves."""
     if isinstance(item, dict):
         for key, value in item.items():
             if key in ("selector", "podSelector", "labelSelector") and value:

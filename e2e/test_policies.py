@@ -1,4 +1,4 @@
-"""Which of the nodes and cards that fit: policies by flag and by annotation, and what users choose themselves."""
+"""Policies by flag and annotation, and selectors of users."""
 
 import pytest
 
@@ -11,7 +11,7 @@ A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
 
 def place(sandbox, count, **annotations):
-    """Nodes and cards of *count* equal pods, created one after the other."""
+    """Creates *count* equal pods one after the other; returns their nodes and devices."""
     for number in range(count):
         sandbox.create(pod(f"p{number}", gpu=1, gpumem=10_000, annotations=annotations))
         sandbox.started()
@@ -99,7 +99,7 @@ def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
 
 
 def test_weights_decide_between_cards(sandbox):
-    """More memory is used on card 0, more cores on card 1; binpack follows what weighs more."""
+    """Device 0 has more memory in use, device 1 more cores; binpack follows the higher weight."""
     sandbox.add_gpu_node("n0", *gpus(2))
     here = {"gpumem": 60_000, "gpucores": 10}, {"gpumem": 10_000, "gpucores": 60}
     for card, asks in enumerate(here):

@@ -1,4 +1,4 @@
-"""The real node by itself: its kubelet runs pods and may die, and nothing of the node outlives the run."""
+"""A real node runs pods, survives the end of its kubelet, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ELSEWHERE = ("" if not {"HAMI_E2E_KIND", "HAMI_E2E_KUBECONFIG"} & os.environ.key
 
 
 def says(name: str, script: str) -> Object:
-    """A pod without a GPU that runs *script*."""
+    """Returns a pod without devices that runs *script*."""
     return pod(name, containers=[container() | {"command": ["sh", "-c", script]}], scheduler="hami-scheduler")
 
 
 def left_of(folder: Path) -> tuple[list[int], list[Path], bool]:
-    """Processes and control groups of the run in *folder*, and whether that is there."""
+    """Returns processes, control groups and existence of the run in *folder*."""
     return processes_of(folder), control_groups(folder.name), folder.exists()
 
 

@@ -1,7 +1,7 @@
-"""The device plugin on a real kubelet: what containers get, and what becomes of them when programs die beside them.
+"""The device plugin on a real kubelet: the view of containers, and their fate when processes end.
 
-Pods go their whole way: webhook, kube-scheduler, extender, lock, Binding, kubelet, Allocate, containerd. Cards stand in
-a file; all the rest is real.
+Pods take the complete path: webhook, kube-scheduler, extender, lock, Binding, kubelet, Allocate, containerd. Only the
+GPUs are from a mock file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CUT = f"nvidia.com/mig-{SIZE}"
 
 
 def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
-    """Cards that the scheduler chose for each container of the pod."""
+    """Returns the devices that the scheduler chose for each container."""
     return [re.findall(r"GPU-[0-9a-f-]+", part) for part in annotations(sandbox.pod(name))[ALLOCATED].split(";")]
 
 
@@ -48,7 +48,7 @@ def annotations(item: Object) -> dict[str, str]:
 
 @pytest.fixture
 def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
-    """The device plugin with cards of ten slices each, as many as its parameter says (two); the kubelet offers them."""
+    """The device plugin with two GPUs of ten slices, or as many GPUs as its parameter says; the kubelet offers them."""
     count = getattr(request, "param", 2)
     made = DevicePlugin(real)
     made.insert(*cards(count))
@@ -148,7 +148,7 @@ def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNod
 
 def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                                 ) -> None:
-    """The kubelet gives up on that pod; the next one is not kept waiting by it."""
+    """The kubelet fails that pod; it does not delay the next one."""
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
@@ -198,7 +198,7 @@ def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: Rea
 
 
 def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    """Its devices go to nobody; the next pod gets its own."""
+    """No pod gets its devices; the next pod gets its own."""
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
@@ -228,7 +228,7 @@ def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode,
 
 def test_static_mig_instances_serve_pods_of_other_schedulers(
         sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    """Beside them, the other card is shared as ever."""
+    """The other GPU is shared as usual."""
     instances = [{"uuid": f"MIG-{number}", "profile": SIZE, "memory": 9728} for number in range(2)]
     plugin.stop()
     plugin.insert(FIRST, replace(SECOND, mig={"enabled": True, "instances": instances}))
@@ -236,7 +236,7 @@ def test_static_mig_instances_serve_pods_of_other_schedulers(
     real.wait_allocatable(CUT, 2)
     sandbox.create(shower(HOOK, "shared", gpu=1, gpumem=1000))
     for name in ("a", "b"):
-        item = pod(name, containers=[showing(HOOK, **{CUT: 1})], node_name=real.name)  # no scheduler is asked
+        item = pod(name, containers=[showing(HOOK, **{CUT: 1})], node_name=real.name)  # without a scheduler
         sandbox.kube.create(item, sandbox.namespace)
     sandbox.running("shared", "a", "b")
     given = [seen(sandbox, real, name).env for name in ("a", "b")]
@@ -276,7 +276,7 @@ def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specificati
 
 
 def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    """The next one starts beside it and takes over; a running container keeps the library that it has mapped."""
+    """The new plugin takes over from the old one; a running container keeps its library."""
     sandbox.create(shower(HOOK, "old", gpu=1, gpumem=1000))
     before = sandbox.running("old")
     plugin.install_limiter("the next limiter\n")

@@ -1,4 +1,4 @@
-"""The device plugin's account may do what the plugin does, and nothing besides: by the API server's own record."""
+"""The account of the device plugin has exactly the permissions that it uses, according to the audit log."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox:
         plugin.wait_offered(10)
         sandbox.create(pod("a", containers=[container("main", gpu=1, gpumem=1000)], scheduler="hami-scheduler"))
         sandbox.running("a")
-        # pods for which nobody has chosen devices, and a lock that names one that there is not: the same event twice
-        # at least (the scheduler releases such locks in its rounds, and what is said without a lock is another one)
+        # Pods without an allocation, and a lock of a pod that does not exist, cause the same event at least twice, so
+        # that it is patched. The scheduler releases such locks periodically, and the event without a lock differs.
         strays = [f"stray-{number}" for number in range(4)]
         for name in strays:
             write_lock(real, f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone")

@@ -1,4 +1,4 @@
-"""The scheduler's account may do what the scheduler does, and nothing besides: by the API server's own record."""
+"""The account of the scheduler has exactly the permissions that it uses, according to the audit log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 @contextlib.contextmanager
 def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
-    """The node is written to by somebody else all the time."""
+    """Another client writes to the node continuously."""
     stop = threading.Event()
 
     def write() -> None:
@@ -42,7 +42,7 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
 @pytest.fixture
 def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates,
           ) -> Iterator[Scheduler]:
-    """The one replica that there is, its kube-scheduler with the shipped account's rights."""
+    """A single replica, whose kube-scheduler has the permissions of the shipped account."""
     with second_replica(scheduler, account_kubeconfig(local)) as second:
         local.components["kube-scheduler"].stop()
         scheduler.stop()
@@ -53,7 +53,7 @@ def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certifica
 
 @pytest.fixture
 def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
-    """The pod that the replica says it is."""
+    """The pod of the replica."""
     labels = {"app.kubernetes.io/component": "hami-scheduler", "hami.io/webhook": "ignore"}
     local.kube.create(pod(alone.name, labels=labels, scheduler="nobody"), "kube-system")
     yield alone.name
@@ -63,14 +63,14 @@ def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
 def test_the_scheduler_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, local: LocalCluster,
                                                                     alone: Scheduler, itself: str) -> None:
     sandbox.add_gpu_node("n0")
-    # before, other tests may have restarted the API server, which refuses everything until it has read its roles
+    # earlier tests may have restarted the API server, which rejects requests until it has loaded its roles
     begun = local.audit_log.stat().st_size
-    # whose pod is asked for
+    # reads its pod
     sandbox.annotate_node("n0", {LOCK: f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone"})
     sandbox.create(pod("fits", gpu=1, gpumem=1000), *(pod(f"large-{number}", gpu=20) for number in range(2)))
     sandbox.event("large-0", "FilteringFailed")
     assert sandbox.started(wait_for=1, timeout=60) == {"fits": "n0"}
-    with changing(sandbox, "n0"):  # what is written must then be read again
+    with changing(sandbox, "n0"):  # writes then conflict and are retried with a new version
         sandbox.create_all(pod(f"small-{number}", gpu=1, gpumem=1000, gpucores=1) for number in range(8))
         assert len(sandbox.started(wait_for=9, timeout=60)) == 9
     sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",

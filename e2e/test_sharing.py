@@ -1,4 +1,4 @@
-"""Who gets which part of which card, and what those are told who get none."""
+"""Pods share devices, and waiting pods have reasons."""
 
 import pytest
 
@@ -19,7 +19,8 @@ def test_two_pods_share_a_gpu_and_the_third_waits(sandbox):
 
 
 def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
-    """Again and again: kube-scheduler may hear of the end before we do, ask at once, and then not again for minutes."""
+    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then not for minutes.
+    """
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
     sandbox.create(pod("p0", gpu=1, gpumem=50_000))
     sandbox.started()
@@ -111,7 +112,7 @@ def test_init_containers_come_first_and_only_their_peak_counts(sandbox):
                        containers=[container("main", gpu=1, gpumem=40_000)]))
     sandbox.started()
     assert [share.memory_mib for (share,) in sandbox.shares("a")] == [80_000, 60_000, 40_000]
-    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # the init containers have ended: only the app's share is held
+    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # after the init containers have ended, only the app container counts
     assert sandbox.started() == {"a": "gpu-0", "b": "gpu-0"}
 
 

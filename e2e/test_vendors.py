@@ -20,45 +20,45 @@ OF_ALL_VENDORS = {"hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase"
 
 
 def refused(sandbox, item):
-    """Why the API server does not let *item* in."""
+    """Returns why the API server rejects *item*."""
     with pytest.raises(ApiError) as error:
         sandbox.create(item)
     return error.value.message
 
 
 def start(sandbox, *pods):
-    """Create *pods* one after the other, each when the one before has its devices."""
+    """Creates *pods*, each when the one before has its devices."""
     for item in pods:
         sandbox.create(item)
         sandbox.started()
 
 
 def waits(sandbox, name, why):
-    """The pod is told *why*, in so many words, and is not bound."""
+    """Checks that the pod has an event with *why* and is not bound."""
     assert sandbox.event(name, "FailedScheduling", why)
     assert not sandbox.pod(name)["spec"].get("nodeName")
 
 
 def given(sandbox, name, vendor):
-    """The pod's allocation."""
+    """Returns the allocation of the pod."""
     return sandbox.annotations(name)[vendor_of(vendor).allocated]
 
 
 def admitted(sandbox, name):
-    """Limits of the pod's first container after admission; its requests are the same."""
+    """Returns the limits of the first container after admission; its requests must be equal."""
     found = sandbox.pod(name)["spec"]["containers"][0]["resources"]
     assert found["limits"] == found["requests"]
     return found["limits"]
 
 
 def told(sandbox, name):
-    """What the vendors' agents read of the pod, its times made comparable."""
+    """Returns the annotations for the vendors' agents, with placeholders for times."""
     return {key: re.sub(r"\b\d{10}\b", "<s>", re.sub(r"\b\d{19}\b", "<ns>", text))
             for key, text in sandbox.annotations(name).items() if key not in OF_ALL_VENDORS}
 
 
 def full_name(sandbox, node):
-    """What the node is called on the cluster; the names of its cards may begin with that."""
+    """Returns the name of the node in the cluster, which names of its devices may contain."""
     return sandbox.node(node)["metadata"]["name"]
 
 
@@ -66,13 +66,13 @@ def full_name(sandbox, node):
 
 
 def places(sandbox, name):
-    """Profile, start and size of the instances that the pod has."""
+    """Returns profile, start and size of the pod's MIG instances."""
     return [(one["profile"], one["placement"]["start"], one["placement"]["size"])
             for one in json.loads(sandbox.annotations(name)[PLACES])]
 
 
 def test_one_card_gives_a_container_several_mig_instances(sandbox):
-    """N10"""
+    """Two instances of one GPU count as two devices."""
     sandbox.add_node("n", nodes.nvidia(mig_gpu(uuid="GPU-m")))
     start(sandbox, pod("a", gpu=2, gpumem=8000, annotations=MIG))
     assert given(sandbox, "a", "NVIDIA") == "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;"
@@ -138,7 +138,7 @@ def test_one_910c_request_gets_a_whole_module(sandbox):
     start(sandbox, pod("a", **{"huawei.com/Ascend910C": 1}))
     assert admitted(sandbox, "a") == {"huawei.com/Ascend910C": "2", "huawei.com/Ascend910C-memory": "65536"}
     assert given(sandbox, "a", "Ascend910C") == "npu-3,Ascend910C,65536,0:npu-2,Ascend910C,65536,0:;"
-    sandbox.create(pod("b", **{"huawei.com/Ascend910C": 1}))  # two NPUs are left, of two modules
+    sandbox.create(pod("b", **{"huawei.com/Ascend910C": 1}))  # two NPUs of different modules are left
     waits(sandbox, "b", "0/2 AllocatedCardsInsufficientRequest")
 
 
@@ -167,7 +167,7 @@ def test_an_mlu_pod_carries_the_profile_of_its_slice(sandbox):
     assert told(sandbox, "a") == {
         "hami.io/cambricon-mlu-devices-allocated": "n-cambricon-mlu-3,MLU,5120,10:;",
         "hami.io/cambricon-mlu-devices-to-allocate": "n-cambricon-mlu-3,MLU,5120,10:;",
-        "CAMBRICON_DSMLU_PROFILE": "3_10_20", "CAMBRICON_DSMLU_ASSIGNED": "true"}  # true: said by its agent
+        "CAMBRICON_DSMLU_PROFILE": "3_10_20", "CAMBRICON_DSMLU_ASSIGNED": "true"}  # true: set by the agent
 
 
 def test_mlu_pods_of_one_node_wait_for_cambricons_own_lock(sandbox, scheduler, agent):
@@ -177,7 +177,7 @@ def test_mlu_pods_of_one_node_wait_for_cambricons_own_lock(sandbox, scheduler, a
     sandbox.bound(wait_for=1)
     eventually(lambda: "hami_scheduler_node_lock_waiting_pods 1.0" in scheduler.metrics(), scheduler.metrics)
     notes = sandbox.node("n")["metadata"]["annotations"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[^,]*", notes[MLU_LOCK])  # a bare time
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[^,]*", notes[MLU_LOCK])  # only a time
     assert MUTEX not in notes
     assert len(sandbox.bound(wait_for=1)) == 1
     agent.resume()
@@ -256,7 +256,7 @@ def test_slices_of_one_xpu_are_rounded_and_of_one_size(sandbox):
 
 
 def test_slices_are_of_xpus_that_are_linked(sandbox):
-    """Across the wings only 0-4, 1-5, 2-6 and 3-7 are."""
+    """Across the wings, only 0-4, 1-5, 2-6 and 3-7 are linked."""
     sandbox.add_node("n", nodes.vxpu(*(card(f"xpu-{index}", 98_304) for index in range(8))))
     sandbox.create(pod("a", annotations={"hami.io/use-xpu-uuid": "xpu-3,xpu-4"}, **slices(2, 24_576)))
     waits(sandbox, "a", "1/8 NumaNotFit")
@@ -328,7 +328,7 @@ def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
                  id="only-one-locks"),
 ])
 def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, asks, key, share):
-    """Each has its own annotation, in which every container has a place."""
+    """Each vendor has its own annotation, in which every container has a position."""
     sandbox.add_node("n", nodes.nvidia(gpu(uuid="GPU-a")), outfit)
     both = [container("log"), container("one", gpu=1, gpumem=3000), container("other", **asks)]
     sandbox.create(pod("a", containers=both), pod("b", containers=both))
@@ -393,13 +393,13 @@ def row(outfit, asks, vendor, allocation, id, **more):
 def test_golden_examples(sandbox, outfit, asks, vendor, allocation, more):
     sandbox.add_node("n", outfit)
     start(sandbox, pod("a", **asks))
-    waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # that agent has emptied it
+    waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # the agent has emptied it
     keys = {vendor.allocated: allocation} | ({vendor.to_allocate: waiting} if vendor.to_allocate else {})
     assert told(sandbox, "a") == keys | more
 
 
 def test_iluvatar_containers_get_their_name(sandbox):
-    """I1; the variable is spelled so."""
+    """The misspelling of the variable is upstream's."""
     sandbox.create(pod("a", containers=[container("train", **{"iluvatar.ai/BI-V150-vgpu": 1})]))
     env = {"name": "SOL_CONTINER_NAME", "value": "train"}
     assert sandbox.pod("a")["spec"]["containers"][0]["env"] == [env]
@@ -427,7 +427,7 @@ def test_a_second_pod_waits_until_the_first_is_gone(sandbox, outfit, asks, reaso
 
 # -- all at once
 
-CROWD = {  # for each vendor: its node, what a pod asks, and how many such pods fill the node
+CROWD = {  # for each vendor: its node, the request of a pod, and the number of pods that fill the node
     "mig": (nodes.nvidia(mig_gpu(uuid="GPU-m")), {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000}, 7),
     "mlu": (nodes.cambricon(2), {**MLU, "cambricon.com/mlu.smlu.vcore": 25}, 8),
     "dcu": (nodes.hygon(card("DCU-a", 32_752)), {"hygon.com/dcunum": 1, "hygon.com/dcumem": 3000,

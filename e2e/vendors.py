@@ -225,7 +225,7 @@ def json_card(vendor: Vendor, node: str, card: Object) -> Card:
                      for one in card.get("migprofiles", ()))
     cores = 100 if vendor.key in HUNDRED_CORES or vendor.key.startswith("Ascend") else card.get("devcore", 0)
     slots, memory = card.get("count", 0), card.get("devmem", 0)
-    slots = max(slots, memory // QUARTER) if vendor.key == "XPU" else slots  # what is registered does not count
+    slots = max(slots, memory // QUARTER) if vendor.key == "XPU" else slots  # the registered count is ignored
     return Card(node, card["id"], card.get("index", 0), card.get("type", ""), slots, memory, cores, vendor.key,
                 bool(profiles), profiles)
 
