@@ -1,5 +1,5 @@
-"""The targets of the design, measured: ``python -m benchmarks``.
+"""Measures the targets of the design: ``python -m benchmarks``.
 
-The scheduler under test is the real process, asked as kube-scheduler and the API server ask it. Where two things are
-compared they are measured in the same run. Nothing here is a test: a missed target is a row in a table.
+The scheduler runs as a real process and is called like kube-scheduler and the API server call it. Results that are
+compared come from the same run. These are not tests: a missed target is a row of the table.
 """

@@ -20,7 +20,7 @@ P99_MS = 20.0
 
 
 def webhook_rows(run: Run) -> Iterator[Row]:
-    """Requests a second on kept-alive connections from one client and from sixteen, and what TLS adds."""
+    """Yields requests per second from one client and from sixteen with keep-alive, and the cost of TLS."""
     run.say("webhook: ECDSA certificate, connections kept alive")
     certificates = Certificates(run.folder / "webhook-tls")
     with stub_api(run, NODES) as (kubeconfig, _, _):

@@ -1,6 +1,6 @@
-"""Creates pods as fast as the API server takes them and sees when each is bound, in a process of its own.
+"""Creates pods as fast as the API server accepts them, and records when each is bound, in a process of its own.
 
-Reads a job from standard input, writes what it measured to standard output, both JSON.
+Reads a job from standard input and writes the results to standard output, both as JSON.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ BOUND = {"fieldSelector": "spec.nodeName!="}
 
 def job(*, kubeconfig: Path, pod: dict[str, Any], namespace: str, count: int, allocated: bool, creators: int = 8,
         patience: float = 180) -> dict[str, Any]:
-    """What ``main`` reads: *count* pods like *pod*, from *creators* connections.
+    """Returns the input of ``main``: *count* pods like *pod*, from *creators* connections.
 
-    A pod is done when it is bound, and with *allocated* when its device plugin has handed out the devices, too.
+    A pod is done when it is bound; with *allocated*, when its device plugin has also allocated its devices.
     """
     return dict(kubeconfig=str(kubeconfig), pod=pod, namespace=namespace, count=count, allocated=allocated,
                 creators=creators, patience=patience)
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Carry out the job. Times are seconds since the first request."""
+    """Executes the job. Times are in seconds since the first request."""
     kube = Kube(Path(asked["kubeconfig"]))
     path = path_of("Pod", asked["namespace"])
     bodies: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -93,7 +93,7 @@ def create(connection: http.client.HTTPSConnection, path: str, bodies: queue.Sim
 
 def follow(kube: Kube, path: str, version: str, asked: dict[str, Any], begun: float,
            ) -> tuple[dict[str, float], dict[str, float]]:
-    """When each pod was bound, and when it was done."""
+    """Records when each pod was bound and when it was done."""
     bound: dict[str, float] = {}
     done: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Rows about ``/filter``: how long it takes, how many a second, from when on, and in how much memory."""
+"""Rows about ``/filter``: latency, throughput, start and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACED = '"NodeNames":["'
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Milliseconds, filters a second, MiB and seconds of design.md §5; and what upstream took there."""
+    """Targets of the design in milliseconds, filters per second, MiB and seconds; and results of upstream."""
 
     seen: tuple[float, float] | None
     new: float | None
@@ -53,7 +53,7 @@ NO_TARGETS = Targets(None, None, None, None, None, "")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An API server with so many nodes in it."""
+    """An API server with a number of nodes."""
 
     nodes: int
     kubeconfig: Path
@@ -70,7 +70,7 @@ class Setting:
 
 
 def filter_rows(run: Run, sizes: Iterable[int]) -> Iterator[Row]:
-    """All rows for each of *sizes*, the number of nodes."""
+    """Yields all rows for each of *sizes*, the number of nodes."""
     wanted = sorted(set(sizes))
     if real := [size for size in wanted if size < STUBBED]:
         with real_api(run) as cluster:
@@ -89,7 +89,7 @@ def filter_rows(run: Run, sizes: Iterable[int]) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def real_api(run: Run) -> Iterator[LocalCluster]:
-    """etcd and kube-apiserver; nobody there looks after nodes and pods."""
+    """Runs etcd and kube-apiserver, without controllers for nodes and pods."""
     with LocalCluster.started(say=run.say, extender=False) as cluster:
         for name in ("kube-controller-manager", "kube-scheduler", "kwok-controller"):
             cluster.components[name].kill()
@@ -101,7 +101,7 @@ def real_api(run: Run) -> Iterator[LocalCluster]:
 
 
 def fill(run: Run, kube: Kube, have: int, want: int) -> None:
-    """Create the nodes *have* up to *want*, and the pods on them, already bound."""
+    """Creates the nodes from *have* to *want*, with bound pods."""
     begun = time.monotonic()
     nodes, pods = path_of("Node"), path_of("Pod", fleet.NAMESPACE)
     with ThreadPoolExecutor(8) as pool:
@@ -113,7 +113,7 @@ def fill(run: Run, kube: Kube, have: int, want: int) -> None:
 
 
 def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
-    """Start the scheduler and measure it."""
+    """Starts the scheduler and measures it."""
     targets = TARGETS.get(setting.nodes, NO_TARGETS)
     names = [fleet.node_name(number) for number in range(setting.nodes)]
     begun = time.monotonic()
@@ -136,7 +136,7 @@ def start_row(setting: Setting, targets: Targets, started: float) -> Row:
 
 
 def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica, names: list[str]) -> Iterator[Row]:
-    """One client at a time, as kube-scheduler is; then eight."""
+    """Measures one client, like kube-scheduler, and then eight."""
     body = fleet.filter_args(names)
     spread = fleet.filter_args(names, policy="spread")
     count = max(300, min(1500, 8 * setting.nodes))

@@ -1,4 +1,4 @@
-"""A cluster in numbers: nodes with eight GPUs, pods that hold parts of them, and pods that ask for some."""
+"""A synthetic cluster: nodes with eight GPUs, pods that hold parts of them, and pods that request some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cards(number: int) -> tuple[Gpu, ...]:
 
 
 def nodes(count: int, start: int = 0) -> Iterator[Object]:
-    """Node objects as a cluster in its stride shows them: the handshake stands, as plugins from v2.8 leave it."""
+    """Returns node objects of a running cluster, with the handshake of plugins since v2.8."""
     asked = f"Requesting_{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     for number in range(start, start + count):
         node = fake_node(node_name(number), cards(number), annotations={"hami.io/node-handshake": asked})
@@ -56,7 +56,7 @@ def condition(kind: str, status: str) -> Object:
 
 
 def bound_pods(count: int, each: int, start: int = 0) -> Iterator[Object]:
-    """*each* pods on every node, as they stand after their devices were handed out. Never over what a card has."""
+    """Returns *each* pods for every node with allocated devices, within the capacity of each device."""
     chance = random.Random(start)
     now = int(datetime.now(UTC).timestamp())
     for number in range(start, start + count):
@@ -80,7 +80,7 @@ def bound_pod(name: str, number: int, card: str, memory_mib: int, now: int) -> O
 
 
 def asking_pod(name: str, *, memory_mib: int | str = 3000, cores: int = 10, policy: str | None = None) -> Object:
-    """A pod as a Deployment would make it: one card, some memory, some cores."""
+    """Returns a pod as a Deployment creates it: one GPU, some memory, some cores."""
     amounts = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib), "nvidia.com/gpucores": str(cores)}
     return {
         "apiVersion": "v1", "kind": "Pod",
@@ -106,7 +106,7 @@ def asking_pod(name: str, *, memory_mib: int | str = 3000, cores: int = 10, poli
 
 
 def with_defaults(pod: Object) -> Object:
-    """What the API server would have filled in."""
+    """Returns a pod with the defaults of the API server."""
     pod["metadata"] |= {"uid": UID, "resourceVersion": "4711", "generation": 1,
                         "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
     pod["spec"] |= {"dnsPolicy": "ClusterFirst", "restartPolicy": "Always", "securityContext": {}, "priority": 0,
@@ -118,13 +118,13 @@ def with_defaults(pod: Object) -> Object:
 
 
 def filter_args(names: list[str], *, policy: str | None = None) -> str:
-    """The body of ``/filter`` as kube-scheduler writes it, with ``UID`` and ``MEMORY`` left open."""
+    """Returns the body of ``/filter`` as kube-scheduler renders it, with placeholders ``UID`` and ``MEMORY``."""
     pod = with_defaults(asking_pod(f"pod-{UID}", memory_mib=MEMORY, policy=policy))
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":"))
 
 
 def review() -> str:
-    """The body of ``/webhook`` for a pod that users would write, ``UID`` left open."""
+    """Returns the body of ``/webhook`` for a user's pod, with the placeholder ``UID``."""
     pod = with_defaults(asking_pod("model-server-6d5c7f9b8d-x7k2p"))
     del pod["metadata"]["uid"]
     pod["spec"]["schedulerName"] = "default-scheduler"

@@ -1,7 +1,8 @@
-"""A closed loop of HTTP/1.1 clients on kept-alive connections, in a process of its own.
+"""A closed loop of HTTP/1.1 clients with keep-alive, in a process of its own.
 
-Reads a job from standard input, writes what it measured to standard output, both JSON. Each client sends its next
-request when it has its answer. One thread serves all of them, so that the load costs little beside what it measures.
+Reads a job from standard input and writes the results to standard output, both as JSON. Each client sends its next
+request when it has a response. One thread serves all clients, so that the load costs little compared with the measured
+process.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ READ = SEND = 1 << 18
 def job(*, port: int, path: str, body: str = "", expect: str, ca: str | None = None, clients: int = 1,
         requests: int = 100_000, seconds: float = 60, warm_up: int = 20, uid: str = "", memory: str = "",
         vary: bool = False) -> dict[str, Any]:
-    """What ``main`` reads.
+    """Returns the input of ``main``.
 
-    *body*: in it *uid* is replaced by a fresh one for each request, and *memory* by 3000, or with *vary* by another
-    amount each time. *expect*: a text that a good answer contains. *ca*: a CA file means TLS. It ends after *requests*
-    or *seconds*, and the first *warm_up* requests do not count.
+    *body*: each request replaces *uid* by a new one, and *memory* by 3000, or with *vary* by a different amount.
+    *expect*: text of a correct response. *ca*: a CA file enables TLS. The job ends after *requests* or *seconds*; the
+    first *warm_up* requests do not count.
     """
     return dict(port=port, path=path, body=body, expect=expect, ca=ca, clients=clients, requests=requests,
                 seconds=seconds, warm_up=warm_up, uid=uid, memory=memory, vary=vary)
 
 
 class Requests:
-    """The requests of a job, one after the other, all of one length."""
+    """Yields the requests of a job, all of one length."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         uid, memory = asked["uid"], asked["memory"]
@@ -66,7 +67,7 @@ class Requests:
 
 @dataclass
 class Client:
-    """One connection and the request that is under way on it."""
+    """A connection and its current request."""
 
     sock: socket.socket
     pending: memoryview = memoryview(b"")
@@ -83,11 +84,11 @@ class Client:
                 self.pending = self.pending[self.sock.send(self.pending):]
 
     def wanted(self) -> int:
-        """What to wait for."""
+        """Returns the I/O events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.pending else 0)
 
     def receive(self) -> bool:
-        """Read what has come; whether the answer is whole. Raises: ConnectionError."""
+        """Reads available data; reports whether the response is complete. Raises: ConnectionError."""
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
             while chunk := self.sock.recv(READ):
                 self.answer += chunk
@@ -117,7 +118,7 @@ def connect(port: int, ca: str | None) -> socket.socket:
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Carry out the job."""
+    """Executes the job."""
     requests, expect = Requests(asked), asked["expect"].encode()
     clients = [Client(connect(asked["port"], asked["ca"])) for _ in range(asked["clients"])]
     latencies: list[float] = []

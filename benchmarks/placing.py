@@ -1,7 +1,7 @@
-"""Rows about pods on their whole way: created, admitted, placed by a real kube-scheduler through our extender, bound.
+"""Rows about the complete path of pods: created, admitted, placed by a real kube-scheduler with the extender, bound.
 
-Beside them, in the same run, the same kube-scheduler without an extender places pods that ask for a plain
-``nvidia.com/gpu``: as it ships, and with its client's limit lifted.
+In the same run, the same kube-scheduler without an extender places pods that request a plain ``nvidia.com/gpu``: as
+shipped, and without the rate limit of its client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALLOCATOR_DELAY = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many pods on so many nodes. *extender* False: kube-scheduler alone, with *config*."""
+    """A number of pods on a number of nodes. *extender* False: kube-scheduler alone, with *config*."""
 
     name: str
     nodes: int
@@ -56,7 +56,7 @@ QUEUE = Case("queue", 1, 40, allocated=True)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a case came to. *failed*: events that tell of a failure, by reason."""
+    """The result of one run of a case. *failed*: failure events by reason."""
 
     seconds: float
     bound: float
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
-    """The rows of *groups*; each case is run *rounds* times, in turn with those that it is compared to."""
+    """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to."""
     with LocalCluster.started(say=run.say) as cluster:
         cluster.components["kube-scheduler"].kill()
         stage = Stage(run, cluster)
@@ -103,7 +103,7 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
 
 
 class Stage:
-    """The control plane on which cases are played, one after the other."""
+    """The control plane that runs the cases."""
 
     def __init__(self, run: Run, cluster: LocalCluster) -> None:
         self.run, self.cluster, self.kube = run, cluster, cluster.kube
@@ -115,7 +115,7 @@ class Stage:
 
     @contextlib.contextmanager
     def nodes(self, count: int) -> Iterator[None]:
-        """So many nodes with eight cards each, Ready."""
+        """Provides ready nodes with eight GPUs each."""
         names = [fleet.node_name(number) for number in range(count)]
         for name in names:
             self.kube.create(fake_node(name, gpus(fleet.GPUS)))
@@ -126,7 +126,7 @@ class Stage:
             self.kube.delete("Node", name)
 
     def play(self, case: Case) -> Outcome:
-        """One run of *case*, from a cluster without pods to one without pods."""
+        """Runs *case* once, starting and ending without pods."""
         with contextlib.ExitStack() as stack:
             pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
             if case.extender:
@@ -152,7 +152,7 @@ class Stage:
         return outcome
 
     def place(self, case: Case, count: int, pids: dict[str, int]) -> Outcome:
-        """Create pods and wait until all are done."""
+        """Creates pods and waits until all are done."""
         events = self.kube.page("Event", NAMESPACE)["metadata"]["resourceVersion"]
         job = arrivals.job(kubeconfig=self.cluster.kubeconfig, pod=pod_of(case), namespace=NAMESPACE, count=count,
                            allocated=case.allocated)
@@ -167,7 +167,7 @@ class Stage:
                        cpu=spent, missing=count - len(answer["done"]))
 
     def failures(self, since: str) -> dict[str, int]:
-        """Events of failure after the version *since*, by reason."""
+        """Returns failure events after the version *since*, by reason."""
         counts: dict[str, int] = {}
         for event in self.kube.list("Event", NAMESPACE):
             if int(event["metadata"]["resourceVersion"]) > int(since) and "Fail" in event["reason"]:
@@ -175,13 +175,13 @@ class Stage:
         return counts
 
     def clear(self) -> None:
-        """No pods."""
+        """Deletes all pods."""
         self.kube.delete_all("Pod", NAMESPACE, grace_seconds=0)
         self.kube.wait("Pod", lambda pods: not pods, NAMESPACE, timeout=60, what="the pods are gone")
 
     @contextlib.contextmanager
     def kube_scheduler(self, case: Case) -> Iterator[int]:
-        """With the shipped configuration and our extender, or without one as Kubernetes ships it."""
+        """Runs kube-scheduler with the shipped configuration and the extender, or with the defaults of Kubernetes."""
         if case.extender:
             config = scheduler_config(self.cluster.extender_port)
         else:
@@ -206,7 +206,7 @@ class Stage:
 
 
 def pod_of(case: Case) -> Object:
-    """With the extender a pod as users write it; without, one that asks for a whole card by its plain name."""
+    """Returns a user's pod with the extender, or one that requests a whole GPU by its plain name without it."""
     pod = fleet.asking_pod("pod")
     pod["metadata"]["namespace"] = NAMESPACE
     if case.extender:
@@ -281,7 +281,7 @@ def seconds(outcomes: list[Outcome]) -> str:
 
 
 def trouble(outcomes: list[Outcome]) -> str:
-    """What went wrong, empty if nothing did."""
+    """Returns what failed; empty if nothing did."""
     reasons = {reason for outcome in outcomes for reason in outcome.failed}
     told = [f"{sum(o.failed.get(reason, 0) for o in outcomes)} {reason}" for reason in sorted(reasons)]
     if missing := sum(outcome.missing for outcome in outcomes):

@@ -1,4 +1,4 @@
-"""Programs of a run: where their files lie, what they cost, and that none of them outlives it."""
+"""The processes of a run: their files, their cost, and their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A folder for files and logs, and where progress is told."""
+    """A directory for files and logs, and a callback for progress."""
 
     folder: Path
     say: Callable[[str], None]
@@ -30,7 +30,7 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def begun(cls, say: Callable[[str], None]) -> Iterator[Run]:
-        """A run; processes that name its folder in their command line end with it, however it ends."""
+        """Yields a run; ends all processes with its directory in their command line."""
         reaper.remove_leftovers()
         folder = reaper.claim()
         guard = reaper.guard(folder)
@@ -42,13 +42,13 @@ class Run:
             guard.communicate()
 
     def ask(self, module: str, job: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
-        """What *module*, run as a process of its own, answers to *job*; both are JSON."""
+        """Runs *module* as a process with *job* as input; returns its output. Both are JSON."""
         with self.asked(module, job) as answer:
             return answer(timeout)
 
     @contextlib.contextmanager
     def asked(self, module: str, job: Mapping[str, Any]) -> Iterator[Callable[[float], dict[str, Any]]]:
-        """As ``ask``, but the process only starts here; what is yielded waits for the answer."""
+        """Like ``ask``, but only starts the process; the yielded function waits for the output."""
         command = [sys.executable, "-m", f"benchmarks.{module}", str(self.folder / module)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None
@@ -70,7 +70,7 @@ def answer_of(process: subprocess.Popen[bytes], module: str, timeout: float) -> 
 
 
 def programs(root: int) -> list[int]:
-    """*root* and all its living descendants."""
+    """Returns *root* and its live descendants."""
     found, queue = [], [root]
     while queue:
         pid = queue.pop()
@@ -82,7 +82,7 @@ def programs(root: int) -> list[int]:
 
 
 def cpu_seconds(root: int) -> float:
-    """User and system time of *root* and its living descendants."""
+    """Returns user and system time of *root* and its live descendants."""
     spent = 0.0
     for pid in programs(root):
         with contextlib.suppress(OSError):
@@ -93,14 +93,14 @@ def cpu_seconds(root: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """MiB. *rss*: of the largest process of a tree; *pss*: of all, what they share counted once."""
+    """Memory in MiB. *rss*: largest process of the tree; *pss*: all processes, shared memory counted once."""
 
     rss: float
     pss: float
 
 
 def memory(root: int) -> Memory:
-    """Memory of *root* and its descendants."""
+    """Returns the memory of *root* and its descendants."""
     rss, pss = [], []
     for pid in programs(root):
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def memory(root: int) -> Memory:
 
 
 class Cpu:
-    """CPU seconds that programs use from now on."""
+    """CPU seconds of programs since its creation."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -121,7 +121,7 @@ class Cpu:
         self._begun = time.monotonic()
 
     def spent(self, **more: float) -> dict[str, float]:
-        """By name, with *more* known otherwise; ``others``: what else this machine did; ``seconds``: time passed."""
+        """Returns the time of each program, with *more*; ``others``: other programs; ``seconds``: elapsed time."""
         spent = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()} | more
         others = busy_seconds() - self._busy - sum(spent.values())
         spent |= {"others": max(0.0, others), "seconds": time.monotonic() - self._begun}
@@ -129,13 +129,13 @@ class Cpu:
 
 
 def busy_seconds() -> float:
-    """CPU time that the whole machine has used."""
+    """Returns the CPU time of the whole machine."""
     total = Path("/proc/stat").read_text().partition("\n")[0]
     user, nice, system, _, _, interrupts, soft, *_ = map(int, total.split()[1:])
     return (user + nice + system + interrupts + soft) / TICKS
 
 
 def disturbed(spent: Mapping[str, float]) -> str:
-    """A remark where other programs have taken more than a tenth of this machine; empty if they have not."""
+    """Returns a remark if other programs used more than a tenth of the machine; empty otherwise."""
     share = spent["others"] / (spent["seconds"] * (os.cpu_count() or 1)) if spent["seconds"] else 0.0
     return f"disturbed: other programs took {share:.0%} of the CPUs" if share > 0.1 else ""

@@ -1,7 +1,7 @@
-"""Rows about containers on a real node: kubelet, containerd and runc on this machine, mock cards, all else real.
+"""Rows about containers on a real node: kubelet, containerd and runc on this machine, with mock GPUs.
 
-How long Allocate takes is told by the device plugin's log, how long a pod stood in line for the node by the scheduler's
-(from its filter to its bind).
+The log of the device plugin contains the duration of Allocate; that of the scheduler contains the time between filter
+and bind of each pod.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEP = re.compile(r'time=(\S+) .*message="pod (filtered|bound)" pod=\S+/(\S+) ')
 
 
 def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
-    """Allocate for pods that come one after the other, and forty pods at once, *rounds* times."""
+    """Yields Allocate for pods one after the other, and forty pods at once, *rounds* times."""
     if reason := missing():
         yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
         return
@@ -63,7 +63,7 @@ class Stage:
                           "kubelet": node.kubelet, "containerd": node.containerd}
 
     def play(self, *batches: list[str]) -> Object:
-        """Start the pods of each of *batches* at once, one batch after the other; all are gone when this returns."""
+        """Starts the pods of each batch at once, one batch after the other, and deletes them."""
         allocated, logged = len(self.plugin.allocate_seconds()), self.scheduler.program.log.stat().st_size
         pids = {name: program.pid for name, program in self._programs.items() if program.pid}
         before = Cpu(pids)
@@ -109,7 +109,7 @@ class Stage:
 
 
 def waited(text: str) -> dict[str, float]:
-    """Seconds from filter to bind of each pod that the scheduler's log *text* tells of: its time in the line."""
+    """Returns the seconds from filter to bind of each pod in the scheduler's log *text*."""
     filtered: dict[str, datetime] = {}
     found = {}
     for moment, step, name in STEP.findall(text):

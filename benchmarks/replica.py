@@ -1,4 +1,4 @@
-"""``hami scheduler`` as a process, beside any API server that a kubeconfig names."""
+"""``hami scheduler`` as a process, with the API server of a kubeconfig."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START_SECONDS = 120.0
 
 
 class Replica:
-    """One ``hami scheduler`` that acts as leader. Use ``Replica.started``."""
+    """A ``hami scheduler`` that acts as leader. Use ``Replica.started``."""
 
     def __init__(self, run: Run, kubeconfig: Path, certificates: Certificates | None) -> None:
         self.run = run
@@ -48,7 +48,7 @@ class Replica:
     @classmethod
     @contextlib.contextmanager
     def started(cls, run: Run, kubeconfig: Path, certificates: Certificates | None = None) -> Iterator[Replica]:
-        """Started, and not waited for."""
+        """Yields a started replica, without waiting for it."""
         replica = cls(run, kubeconfig, certificates)
         replica.program.start()
         try:
@@ -70,7 +70,7 @@ class Replica:
         until_answered(lambda: self.post("/healthz", ""), b"ok", self.program)
 
     def post(self, path: str, body: str) -> bytes:
-        """One answer, or nothing while nobody listens; without *body* it is a GET."""
+        """Returns a response, or nothing while nobody listens; without *body* it sends a GET."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         if self.certificates is not None:
             context = ssl.create_default_context(cafile=str(self.certificates.ca_file))
@@ -85,7 +85,7 @@ class Replica:
             connection.close()
 
     def load(self, path: str, expect: str, **more: Any) -> dict[str, Any]:
-        """What a load of *path* measures (`benchmarks.load.job`)."""
+        """Returns the results of a load on *path* (`benchmarks.load.job`)."""
         ca = str(self.certificates.ca_file) if self.certificates is not None else None
         job = load.job(port=self.port, path=path, expect=expect, ca=ca, uid=fleet.UID, **more)
         result = self.run.ask("load", job)
@@ -109,7 +109,7 @@ def until_answered(ask: Any, expect: bytes, program: Program) -> None:
 
 
 def own_copy(run: Run, path: Path) -> Path:
-    """A copy in the run's folder, which makes the process that is given it part of the run."""
+    """Copies a file into the directory of the run, which makes the process that reads it a part of the run."""
     copy = run.folder / path.name
     copy.write_bytes(path.read_bytes())
     return copy
@@ -117,7 +117,7 @@ def own_copy(run: Run, path: Path) -> Path:
 
 @contextlib.contextmanager
 def stub_api(run: Run, nodes: int, pods_per_node: int = 8) -> Iterator[tuple[Path, int, Program]]:
-    """The stub API server with so many nodes: a kubeconfig for it, its port, its process."""
+    """Yields a kubeconfig, the port and the process of a stub API server with *nodes* nodes."""
     port = free_port()
     program = Program("stub-api", [
         sys.executable, "-m", "benchmarks.stub_api", f"{run.folder}/stub", f"--nodes={nodes}",

@@ -1,4 +1,4 @@
-"""What a benchmark has to say: rows of a table, and the same as JSON. Measures nothing."""
+"""Rows of the results as a table and as JSON. Measures nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Latency:
 
     @classmethod
     def of(cls, microseconds: Sequence[float]) -> Latency:
-        """Nearest-rank percentiles."""
+        """Returns nearest-rank percentiles."""
         ordered = sorted(microseconds)
 
         def at(share: float) -> float:
@@ -37,10 +37,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table.
+    """One row of the table.
 
-    *met*: ``None`` where there is no target. *compared*: what the figure is to be seen beside, measured in the same run
-    or, where it says so, elsewhere. *figures*: the raw values, for the JSON.
+    *met*: ``None`` without a target. *compared*: a comparison, measured in the same run unless it says otherwise.
+    *figures*: raw values for the JSON.
     """
 
     group: str
@@ -56,17 +56,17 @@ class Row:
 
 
 def ratio(value: float, other: float, name: str) -> str:
-    """*value* as a multiple of *other*, in words."""
+    """Returns *value* as a multiple of *other*, in words."""
     return f"{value / other:.2f} × {name}" if other else f"{name} came to nothing"
 
 
 def remarks(*texts: str) -> str:
-    """Those that say something, one after the other."""
+    """Joins the remarks that are not empty."""
     return "; ".join(filter(None, texts))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """The rows for a terminal."""
+    """Returns the rows as a table for a terminal."""
     made = Table(title=title, title_justify="left", show_lines=True)
     for name, width in (("what", 40), ("measured", 34), ("target", 22), ("met", 3), ("compared to", 48)):
         made.add_column(name, max_width=width, overflow="fold")

@@ -36,7 +36,7 @@ BOOKMARK_S = 30.0
 
 
 class Collection:
-    """Objects of one kind as JSON, and what has become of them."""
+    """Objects of one kind as JSON, with their changes."""
 
     def __init__(self, store: Store, kind: str) -> None:
         self.store, self.kind = store, kind
@@ -45,7 +45,7 @@ class Collection:
         self.lists: dict[str, list[bytes]] = {}
 
     def put(self, key: str, item: bytes, *, told: bool = True) -> bytes:
-        """Store *item*, its version stamped."""
+        """Stores *item* with a new version."""
         with self.store.changed:
             change = b"MODIFIED" if key in self.items else b"ADDED"
             self.items[key] = stamped = restamped(item, self.store.next_version())
@@ -62,7 +62,7 @@ class Collection:
         self.store.changed.notify_all()
 
     def page(self, limit: int, token: str) -> bytes:
-        """One page of a list; pages of one token agree."""
+        """Returns one page of a list; the pages of a token are consistent."""
         with self.store.changed:
             serial, _, start = token.partition(":")
             items = self.lists.pop(serial) if token else list(self.items.values())
@@ -75,7 +75,7 @@ class Collection:
             self.kind.encode(), json.dumps(meta).encode(), b",".join(items[begin:end]))
 
     def watch(self, since: int, seconds: float) -> Iterator[bytes]:
-        """What happens after version *since*; bookmarks, too."""
+        """Yields changes after the version *since*, and bookmarks."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             with self.store.changed:
@@ -88,7 +88,7 @@ class Collection:
 
 
 class Store:
-    """All that the stub knows."""
+    """The objects of the stub."""
 
     def __init__(self, nodes: int, pods_per_node: int) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -104,14 +104,14 @@ class Store:
         return self.version
 
     def change(self, collection: Collection, key: str, edit: Object) -> bytes | None:
-        """Merge *edit* into the object and tell it; ``None`` when there is none."""
+        """Merges *edit* into the object and notifies watchers; ``None`` if it does not exist."""
         with self.changed:
             if (known := collection.items.get(key)) is None:
                 return None
             return collection.put(key, as_bytes(merged(json.loads(known), edit)))
 
     def churn(self, rate: float) -> None:
-        """For ever: a pod goes, another comes in its place, two change without effect."""
+        """Repeatedly replaces one pod and changes two others without effect."""
         begun, count = time.monotonic(), 0
         keys = deque(self.pods.items)
         while True:
@@ -129,7 +129,7 @@ class Store:
 
 
 def started(pod: Object) -> Object:
-    """A pod as its kubelet would show it."""
+    """Returns a pod as its kubelet would report it."""
     fleet.with_defaults(pod)["metadata"]["uid"] = str(uuid.uuid4())
     now = pod["status"]["startTime"] = pod["metadata"]["creationTimestamp"]
     pod["status"] |= {
@@ -148,19 +148,19 @@ def key_of(item: Object) -> str:
 
 
 def as_bytes(item: Object) -> bytes:
-    """JSON in which the version of the object itself comes before any other."""
+    """Returns JSON in which the version of the object precedes all others."""
     meta = {"resourceVersion": "", "uid": str(uuid.uuid4()), **item["metadata"]}
     return json.dumps(item | {"metadata": meta}, separators=(",", ":")).encode()
 
 
 def restamped(item: bytes, version: int) -> bytes:
-    """*item* with another version; metadata begins with it."""
+    """Returns *item* with another version at the start of its metadata."""
     head, mark, rest = item.partition(b'"resourceVersion":"')
     return head + VERSION % version + rest.partition(b'"')[2]
 
 
 def merged(into: Object, edit: Object) -> Object:
-    """RFC 7396."""
+    """Applies a merge patch (RFC 7396)."""
     result = dict(into)
     for key, value in edit.items():
         if value is None:
@@ -171,7 +171,7 @@ def merged(into: Object, edit: Object) -> Object:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP to calls of the store."""
+    """Translates HTTP to calls of the store."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -251,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: thousands of events."""
+        """Logs nothing: there are thousands of requests."""
 
 
 class Server(ThreadingHTTPServer):

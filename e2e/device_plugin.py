@@ -63,7 +63,7 @@ class DevicePlugin:
             "config_file": str(MANIFESTS / "device-config.yaml"),
             "node_config_file": str(MANIFESTS / "node-config.json"),
             "library_source": "",  # `install_limiter` installs the limiter
-            "health_bind_address": f"127.0.0.1:{free_port()}",  # unlike pods, several plugins share the machine's addresses
+            "health_bind_address": f"127.0.0.1:{free_port()}",  # all plugins share the addresses of the machine
         } | flags
         self.program: NodeProgram
         self._begun = 0

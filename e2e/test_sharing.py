@@ -112,7 +112,7 @@ def test_init_containers_come_first_and_only_their_peak_counts(sandbox):
                        containers=[container("main", gpu=1, gpumem=40_000)]))
     sandbox.started()
     assert [share.memory_mib for (share,) in sandbox.shares("a")] == [80_000, 60_000, 40_000]
-    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # after the init containers have ended, only the app container counts
+    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # the init containers have ended: only the app counts
     assert sandbox.started() == {"a": "gpu-0", "b": "gpu-0"}
 
 

@@ -1,5 +1,6 @@
-"""Hypothesis runs the same examples every time (``--hypothesis-profile=deep`` looks for new ones), and what a test sets
-up of logging does not last."""
+"""Hypothesis runs the same examples every time (``--hypothesis-profile=deep`` looks for new ones), and logging is
+restored after each test.
+"""
 
 import logging
 
@@ -15,7 +16,7 @@ LOGGERS = (None, "hami", "gunicorn", "kubernetes", "urllib3", "werkzeug")
 
 @pytest.fixture(autouse=True)
 def restore_logging():
-    """Handlers and levels are as they were before."""
+    """Restores handlers and levels."""
     handlers, levels = logging.getLogger().handlers[:], {name: logging.getLogger(name).level for name in LOGGERS}
     yield
     logging.getLogger().handlers[:] = handlers

@@ -1,4 +1,4 @@
-"""The auditor of the end-to-end tests finds what it is there to find, and nothing where all is well."""
+"""The auditor of the end-to-end tests finds violations, and finds none in a consistent cluster."""
 
 import json
 
@@ -17,7 +17,7 @@ AT = "2026-08-21T12:00:00Z"
 
 
 def held(vendor, text, *asks, name="a", node="n", phase="success", **notes):
-    """A bound pod whose containers ask for *asks* and that has *text* of the vendor's devices."""
+    """Returns a bound pod whose containers request *asks* and which has the allocation *text*."""
     made = pod(name, containers=[container(f"c{place}", **one) for place, one in enumerate(asks)])
     made["metadata"]["namespace"] = "test"
     made["metadata"]["annotations"] = {
@@ -27,7 +27,7 @@ def held(vendor, text, *asks, name="a", node="n", phase="success", **notes):
 
 
 def mig(text, *places, name="a", asks=None):
-    """A pod with MIG instances: profile, start and size of each share of its only container."""
+    """Returns a pod with MIG instances: profile, start and size of each share of its only container."""
     found = [{"containerIndex": 0, "deviceIndex": number, "gpuUUID": "GPU-m", "profile": profile,
               "placement": {"start": start, "size": size}} for number, (profile, start, size) in enumerate(places)]
     return held("NVIDIA", text, asks or {"gpu": len(places), "gpumem": 8000}, name=name,

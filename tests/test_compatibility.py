@@ -1,4 +1,4 @@
-"""The table of Kubernetes versions is what pytest reported, and nobody's pen."""
+"""The table of Kubernetes versions contains what pytest reported, and manual changes are detected."""
 
 import subprocess
 import sys
@@ -178,7 +178,7 @@ def test_the_readme_has_the_numbers_of_the_table(tmp_path):
 
 
 def blank(folder):
-    """A README without numbers."""
+    """Returns a README without numbers."""
     readme = folder / "README.md"
     readme.write_text(
         "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n<!-- end of table -->\nThe end.\n")

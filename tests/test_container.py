@@ -1,4 +1,4 @@
-"""The images are made of files that exist, run the console script as a user who is not root, and bear our version."""
+"""The images consist of existing files, run the console script as a non-root user, and have our version."""
 
 import configparser
 import json
@@ -23,7 +23,7 @@ SETUP.read(ROOT / "setup.cfg")
 
 
 def lines(text):
-    """The lines of a multi-line value of setup.cfg, without comments."""
+    """Returns the lines of a multi-line value of setup.cfg, without comments."""
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -35,13 +35,13 @@ PINNED = [Requirement(text) for text, _ in PINS]
 
 
 def instructions():
-    """The Containerfile's instructions, each on one line, as (word, rest)."""
+    """Returns the instructions of the Containerfile as (word, rest), each on one line."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / "Containerfile").read_text(), flags=re.MULTILINE)
     return [tuple(line.split(maxsplit=1)) for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
 
 
 def stages():
-    """The instructions of each stage by its name, in order; and what stands before the first."""
+    """Returns the instructions of each stage by its name, in order, and those before the first stage."""
     found = {"": []}
     for word, rest in instructions():
         if word == "FROM":
@@ -61,7 +61,7 @@ def of(stage, word):
 
 
 def copied_from_here():
-    """What COPY takes from the build context."""
+    """Yields what COPY takes from the build context."""
     for word, rest in instructions():
         words = shlex.split(rest)
         if word in ("COPY", "ADD") and not any(part.startswith("--from=") for part in words):
@@ -69,7 +69,7 @@ def copied_from_here():
 
 
 def ignored(path):
-    """Whether .containerignore leaves *path* out; the last line counts that fits it, or a folder in which it lies."""
+    """Reports whether .containerignore excludes *path*; the last matching line counts."""
     verdict, folders = False, [str(folder) for folder in Path(path).parents if folder != Path()]
     for line in (ROOT / ".containerignore").read_text().splitlines():
         if line and not line.startswith("#") and any(fnmatch(one, line.lstrip("!")) for one in (path, *folders)):
@@ -179,7 +179,7 @@ def test_what_a_pinned_package_wants_is_pinned(name):
 
 @pytest.mark.parametrize("word", ["--require-hashes", "--only-binary :all:"])
 def test_an_image_is_made_of_pinned_wheels_alone(word):
-    """One download, of what is pinned; after it there is no index."""
+    """Pinned wheels are downloaded in one step; later steps have no package index."""
     runs = [rest for stage in STAGES for rest in of(stage, "RUN") if "/bin/pip" in rest]
     assert [word in run for run in runs] == [True, *(False for _ in runs[1:])]
     (offline,) = of("build", "ENV")

@@ -1,5 +1,6 @@
-"""What the documents name exists: files, tests, anchors, commands, flags, events, metrics, keys; and what there is of
-events, reasons, metrics and alerts is named. What exists is asked of the code, never listed here."""
+"""The documents name existing files, tests, anchors, commands, flags, events, metrics and keys, and they name all
+events, reasons, metrics and alerts. The expected names come from the code.
+"""
 
 import ast
 import re
@@ -40,7 +41,7 @@ def read(path):
 
 
 def spans(text):
-    """What stands between back-ticks, outside of fenced blocks; as it reads, so without the escapes of tables."""
+    """Returns texts in back-ticks outside of fenced blocks, without the escapes of tables."""
     return [span.replace("\\|", "|") for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
 
 
@@ -57,7 +58,7 @@ def test_files_and_tests_that_are_named_exist(path):
 
 
 def anchors(text):
-    """Those that a page has for its headings, as GitHub makes them."""
+    """Returns the anchors of the headings of a page, as GitHub generates them."""
     found = {}
     for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE):
         words = "".join(sign for sign in heading.lower() if sign in " -_" or unicodedata.category(sign)[0] in "LN")
@@ -76,7 +77,7 @@ def test_links_lead_somewhere(path):
 
 @of_each
 def test_every_page_can_be_found(path):
-    """From the README, by one link."""
+    """The README links to every page."""
     assert path.name == "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
 
 
@@ -91,7 +92,7 @@ def test_the_table_of_packages_matches_the_code():
 
 
 def lines_of(path):
-    """The command lines of a page: those in blocks, without what follows a #, and those between back-ticks."""
+    """Returns the command lines of a page: in blocks, without comments, and in back-ticks."""
     blocks = "\n".join(body for kind, body in FENCE.findall(read(path)) if kind in ("console", "bash", "sh"))
     return [*blocks.replace("\\\n", " ").splitlines(), *spans(read(path))]
 
@@ -114,7 +115,7 @@ def test_our_commands_take_the_flags_that_are_shown(path):
 
 @of_each
 def test_flags_that_stand_alone_are_ours(path):
-    """Between back-ticks, a flag is one of ours; those of other programs come with their program."""
+    """A flag in back-ticks is ours; flags of other programs follow the name of the program."""
     named = [re.split(r"[=\s]", span)[0].replace("_", "-") for span in spans(read(path)) if span.startswith("--")]
     assert set(named) <= FLAGS
 
@@ -136,7 +137,7 @@ def test_modules_and_environments_that_are_run_exist(path):
 
 
 def event_reasons():
-    """Of all events: the word before a message, wherever something is recorded, told or warned of."""
+    """Yields the reasons of all events that the code records."""
     for tree in CODE:
         constants = {target.id: node.value.value for node in tree.body if isinstance(node, ast.Assign)
                      and isinstance(node.value, ast.Constant)
@@ -184,7 +185,7 @@ OF_OTHERS = {"No such option", "failed calling webhook"}
 
 @cache
 def messages():
-    """All sentences in the code, one a line; what is put in stands as …"""
+    """Returns all texts in the code, one a line, with … for values."""
     told = list(literals())
     for node in (node for tree in CODE for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
         told.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
@@ -193,7 +194,7 @@ def messages():
 
 @of_each
 def test_messages_that_are_quoted_are_said(path):
-    """Of two words or more, in letters alone; … stands for anything."""
+    """A quoted message has two words or more; … stands for any text."""
     quoted = {span for span in spans(read(path)) if re.fullmatch(r"[A-Za-z…][\w…]*(?: [\w'’…,-]+)+", span)
               and not span.startswith(PROGRAMS) and span not in OF_OTHERS}
     assert [text for text in quoted if not re.search(".*".join(map(re.escape, text.split("…"))), messages())] == []
@@ -201,7 +202,7 @@ def test_messages_that_are_quoted_are_said(path):
 
 @of_each
 def test_variables_that_are_named_are_read_or_set(path):
-    """Those of the end-to-end tests are theirs; ‹i› and * stand for the rest of a name."""
+    """Includes variables of the end-to-end tests; ‹i› and * stand for the rest of a name."""
     named = {span for span in spans(read(path)) if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:‹i›|\*)?", span)}
     theirs = "".join(file.read_text() for file in sorted((ROOT / "e2e").glob("*.py")))
     assert [name for name in named if name.rstrip("‹i›*") not in messages() + theirs] == []
@@ -211,7 +212,7 @@ def test_variables_that_are_named_are_read_or_set(path):
 
 
 def served():
-    """Names of metrics, as the page has them but for the parts of histograms, with the labels that are ours."""
+    """Returns the names of all metrics with their labels; a histogram counts once."""
     found = {}
     for name, labels in SCRAPED.items():
         if name.endswith("_created"):
@@ -238,14 +239,14 @@ def test_the_table_of_metrics_is_complete():
 
 
 def literals():
-    """All texts in the code."""
+    """Returns all text constants in the code."""
     return {node.value for tree in CODE for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 @cache
 def keys():
-    """Names with a domain: texts of the code and of the manifests, and the catalogue's."""
+    """Returns all names with a domain, in the code, the manifests and the catalog."""
     listed = {name for entry in entries(chart_config()) for value in (
         entry.count, entry.memory, entry.memory_percent, entry.cores, entry.priority, entry.register, entry.handshake,
         entry.to_allocate, entry.allocated, entry.lock, *entry.selectors, *entry.node_keys, *entry.pod_keys)
@@ -257,7 +258,7 @@ def keys():
 
 @of_each
 def test_keys_that_are_named_exist(path):
-    """‹vendor› and the like stand for any part of a name. Kubernetes' own, images and the example's are not ours."""
+    """‹vendor› and similar stand for a part of a name. Keys of Kubernetes, images and examples are ignored."""
     named = {key for span in spans(read(path)) for key in KEY.findall(span.partition("=")[0])
              if "://" not in span and FOREIGN.match(key) is None}
     known = keys()
@@ -273,7 +274,7 @@ def test_the_protocol_names_what_is_written_for_a_vendors_agent(vendor):
 
 
 def test_quotas_that_are_shown_are_counted():
-    """By us what the catalogue calls memory and cores, by Kubernetes the rest."""
+    """HAMi enforces memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
     counted = {f"limits.{name}" for entry in entries(chart_config()) for name in (entry.memory, entry.cores)}

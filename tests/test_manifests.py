@@ -1,4 +1,4 @@
-"""The manifests name the same resources as the catalog, and the same defaults; their flags exist."""
+"""The manifests have the same resources and defaults as the catalog, and use existing flags."""
 
 import re
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_host_paths_are_seen_where_the_host_has_them():
 
 
 def test_probes_ask_where_there_is_an_answer():
-    """A port that the flags open, and a path that is served there."""
+    """The flags open the port, and the path is served there."""
     for name, file in CONTAINERS.items():
         (container,) = (item for item in pod_spec(file)["containers"] if item["name"] == name)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard ask for metrics and labels that the scheduler really serves."""
+"""The alert rules and the dashboard use metrics and labels that the scheduler serves."""
 
 import json
 import re
@@ -34,7 +34,7 @@ GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 
 
 def scraped():
-    """Each sample name on a page of ours with the labels that it bears."""
+    """Returns each sample name on a metrics page with its labels."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     Metrics(registry).register(MetricSources(
@@ -54,7 +54,7 @@ SCRAPED = scraped()
 
 
 def labels_of(matchers):
-    """The label names in the braces of a selector."""
+    """Returns the label names of a selector."""
     return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers or ""))
 
 
@@ -91,7 +91,7 @@ def test_brackets_are_closed(expression):
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_what_every_replica_knows_is_not_counted_twice(expression):
-    """Gauges of devices, pods and quotas come from each replica: a sum over them wants one value of each first."""
+    """Each replica reports the gauges of devices, pods and quotas, so a sum needs one value of each first."""
     for name in METRIC.findall(expression):
         if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")):
             assert re.search(rf"max by \([^)]+\) \({name}\b", expression), name
@@ -117,6 +117,6 @@ def test_the_dashboard_names_no_data_source_of_ours():
 
 
 def test_quotas_are_held_against_limits_in_the_same_unit():
-    """What is used is in MiB, a limit as the ResourceQuota has it: of another unit where the vendor's memory is."""
+    """Usage is in MiB; a limit is in the unit of the ResourceQuota, which can differ."""
     quotas = [name for value in EXPRESSIONS for name in METRIC.findall(value.values[0]) if "quota" in name]
     assert quotas == ["hami_resource_quota_used_ratio"] * 2
