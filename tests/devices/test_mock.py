@@ -201,10 +201,10 @@ def test_a_changed_file_is_reported_until_its_cards_are_read(file):
     def change(seconds):
         rewrite(file, next(changes))
 
-    def look():
+    def on_change():
         reported.append(len(source.cards()))
     left = iter([False] * 4 + [True])
-    source = MockCards(file, pause=change, on_change=look)
+    source = MockCards(file, pause=change, on_change=on_change)
     source.watch_health(lambda uuid, reason: None, lambda: next(left))
     assert reported == [2, 2, 1, 1]
 
