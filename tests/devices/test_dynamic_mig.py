@@ -115,10 +115,10 @@ def test_an_instance_is_created_recorded_and_made_visible():
     stage = stage_of(driver, cut(partition(1)))
     grant = stage.allocator.allocate(ids(B))
     assert (grant.env, grant.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}, ())
-    assert json.loads(stage.said(KEY)) == [{
+    assert json.loads(stage.annotation(KEY)) == [{
         "containerIndex": 0, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "placement": {"start": 1, "size": 1},
         "migUUID": "MIG-new-1", "gpuInstanceID": 8, "computeInstanceID": 0}]
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
     assert stage.host.prepared == []
 
 
@@ -148,7 +148,7 @@ def test_each_container_has_instances_of_its_own():
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
     stage.remember("c0")
     assert stage.allocator.allocate(ids(A, B)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"}
-    assert [one["migUUID"] for one in json.loads(stage.said(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+    assert [one["migUUID"] for one in json.loads(stage.annotation(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
 
 
 @pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
@@ -184,7 +184,7 @@ def test_created_instances_are_destroyed_when_another_cannot_be_created():
     with pytest.raises(HamiError, match="insufficient resources"):
         stage.allocator.allocate(ids(A, A))
     assert driver.uuids == []
-    assert (stage.said(PHASE), stage.held) == ("failed", None)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
 def test_an_unused_instance_in_the_way_is_destroyed_first():
@@ -219,7 +219,7 @@ def test_an_unsuitable_instance_at_the_placement_is_replaced(there, recorded):
     driver, place = Driver(there), partition()
     stage = stage_of(driver, cut(replace(place, partition=replace(place.partition, instance=recorded))))
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
-    assert json.loads(stage.said(KEY))[0]["migUUID"] == "MIG-new-1"
+    assert json.loads(stage.annotation(KEY))[0]["migUUID"] == "MIG-new-1"
     assert driver.uuids == ["MIG-new-1"]
 
 
@@ -271,7 +271,7 @@ def test_placements_that_do_not_match_the_shares_are_refused(pod, why):
     stage = stage_of(Driver(), pod)
     with pytest.raises(HamiError, match=why):
         stage.allocator.allocate(ids(A))
-    assert (stage.said(PHASE), stage.held) == ("failed", None)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
 def test_mig_mode_is_enabled_before_an_instance_is_created():
@@ -371,7 +371,7 @@ def test_nothing_is_created_on_a_lost_card():
     stage = stage_of(driver, cut(partition()))
     with pytest.raises(HamiError, match="GPU is lost"):
         stage.allocator.allocate(ids(A))
-    assert (driver.made, stage.said(PHASE)) == (0, "failed")
+    assert (driver.made, stage.annotation(PHASE)) == (0, "failed")
 
 
 def test_an_instance_that_cannot_be_destroyed_does_not_block_the_others():

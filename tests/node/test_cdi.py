@@ -1,4 +1,4 @@
-"""CDI specifications: what is in them, found on a host that lies in a folder; and what the format allows."""
+"""CDI specifications, from driver files on a host in a folder."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CARD = Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1)
 
 
 @dataclass(frozen=True)
-class Placed:
+class Instance:
     """A MIG instance."""
 
     gpu: str = "GPU-a"
@@ -104,7 +104,7 @@ def gpu(driver=DRIVER, devices=None, roots=Roots()):
     return check_document(gpu_document(roots, driver, devices or {"GPU-a": ("/dev/nvidia3",)}))
 
 
-def test_a_card_has_its_node_and_so_has_all_of_them():
+def test_each_card_has_its_device_node():
     document = gpu(devices={"GPU-a": ("/dev/nvidia3",), "0": ("/dev/nvidia3",), "MIG-1": (
         "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12")})
     assert document["kind"] == f"{KIND}/gpu"
@@ -122,7 +122,7 @@ def test_a_card_has_its_node_and_so_has_all_of_them():
     param({"driver": "/run/driver/", "dev": "/"}, {"path": "/dev/nvidiactl", "permissions": "rw"},
           f"/run/driver{CUDA}", id="devices elsewhere"),
 ])
-def test_where_the_host_has_it(roots, node, mount):
+def test_host_paths_follow_the_roots(roots, node, mount):
     common = gpu(DriverFiles(version=VERSION, libraries=(DriverFile(CUDA, CUDA),), nodes=("/dev/nvidiactl",)),
                  roots=Roots(**roots))["containerEdits"]
     assert common["deviceNodes"] == [node]
@@ -134,7 +134,7 @@ def test_where_the_host_has_it(roots, node, mount):
     ("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]), ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
     ("/opt/own/hook", ["hook"]),
 ])
-def test_hooks_make_links_and_the_linker_s_cache(hook, words):
+def test_hooks_create_links_and_the_linker_s_cache(hook, words):
     driver = DriverFiles(version=VERSION, libraries=DRIVER.libraries, links=((f"libcuda.so.{VERSION}",
                                                                              f"{LIB}/libcuda.so.1"),))
     assert gpu(driver, roots=Roots(hook=hook))["containerEdits"]["hooks"] == [
@@ -148,7 +148,7 @@ def test_hooks_make_links_and_the_linker_s_cache(hook, words):
     ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
     ("libnvidia-opticalflow.so.570.1", "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so"),
 ])
-def test_links_that_programs_look_for(library, alias):
+def test_missing_links_that_programs_expect_are_created(library, alias):
     document = gpu(DriverFiles(version="570.1", libraries=(DriverFile(f"/l/{library}", f"/l/{library}"),)))
     assert alias in document["containerEdits"]["hooks"][0]["args"]
 
@@ -167,21 +167,21 @@ def test_without_a_device_there_is_no_specification():
     ("mofed", {"extras": {"mofed": Extra(nodes=("/dev/infiniband/rdma_cm",))}}, {"all": ["/dev/infiniband/rdma_cm"]}),
     ("imex-channel", {"channels": (0,)}, {"0": ["/dev/nvidia-caps-imex-channels/channel0"]}),
 ])
-def test_what_there_is_besides_cards(name, driver, devices):
+def test_extra_classes(name, driver, devices):
     document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, **driver), name))
     assert document["kind"] == f"{KIND}/{name}"
     assert {device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]]
             for device in document["devices"]} == devices
 
 
-def test_storage_brings_its_files():
+def test_gds_includes_its_files():
     gds = Extra(nodes=("/dev/nvidia-fs0",), files=(DriverFile("/etc/cufile.json", "/etc/cufile.json"),))
     document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, extras={"gds": gds}), "gds"))
     assert [mount["containerPath"] for mount in document["containerEdits"]["mounts"]] == ["/etc/cufile.json"]
 
 
 @pytest.mark.parametrize("name", ["gdrcopy", "gds", "mofed", "imex-channel"])
-def test_of_what_is_not_there_nothing_is_said(name):
+def test_missing_extras_have_no_specification(name):
     assert extra_document(Roots(), DRIVER, name) is None
 
 
@@ -197,7 +197,7 @@ def test_libraries_are_those_of_the_driver_s_version(host, root):
         CUDA, ML, f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}", f"{LIB}/libnvidia-nvvm70.so.4"}
 
 
-def test_a_folder_that_is_seen_twice_counts_once(host, root):
+def test_a_folder_found_twice_counts_once(host, root):
     host(f"/usr/lib64/libcuda.so.{VERSION}")
     link(root, "/lib64", "usr/lib64")
     assert [one.path for one in driver_files(root).libraries] == [f"/usr/lib64/libcuda.so.{VERSION}"]
@@ -213,7 +213,7 @@ def test_links_beside_the_libraries_lead_to_them(host, root):
                                         (f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so.1"))
 
 
-def test_debian_s_folder_and_its_alternatives(host, root):
+def test_debian_s_folder_and_alternatives(host, root):
     own = f"{LIB}/nvidia/current"
     host(f"{own}/libcuda.so.{VERSION}", f"{own}/libnvidia-ml.so.{VERSION}", f"/usr/lib/nvidia/{VERSION}/nvidia-smi")
     link(root, "/usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
@@ -241,18 +241,18 @@ def test_programs_firmware_sockets_and_nodes(host, root):
 
 
 @pytest.mark.parametrize("files", [param((), id="nothing"), param(("/usr/lib64/libc.so.6",), id="no driver")])
-def test_a_host_without_a_driver_is_no_such_host(host, files):
+def test_a_host_without_a_driver_is_an_error(host, files):
     root = host(*files)
     with pytest.raises(HostError, match=f"{root}: no libcuda.so .*--driver-root-ctr-path"):
         driver_files(root)
 
 
-def test_device_nodes_are_our_own_where_the_root_has_none(host, root):
+def test_device_nodes_are_those_of_this_process_if_the_root_has_none(host, root):
     assert str(dev_root(host(CUDA))) == "/"
     assert dev_root(host("/dev/null")) == root
 
 
-def test_windows_lets_all_cards_be_used_by_one_node(host):
+def test_cards_share_one_device_node_under_wsl(host):
     assert shared_node(host("/dev/null")) == ""
     assert shared_node(host("/dev/dxg")) == "/dev/dxg"
 
@@ -268,7 +268,7 @@ def test_windows_lets_all_cards_be_used_by_one_node(host):
     ({"/l": "nothing"}, "/l", None),
     ({}, "/b", None),
 ])
-def test_links_are_followed_below_the_root(host, root, links, path, real):
+def test_links_are_resolved_below_the_root(host, root, links, path, real):
     host("/a/file")
     for at, target in links.items():
         link(root, at, target)
@@ -294,9 +294,9 @@ def test_nodes_of_a_mig_instance(tmp_path):
 @pytest.fixture
 def specify(host, tmp_path):
     """CdiSpecs for a host with these files, and their folder."""
-    def make(*files, wished=()):
+    def make(*files, wanted=()):
         (tmp_path / "minors").write_text(MINORS)
-        return CdiSpecs(tmp_path / "cdi", host(CUDA, *files), Roots(), wished, minors=tmp_path / "minors")
+        return CdiSpecs(tmp_path / "cdi", host(CUDA, *files), Roots(), wanted, minors=tmp_path / "minors")
     return make
 
 
@@ -317,7 +317,7 @@ def test_the_file_follows_the_cards(specify, tmp_path):
     assert list((tmp_path / "cdi").iterdir()) == []
 
 
-def test_a_file_that_says_so_already_is_not_touched(specify, tmp_path):
+def test_an_unchanged_file_is_not_written(specify, tmp_path):
     made = specify()
     made.update_cards([CARD])
     before = (tmp_path / "cdi" / f"{KIND}-gpu.json").stat()
@@ -330,14 +330,14 @@ def test_the_file_follows_the_instances(specify, tmp_path):
     made = specify()
     made.update_cards([Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1, mig=True)])
     assert not (tmp_path / "cdi").exists(), "a card in MIG mode is nobody's as a whole"
-    made.update_instances([Placed(), Placed(gpu="GPU-x", uuid="MIG-elsewhere"), Placed(uuid="")])
+    made.update_instances([Instance(), Instance(gpu="GPU-x", uuid="MIG-elsewhere"), Instance(uuid="")])
     assert names(tmp_path) == ["MIG-1", "all"]
     with pytest.raises(HostError, match="no gpu3/gi9"):
-        made.update_instances([Placed(gpu_instance=9)])
+        made.update_instances([Instance(gpu_instance=9)])
 
 
-def test_only_what_is_wished_for_and_there_is_specified(specify, tmp_path):
-    made = specify("/dev/gdrdrv", "/dev/nvidia-fs0", wished=("gdrcopy", "mofed"))
+def test_only_wanted_classes_with_devices_are_written(specify, tmp_path):
+    made = specify("/dev/gdrdrv", "/dev/nvidia-fs0", wanted=("gdrcopy", "mofed"))
     made.update_cards([])
     assert made.classes() == {"gdrcopy"}
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == [f"{KIND}-gdrcopy.json"]
@@ -360,7 +360,7 @@ def test_the_file_follows_the_driver(specify, root, tmp_path):
 
 def test_instances_come_after_cards(specify):
     with pytest.raises(HostError, match="not been looked up"):
-        specify().update_instances([Placed()])
+        specify().update_instances([Instance()])
 
 
 def test_a_folder_that_cannot_be_written_is_named(specify, tmp_path):

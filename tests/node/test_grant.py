@@ -1,4 +1,4 @@
-"""What a container is handed, to the letter."""
+"""Grants, in full."""
 
 from dataclasses import replace
 
@@ -34,11 +34,11 @@ MOUNTS = (
 PRELOAD = Mount(container_path="/etc/ld.so.preload", host_path=f"{VGPU}/ld.so.preload", read_only=True)
 
 
-def test_a_slice_of_one_card():
+def test_a_share_of_one_card():
     assert one() == Grant(env={"NVIDIA_VISIBLE_DEVICES": A} | LIMITS, mounts=(*MOUNTS, PRELOAD))
 
 
-def test_defect_10_several_cards_go_by_the_order_of_the_driver_each_with_its_own_limits():
+def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
     grant = shares_grant(CONFIG, [(CARDS[1], share(B, 2, 20)), (CARDS[0], share(A, 1, 10))], HOST, recipient())
     assert grant.env == {
         "NVIDIA_VISIBLE_DEVICES": f"{A},{B}", "CUDA_DEVICE_MEMORY_LIMIT_0": "1m", "CUDA_DEVICE_MEMORY_LIMIT_1": "2m",
@@ -60,12 +60,12 @@ def test_variables(changes, env):
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
-def test_a_container_may_do_without_the_limiter(value):
+def test_a_container_can_disable_the_limiter(value):
     assert one(to=recipient(CUDA_DISABLE_CONTROL=value)).mounts == MOUNTS
 
 
 @pytest.mark.parametrize("value", ["0", "false", "yes", "tRUE", ""])
-def test_a_container_that_says_something_else_is_limited(value):
+def test_other_values_do_not_disable_the_limiter(value):
     assert one(to=recipient(CUDA_DISABLE_CONTROL=value)).mounts == (*MOUNTS, PRELOAD)
 
 
@@ -95,7 +95,7 @@ def test_device_nodes():
         for path in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4"))
 
 
-def test_cards_that_share_a_node_bring_it_once():
+def test_a_device_node_shared_by_cards_is_added_once():
     cards = [replace(card, shared_node="/dev/dxg") for card in CARDS[:2]]
     grant = shares_grant(replace(CONFIG, pass_device_specs=True), list(zip(cards, (share(A, 1), share(B, 2)))),
                          replace(HOST, nodes=()), recipient())
@@ -137,6 +137,6 @@ def test_device_nodes_of_instances():
         "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
 
 
-def test_instances_are_made_visible_and_nothing_else():
+def test_instances_are_only_made_visible():
     assert instances_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, recipient()) == Grant(
         env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})

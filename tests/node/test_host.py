@@ -44,14 +44,14 @@ def test_the_library_of_this_version_is_mounted_if_there_is_one(root, host):
 
 
 @pytest.mark.parametrize("missing", ["libvgpu.so", "ld.so.preload"])
-def test_a_limiter_that_is_not_there_is_an_error(root, host, missing):
+def test_a_missing_limiter_is_an_error(root, host, missing):
     (root / missing).unlink()
     with pytest.raises(HostError, match=f"{missing} is missing: the limiter is not installed"):
         host.facts(limited=True)
     assert host.facts(limited=False).library == str(root / "libvgpu.so")
 
 
-def test_what_there_is_besides(root, host):
+def test_license_and_control_nodes_are_found(root, host):
     assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (False, ())
     (root / "license").touch()
     (root.parent / "dev").mkdir()
@@ -59,7 +59,7 @@ def test_what_there_is_besides(root, host):
     assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (True, ("/dev/nvidiactl",))
 
 
-def test_device_nodes_of_instances_are_as_the_kernel_says(root, host):
+def test_device_nodes_of_instances_follow_the_kernel_s_table(root, host):
     (root / "minors").write_text("gpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n")
     host = host_of(root, minors=root / "minors")
     assert host.facts(limited=False, instances=[(3, 1, 0)]).instance_nodes == (
@@ -68,7 +68,7 @@ def test_device_nodes_of_instances_are_as_the_kernel_says(root, host):
         host.facts(limited=False, instances=[(3, 1, 7)])
 
 
-def test_a_container_has_an_empty_directory_open_to_all(root, host):
+def test_a_container_gets_an_empty_directory_open_to_all_users(root, host):
     before = os.umask(0o077)
     try:
         host.prepare("u-1", "c")
@@ -94,7 +94,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path
     param("../u", "c", id="uid"), param("u", "../c", id="container"), param("u", "", id="no container"),
     param("", "c", id="no uid"), param("u", "c/d", id="slash"),
 ])
-def test_names_that_lead_elsewhere_are_refused(host, uid, container):
+def test_names_that_escape_the_directory_are_refused(host, uid, container):
     with pytest.raises(HostError, match="not a valid directory name"):
         host.prepare(uid, container)
 
@@ -105,7 +105,7 @@ def test_a_path_that_cannot_be_written_is_named(root, host):
         host.prepare("u-1", "c")
 
 
-def test_directories_are_swept_when_their_pod_is_gone(root):
+def test_directories_of_deleted_pods_are_removed(root):
     host = host_of(root)
     assert host.directories() == frozenset()
     for name in ("u-1_c", "u-2_c", "u-2_d"):
@@ -144,7 +144,7 @@ def left(path):
     return sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.name != "file")
 
 
-def test_what_cannot_be_removed_keeps_nothing_else_and_is_said_once(root, caplog, shipped_capabilities):
+def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(root, caplog, shipped_capabilities):
     moment = later_moment = os.stat(root).st_mtime + 2 * MIN_AGE_S
     later = host_of(root, now=lambda: moment)
     for name in "ab":
@@ -210,7 +210,7 @@ CONTAINER = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/
     param('{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None, id="another form"),
     param(None, None, id="missing"),
 ])
-def test_the_record_of_the_kubelet(root, host, text, served):
+def test_the_kubelet_s_checkpoint(root, host, text, served):
     if text is not None:
         (root.parent / CHECKPOINT).write_text(text)
     assert host.served("nvidia.com/gpu") == served
@@ -227,7 +227,7 @@ def shipped(tmp_path):
     return source
 
 
-def test_files_are_installed_and_then_left_alone(shipped, tmp_path):
+def test_files_are_installed_once(shipped, tmp_path):
     hook = tmp_path / "host"
     assert install_library(shipped, hook) == ["libvgpu.so.2", "sub/tool", "ld.so.preload"]
     assert tree(hook) == ["vgpu", "vgpu/ld.so.preload", "vgpu/libvgpu.so.2", "vgpu/sub", "vgpu/sub/tool"]
@@ -235,7 +235,7 @@ def test_files_are_installed_and_then_left_alone(shipped, tmp_path):
     assert install_library(shipped, hook) == []
 
 
-def test_a_library_that_containers_have_mapped_is_replaced_not_written(shipped, tmp_path):
+def test_a_mapped_library_is_replaced_by_renaming(shipped, tmp_path):
     install_library(shipped, tmp_path / "host")
     target = tmp_path / "host" / "vgpu" / "libvgpu.so.2"
     with open(target) as mapped:
@@ -245,7 +245,7 @@ def test_a_library_that_containers_have_mapped_is_replaced_not_written(shipped, 
     assert stat.S_IMODE(target.stat().st_mode) & 0o444 == 0o444
 
 
-def test_a_directory_that_a_container_runtime_made_in_its_place_goes(shipped, tmp_path):
+def test_an_empty_directory_in_place_of_a_file_is_replaced(shipped, tmp_path):
     (tmp_path / "host" / "vgpu" / "libvgpu.so.2").mkdir(parents=True)
     install_library(shipped, tmp_path / "host")
     assert (tmp_path / "host" / "vgpu" / "libvgpu.so.2").read_text() == "library"
@@ -256,7 +256,7 @@ def test_a_directory_that_a_container_runtime_made_in_its_place_goes(shipped, tm
     param(lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
           "cannot install the limiter: Directory not empty: .*libvgpu.so.2", id="in the way"),
 ])
-def test_what_cannot_be_installed_is_named_and_nothing_is_left_behind(shipped, tmp_path, prepare, why):
+def test_a_failed_installation_names_the_path_and_leaves_no_temporary_files(shipped, tmp_path, prepare, why):
     prepare(tmp_path / "host")
     before = tree(tmp_path)
     with pytest.raises(HostError, match=why):

@@ -10,7 +10,7 @@ from tests.plugin.kubelet import Kubelet
 
 @pytest.fixture
 def directory():
-    """The kubelet's, with a path short enough for sockets."""
+    """The kubelet's directory, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="hami") as found:
         yield Path(found)
 

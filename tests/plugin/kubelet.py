@@ -1,4 +1,4 @@
-"""The kubelet's half of the device plugin API, on a real socket: it takes registrations, calls back, listens."""
+"""The kubelet's side of the device plugin API, on a real socket."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ PATIENCE = 20  # seconds; no test waits that long unless it fails
 
 
 class Kubelet:
-    """One life of a kubelet. *directory*: where its socket and those of plugins are."""
+    """A kubelet process. *directory*: holds its socket and those of plugins."""
 
     def __init__(self, directory, *, refuses=""):
         self.directory = directory
@@ -36,7 +36,7 @@ class Kubelet:
         return api.Empty()
 
     def listen(self, name="nvidia-gpu.sock"):
-        """Put each list of devices that the plugin sends, and ``None`` at the end, into ``lists``."""
+        """Opens a stream; puts each list of devices, and ``None`` at the end, into ``lists``."""
         caller = Caller(self.directory / name)
         self._channels.append(caller)
 
@@ -49,18 +49,18 @@ class Kubelet:
             self.lists.put(None)
         threading.Thread(target=read, daemon=True).start()
 
-    def heard(self):
+    def next_list(self):
         """The next list, or ``None`` for the end of one."""
         return self.lists.get(timeout=PATIENCE)
 
-    def deafen(self):
-        """Stop listening."""
+    def disconnect(self):
+        """Close the streams."""
         for caller in self._channels:
             caller.close()
 
     def stop(self):
-        """End, as a kubelet that is killed: its socket stays."""
-        self.deafen()
+        """Stops like a killed kubelet: its socket stays."""
+        self.disconnect()
         self._server.stop(0).wait()
 
 

@@ -1,4 +1,4 @@
-"""A node with cards, pods that were placed on it, and a kubelet that asks for them; fakes only at the seams."""
+"""A node with cards, pods that were placed on it, and a kubelet that requests them; fakes only at the seams."""
 
 import itertools
 import random
@@ -51,7 +51,7 @@ def ids(*uuids):
 
 
 def asking(name="c", count=1, kind=APP):
-    """A container that asks for so many cards, or for none at all."""
+    """A container that requests so many cards, or for none at all."""
     return container({GPU: count} if count else {}, kind=kind, name=name)
 
 
@@ -95,7 +95,7 @@ class FakeHost:
     """The host's files as far as the allocator knows them."""
 
     def __init__(self):
-        self.record = None  # the kubelet's; None when it cannot be read
+        self.checkpoint = None  # containers with devices; None if it cannot be read
         self.prepared = []
         self.error = None
 
@@ -109,7 +109,7 @@ class FakeHost:
         self.prepared.append((uid, container))
 
     def served(self, resource):
-        return None if self.record is None else frozenset(self.record)
+        return None if self.checkpoint is None else frozenset(self.checkpoint)
 
     def directories(self):
         return frozenset(f"{uid}_{name}" for uid, name in self.prepared)
@@ -177,7 +177,7 @@ class Stage:
         self.prompt = True
         self.cluster.put_node(Node(name=NODE, annotations={LOCK: lock} if lock else {}))
         self.host = FakeHost()
-        self.host.record = set() if self.watched else None
+        self.host.checkpoint = set() if self.watched else None
         self.events = Events()
         self.time = 0.0
         self.cards = cards
@@ -200,32 +200,32 @@ class Stage:
         self.cleanup = NodeCleanup(NODE, self.cluster, self.host, self.mig, self.allocator, self.deferred)
 
     def remember(self, container, name="p"):
-        """The kubelet writes down that the container has its devices, if its record can be read at all."""
-        if self.host.record is not None:
-            self.host.record.add((f"uid-{name}", container))
+        """The kubelet writes down that the container has its devices, if its checkpoint can be read at all."""
+        if self.host.checkpoint is not None:
+            self.host.checkpoint.add((f"uid-{name}", container))
 
     def sleep(self, seconds):
         self.time += max(seconds, 0.01)
 
-    def locked(self, pod):
+    def put_locked(self, pod):
         """*pod* is bound, and the node locked for it."""
         self.cluster.put_pod(pod)
-        self.lock(lock_of(pod))
+        self.set_lock(lock_of(pod))
         return pod
 
-    def lock(self, text):
+    def set_lock(self, text):
         node = self.cluster.nodes[NODE]
         self.cluster.put_node(replace(node, annotations={LOCK: text} if text else {}))
 
     @property
-    def held(self):
+    def node_lock(self):
         """The lock as it stands."""
         return self.cluster.nodes[NODE].annotations.get(LOCK)
 
     def pod(self, name="p"):
         return self.cluster.pods["default", name]
 
-    def said(self, key, name="p"):
+    def annotation(self, key, name="p"):
         """An annotation of a pod."""
         return self.pod(name).annotations.get(key)
 
@@ -248,7 +248,7 @@ class Kubelet:
         self.rng = rng or random.Random(0)
         self.known = set()
         self.record = record
-        stage.host.record = set() if record else None
+        stage.host.checkpoint = set() if record else None
 
     def admit(self, pod, remember=lambda name: True):
         """Start *pod*; what each of its containers was handed, by name. It fails as a whole when one call does.
@@ -271,7 +271,7 @@ class Kubelet:
                 return handed
             self.known.add((pod.ref.uid, one.name))
             if self.record:
-                self.stage.host.record = set(self.known)
+                self.stage.host.checkpoint = set(self.known)
         self.set_phase(pod, "Running")
         return handed
 

@@ -1,4 +1,4 @@
-"""Allocate from the kubelet's call to what stands on the API server."""
+"""Allocate from the kubelet's call to the writes on the API server."""
 
 import random
 from dataclasses import replace
@@ -38,27 +38,27 @@ def refused(stage, *uuids):
     return str(caught.value)
 
 
-def test_the_whole_way(watched):
+def test_allocate_records_the_allocation_and_releases_the_lock(watched):
     stage = stage_of(ONE)
     grant = stage.allocator.allocate(ids(B))
     assert limits(grant) == [(A, "1000m")]
     assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
     assert stage.host.prepared == [("uid-p", "c")]
     assert [call.method for call in stage.cluster.calls] == [
         "node", "pods_on", *(() if watched else ("environment",)), "annotate_pod", "annotate_node"]
 
 
-def test_several_containers_one_after_the_other():
+def test_containers_are_served_in_order():
     stage = stage_of(TWO)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1m")]
     stage.remember("x")
-    assert (stage.said(PHASE), stage.held) == ("allocating", lock_of(TWO))
+    assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock_of(TWO))
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";;", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";;", "success", None)
 
 
-def test_a_plugin_that_is_restarted_between_containers_goes_on():
+def test_a_restarted_plugin_serves_the_remaining_containers():
     stage = stage_of(TWO)
     stage.allocator.allocate(ids(A))
     stage.remember("x")
@@ -66,14 +66,15 @@ def test_a_plugin_that_is_restarted_between_containers_goes_on():
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
 
 
-def test_defect_5_the_lock_is_kept_until_all_vendors_have_handed_out_theirs():
+def test_the_lock_is_kept_until_all_vendors_have_allocated_their_devices():
     pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.to_allocate: "f,FPGA,1,0:;"})
     stage = stage_of(pod)
     stage.allocator.allocate(ids(A))
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "allocating", lock_of(pod))
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE)) == (";", "allocating")
+    assert stage.node_lock == lock_of(pod)
 
 
-def test_variables_of_the_specification_are_read():
+def test_environment_variables_of_the_specification_are_read():
     stage = stage_of(ONE)
     stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true"}
     assert not any(mount.container_path == "/etc/ld.so.preload" for mount in stage.allocator.allocate(ids(A)).mounts)
@@ -84,75 +85,75 @@ def test_variables_of_the_specification_are_read():
     param(("GPU-9-0",), "the kubelet requested devices that are not on this node: GPU-9-0", id="unknown"),
     param((f"{A}-0", f"{A}-0"), f"the kubelet requested a device twice: {A}-0, {A}-0", id="twice"),
 ])
-def test_calls_that_make_no_sense_touch_nothing(asked, why):
+def test_invalid_calls_change_nothing(asked, why):
     stage = stage_of(ONE)
     with pytest.raises(AllocationRefused) as caught:
         stage.allocator.allocate(asked)
-    assert (str(caught.value), stage.cluster.calls, stage.held) == (why, [], lock_of(ONE))
+    assert (str(caught.value), stage.cluster.calls, stage.node_lock) == (why, [], lock_of(ONE))
 
 
-def test_a_call_for_another_number_leaves_the_holder_alone_and_says_why_on_its_events():
+def test_a_call_for_another_number_of_devices_only_records_an_event_on_the_holder():
     stage = stage_of(ONE)
     assert refused(stage, A, B) == ("cannot determine the requesting container (2 of nvidia.com/gpu): pod default/p "
                                     "holds the node lock, but its next container, c, gets 1")
-    assert (stage.pod().annotations, stage.held) == (ONE.annotations, lock_of(ONE))
+    assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
     assert stage.events.of("default/p") == stage.events.of(NODE) != []
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
 
 
 @pytest.mark.parametrize("pod, why", [
-    param(placed(asking(), shares=[[share(A, 0)]]), "means no limit", id="defect 16: no memory"),
+    param(placed(asking(), shares=[[share(A, 0)]]), "means no limit", id="no memory"),
     param(placed(asking(), shares=[[share("GPU-9")]]), "which is not on this node", id="unknown card"),
     param(placed(asking(), text="x,y:;"), "missing fields", id="unreadable"),
-    param(placed(asking(), shares=[[share(A), share(B)]]), "expected as many shares", id="more than asked for"),
+    param(placed(asking(), shares=[[share(A), share(B)]]), "expected as many shares", id="more than requested"),
 ])
 def test_a_pod_that_cannot_be_served_fails_alone(pod, why):
     stage = stage_of(pod)
     stage.cluster.put_pod(placed(asking(count=2), shares=[[share(A), share(B)]], name="other"))
     assert why in refused(stage)
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == ("", "failed", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
     assert why in stage.events.of("default/p")[0]
-    assert stage.said(PHASE, "other") == "allocating"
+    assert stage.annotation(PHASE, "other") == "allocating"
 
 
-def test_an_unwell_card_is_not_handed_out():
+def test_an_unhealthy_card_is_not_allocated():
     stage = stage_of(ONE, cards=(replace(CARDS[0], problem="XID 79"), CARDS[1]))
     assert refused(stage, B) == f"container c was allocated card {A}, which is unhealthy: XID 79"
-    assert (stage.said(PHASE), stage.held) == ("failed", None)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
-turned_bad = pytest.mark.parametrize("turn, why", [
+became_unhealthy = pytest.mark.parametrize("change, why", [
     param(lambda inventory: inventory.report(A, "XID 79"), "XID 79", id="an XID"),
     param(lambda inventory: inventory.update(CARDS[1:]), "no longer listed by the driver", id="not listed"),
 ])
 
 
-@turned_bad
+@became_unhealthy
 @pytest.mark.parametrize("asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")])
-def test_a_card_that_has_turned_bad_since_the_pod_was_placed_is_not_handed_out(turn, why, asked, phase):
+def test_a_card_that_became_unhealthy_after_scheduling_is_not_allocated(change, why, asked, phase):
     stage = stage_of(asked)
-    turn(stage.inventory)
+    change(stage.inventory)
     assert refused(stage, B) == f"container c was allocated card {A}, which is unhealthy: {why}"
-    assert (stage.said(PHASE), stage.held) == (phase, None)
+    assert (stage.annotation(PHASE), stage.node_lock) == (phase, None)
     assert why in stage.events.of("default/p")[0]
 
 
-@turned_bad
-def test_a_pod_that_runs_keeps_the_card_that_it_has_when_the_kubelet_asks_again(turn, why):
-    """As it would if the kubelet had not lost its record."""
+@became_unhealthy
+def test_a_running_pod_keeps_its_unhealthy_card_when_the_kubelet_asks_again(change, why):
+    """As it would if the kubelet had not lost its checkpoint."""
     stage = Stage(replace(SERVED, phase="Running"))
-    stage.host.record = set()
-    turn(stage.inventory)
+    stage.host.checkpoint = set()
+    change(stage.inventory)
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
     assert stage.pod().annotations == SERVED.annotations
 
 
-def test_a_host_that_cannot_be_written_is_said():
+def test_a_host_that_cannot_be_written_is_reported():
     stage = stage_of(ONE)
     stage.host.error = HostError("cannot create the directory of a container: Read-only file system: /usr/local")
     with pytest.raises(HostError, match="Read-only file system"):
         stage.allocator.allocate(ids(A))
-    assert (stage.said(PHASE), stage.held) == ("failed", None)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
 @pytest.mark.parametrize("lock, why", [
@@ -162,23 +163,23 @@ def test_a_host_that_cannot_be_written_is_said():
 def test_a_lock_that_cannot_be_read_serves_nobody(lock, why):
     stage = Stage(ONE, lock=lock)
     assert why in refused(stage)
-    assert (stage.said(PHASE), stage.held) == ("allocating", lock)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock)
 
 
 @pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
-def test_without_a_holder_the_one_that_waits_is_served(lock):
+def test_without_a_lock_holder_the_only_waiting_pod_is_served(lock):
     """HAMi's scheduler up to v2.10 locks no node for a pod of which only init containers ask."""
     pod = placed(asking("i", kind=INIT), asking("c", 0), shares=[[share(A, 7)], []])
     stage = Stage(pod, lock=lock)
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "7m")]
-    assert (stage.said(PHASE), stage.held) == ("success", lock)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("success", lock)
 
 
-def test_the_lock_of_a_pod_that_is_gone_is_released_and_nobody_is_served():
+def test_the_lock_of_a_deleted_pod_is_released_and_no_pod_is_served():
     other = placed(asking(), shares=[[share(B)]], name="other")
     stage = Stage(other, lock=lock_of(ONE))
     assert refused(stage).endswith("the node is locked for pod default/p, which is gone")
-    assert (stage.held, stage.said(TO_ALLOCATE, "other")) == (None, other.annotations[TO_ALLOCATE])
+    assert (stage.node_lock, stage.annotation(TO_ALLOCATE, "other")) == (None, other.annotations[TO_ALLOCATE])
 
 
 def test_a_later_pod_of_the_same_name_is_not_taken_for_the_first():
@@ -188,17 +189,17 @@ def test_a_later_pod_of_the_same_name_is_not_taken_for_the_first():
     assert refused(stage, A, B).endswith("the node is locked for an earlier pod default/p")
 
 
-def test_a_later_pod_of_the_same_name_has_its_turn_within_the_same_second():
+def test_a_later_pod_of_the_same_name_is_served_within_the_same_second():
     stage = stage_of(ONE)
     stage.allocator.allocate(ids(A))
-    stage.locked(placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
+    stage.put_locked(placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
     assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
 
 
 def test_a_later_pod_of_the_same_name_is_served_within_the_second_in_which_the_first_failed():
     stage = stage_of(placed(asking(), shares=[[share("GPU-9")]]))
     assert "which is not on this node" in refused(stage)
-    stage.locked(placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
+    stage.put_locked(placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
     assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
 
 
@@ -208,12 +209,12 @@ REVOKED = placed(asking(), shares=[[share(A)]], left="", bind_phase="failed")
 def test_a_revoked_holder_is_refused_and_its_lock_released():
     stage = stage_of(REVOKED)
     assert "its bind-phase is failed" in refused(stage)
-    assert (stage.pod().annotations, stage.held) == (REVOKED.annotations, None)
+    assert (stage.pod().annotations, stage.node_lock) == (REVOKED.annotations, None)
 
 
-@pytest.mark.parametrize("record", [param(True, id="with the kubelet's record"), param(False, id="without")])
-def test_a_revoked_pod_that_is_started_late_does_not_get_what_is_the_next_ones(record):
-    """The kubelet was down; the pod's turn was taken back, and another pod is bound meanwhile."""
+@pytest.mark.parametrize("record", [param(True, id="with the kubelet's checkpoint"), param(False, id="without")])
+def test_a_revoked_pod_that_starts_late_does_not_get_the_next_pod_s_devices(record):
+    """The kubelet was down; the allocation was revoked, and another pod is bound meanwhile."""
     following = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = Stage(REVOKED, following, lock=lock_of(following))
     kubelet = Kubelet(stage, record=record)
@@ -222,7 +223,7 @@ def test_a_revoked_pod_that_is_started_late_does_not_get_what_is_the_next_ones(r
     assert limits(kubelet.admit(following)["c"]) == [(B, "5m")]
 
 
-def test_a_pod_that_was_just_refused_is_waited_for_to_leave():
+def test_a_call_waits_until_a_rejected_pod_has_terminated():
     following = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = Stage(REVOKED, following, lock=lock_of(following))
 
@@ -234,48 +235,48 @@ def test_a_pod_that_was_just_refused_is_waited_for_to_leave():
     assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
 
 
-def test_a_container_of_which_the_kubelet_has_lost_the_answer_gets_the_same_again():
+def test_a_repeated_call_gets_the_same_devices():
     stage = stage_of(TWO)
     kubelet = Kubelet(stage)
     kubelet.admit(TWO, remember=lambda name: False)
     handed = kubelet.admit(stage.pod())
     assert limits(handed["x"]) == [(A, "1m")]
     assert limits(handed["y"]) == [(B, "2m"), (C, "3m")]
-    assert (stage.said(TO_ALLOCATE), stage.held) == (";;", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.node_lock) == (";;", None)
 
 
 # -- what goes wrong on the way
 
 
 @pytest.mark.parametrize("method", ["node", "pods_on", "environment", "annotate_pod", "annotate_node"])
-@pytest.mark.parametrize("after", [param(False, id="lost on the way there"), param(True, id="lost on the way back")])
+@pytest.mark.parametrize("after", [param(False, id="request lost"), param(True, id="response lost")])
 @pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
-def test_a_call_that_is_lost_is_made_again(method, after, record):
+def test_a_lost_request_is_retried(method, after, record):
     stage = stage_of(ONE)
-    stage.host.record = set() if record else None
+    stage.host.checkpoint = set() if record else None
     stage.cluster.fail(method, no_answer(), after=after, times=2)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
     for _ in range(2):
         stage.deferred.flush()
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
 
 
-def test_another_pod_is_not_served_when_the_answer_was_lost_and_the_lock_has_gone_on():
+def test_another_pod_is_not_served_when_the_response_was_lost_and_the_lock_has_moved_on():
     other = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod", no_answer(), after=True)
 
-    def next_turn(call):
-        if call.method == "node" and stage.held == lock_of(ONE):
-            stage.locked(other)
+    def move_lock(call):
+        if call.method == "node" and stage.node_lock == lock_of(ONE):
+            stage.put_locked(other)
 
     def hand_on(call):
         if call.method == "annotate_pod":
-            stage.cluster.on_call = next_turn
+            stage.cluster.on_call = move_lock
 
     stage.cluster.on_call = hand_on
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert (stage.held, stage.said(PHASE, "q")) == (lock_of(other), "allocating")
+    assert (stage.node_lock, stage.annotation(PHASE, "q")) == (lock_of(other), "allocating")
 
 
 def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused():
@@ -291,15 +292,15 @@ def test_a_pod_that_is_revoked_between_reading_and_writing_is_refused():
     assert stage.pod().annotations == REVOKED.annotations
 
 
-def test_a_pod_that_changes_between_reading_and_writing_is_read_again():
+def test_conflicts_are_retried():
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod", Conflict("modified", 409), times=3)
     stage.cluster.fail("annotate_node", Conflict("modified", 409), times=3)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert (stage.said(PHASE), stage.held) == ("success", None)
+    assert (stage.annotation(PHASE), stage.node_lock) == ("success", None)
 
 
-def test_a_pod_that_goes_between_reading_and_writing_is_refused_and_its_lock_released():
+def test_a_pod_that_is_deleted_between_reading_and_writing_is_refused_and_its_lock_released():
     stage = stage_of(ONE)
 
     def delete(call):
@@ -309,10 +310,10 @@ def test_a_pod_that_goes_between_reading_and_writing_is_refused_and_its_lock_rel
 
     stage.cluster.on_call = delete
     refused(stage)
-    assert stage.held is None
+    assert stage.node_lock is None
 
 
-def test_an_api_server_that_stays_away_is_said_and_what_is_owed_is_written_later():
+def test_a_pod_fails_later_if_the_api_server_does_not_answer_in_time():
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod", AWAY, times=1000)
     with pytest.raises(ClusterError, match="the API server did not answer: connection refused"):
@@ -320,30 +321,30 @@ def test_an_api_server_that_stays_away_is_said_and_what_is_owed_is_written_later
     assert 20 <= stage.time < 25
     stage.cluster.heal()
     stage.deferred.flush()
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == ("", "failed", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
     assert "connection refused" in stage.events.of("default/p")[0]
 
 
-def test_a_lock_that_cannot_be_released_is_owed():
+def test_a_lock_that_cannot_be_released_is_released_later():
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_node", AWAY)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert stage.held == lock_of(ONE)
+    assert stage.node_lock == lock_of(ONE)
     stage.deferred.flush()
-    assert stage.held is None
+    assert stage.node_lock is None
 
 
-def test_a_lock_that_is_anothers_by_now_is_left_alone():
+def test_a_lock_that_was_taken_by_another_pod_is_kept():
     other = placed(asking(), shares=[[share(B)]], name="q")
     stage = stage_of(ONE)
 
     def hand_on(call):
-        if call.method == "annotate_node" and stage.held == lock_of(ONE):
-            stage.locked(other)
+        if call.method == "annotate_node" and stage.node_lock == lock_of(ONE):
+            stage.put_locked(other)
 
     stage.cluster.on_call = hand_on
     stage.allocator.allocate(ids(A))
-    assert stage.held == lock_of(other)
+    assert stage.node_lock == lock_of(other)
 
 
 def test_an_unknown_node_is_an_error():
@@ -359,21 +360,21 @@ def test_an_unknown_node_is_an_error():
     param(make_pod(asking(), name="p"), False, id="about to be bound"),
     param(make_pod(asking(), name="other"), True, id="gone"),
 ])
-def test_a_lock_left_behind_is_released(pod, released):
+def test_cleanup_releases_a_stale_lock(pod, released):
     stage = Stage(pod, lock=lock_of(ONE))
     stage.cleanup.run_once()
-    assert stage.held == (None if released else lock_of(ONE))
+    assert stage.node_lock == (None if released else lock_of(ONE))
 
 
-def test_directories_are_removed_when_their_pods_are_gone():
+def test_cleanup_removes_directories_of_deleted_pods():
     stage = Stage(ONE)
     stage.host.prepared = [("uid-p", "c"), ("uid-old", "c")]
     stage.cleanup.run_once()
     assert stage.host.prepared == [("uid-p", "c")]
 
 
-def test_a_directory_made_after_the_pods_were_listed_is_not_removed():
-    """That of a pod which is bound and served while the sweep is under way."""
+def test_cleanup_keeps_a_directory_created_after_the_pods_were_listed():
+    """It belongs to a pod that is bound and served during the cleanup."""
     stage = Stage(ONE)
     stage.host.prepared = [("uid-old", "c")]
     stage.cluster.on_call = lambda call: call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
@@ -381,13 +382,13 @@ def test_a_directory_made_after_the_pods_were_listed_is_not_removed():
     assert stage.host.prepared == [("uid-new", "c")]
 
 
-def test_sweeping_survives_an_api_server_that_is_away():
+def test_cleanup_survives_an_api_server_that_does_not_answer():
     stage = stage_of(ONE)
     stage.host.prepared = [("uid-old", "c")]
     stage.cluster.fail("node", AWAY)
     stage.cluster.fail("pods_on", AWAY)
     stage.cleanup.run_once()
-    assert stage.held == lock_of(ONE)
+    assert stage.node_lock == lock_of(ONE)
 
 
 # -- under the schedulers of others
@@ -409,7 +410,7 @@ WRITTEN = {  # what a pod and the lock look like when Allocate is called; keys w
 
 
 @pytest.mark.parametrize("version", WRITTEN)
-def test_recorded_pods_of_upstreams_schedulers_are_served(version):
+def test_pods_recorded_with_upstream_schedulers_are_served(version):
     annotations, lock = WRITTEN[version]
     containers = (asking("side", 0), asking("c")) if "beside" in version else (asking("c"),)
     pod = make_pod(*containers, name="p", node_name=NODE, phase="Pending",
@@ -418,8 +419,8 @@ def test_recorded_pods_of_upstreams_schedulers_are_served(version):
     grant = stage.allocator.allocate((f"{CARD}-3",))
     assert limits(grant) == [(CARD, "20000m")]
     assert stage.host.prepared == [("uid-p", "c")]
-    assert not stage.said(TO_ALLOCATE).strip(";")
-    assert (stage.said(PHASE), stage.held) == ("success", None)
+    assert not stage.annotation(TO_ALLOCATE).strip(";")
+    assert (stage.annotation(PHASE), stage.node_lock) == ("success", None)
 
 
 # -- which devices the kubelet should choose
@@ -437,20 +438,20 @@ def test_preferred(pod, size, chosen):
     assert not stage.cluster.calls_of("annotate_pod", "annotate_node")
 
 
-def test_nothing_is_preferred_while_the_api_server_is_away():
+def test_nothing_is_preferred_while_the_api_server_does_not_answer():
     stage = stage_of(ONE, aligned=True)
     stage.cluster.fail("node", AWAY)
     assert stage.allocator.preferred(ids(A), (), 1) == ()
 
 
-def test_a_watch_may_say_what_is_preferred_where_nothing_hangs_on_it(watched):
+def test_the_watch_is_good_enough_for_preferred_ids_that_are_only_a_hint(watched):
     for aligned in (False, True):
         stage = stage_of(ONE, aligned=aligned)
         assert stage.allocator.preferred(ids(A), (), 1) == (f"{A}-0",)
         assert bool(stage.cluster.calls_of("node", "pods_on")) is (aligned or not watched)
 
 
-def test_defect_11_what_was_preferred_is_what_is_handed_out_in_any_order():
+def test_preferred_ids_are_accepted_in_any_order():
     pod = placed(asking(count=2), shares=[[share(C, 3), share(A, 1)]])
     stage = stage_of(pod, aligned=True)
     chosen = stage.allocator.preferred(ids(A, B, C), (), 2)
@@ -508,10 +509,10 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
     for number in range(12):
         pod, expected = some_pod(rng, f"p{number}")
         second += rng.randint(0, 2)
-        if stage.held is None or not calm:
+        if stage.node_lock is None or not calm:
             stage.cluster.put_pod(pod)
             if calm or rng.random() < 0.8:  # else it is one of those that need no lock, beside the one that has it
-                stage.lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
+                stage.set_lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
             waiting.append((pod, expected))
         stage.cluster.on_call = Trouble(stage, rng, 0 if calm else 0.2)
         if not calm and rng.random() < 0.3:  # its turn is taken back before the kubelet comes to it
@@ -535,7 +536,8 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
     stage.cluster.heal()
     stage.time += 100
     stage.cleanup.run_once()
-    assert stage.held is None or stage.cluster.pods["default", stage.held.rpartition(",")[2]].phase == "Pending"
+    if stage.node_lock is not None:
+        assert stage.cluster.pods["default", stage.node_lock.rpartition(",")[2]].phase == "Pending"
     assert calm <= all(pod.annotations[PHASE] == "success" for pod in stage.cluster.pods.values())
 
 
@@ -558,11 +560,11 @@ only_watched = pytest.mark.parametrize("watched", [param(True, id="watch")], ind
 
 @only_watched
 def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_not_reported():
-    """The kubelet asks for a pod without a lock: HAMi up to v2.10 has such pods."""
+    """The kubelet requests a pod without a lock: HAMi up to v2.10 has such pods."""
     stage = late(ONE, UNLOCKED)
     assert "2 containers match, of default/p, default/q" in refused(stage)
     assert not stage.cluster.calls_of("annotate_pod")
-    assert (stage.pod().annotations, stage.held) == (ONE.annotations, lock_of(ONE))
+    assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
 
 
 @only_watched
@@ -579,19 +581,19 @@ def test_pods_that_were_refused_together_are_served_one_by_one(first):
 
 
 @pytest.mark.parametrize("record", [param(True, id="checkpoint"), param(False, id="no checkpoint")])
-def test_a_lost_answer_does_not_bring_the_next_container_s_devices(record):
+def test_a_lost_response_does_not_lead_to_the_next_container_s_devices(record):
     pod = placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]])
     stage = stage_of(pod)
-    stage.host.record = set() if record else None
+    stage.host.checkpoint = set() if record else None
     stage.cluster.fail("annotate_pod", no_answer(), after=True)
     assert limits(stage.allocator.allocate(ids(C))) == [(A, "1m")]
-    assert stage.said(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
+    assert stage.annotation(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
 
 
-def test_a_write_that_arrives_after_it_was_looked_for_is_found_by_the_conflict():
+def test_a_lost_write_that_arrives_late_is_found_after_the_conflict():
     pod = placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]])
     stage = stage_of(pod)
-    stage.host.record = None
+    stage.host.checkpoint = None
     stage.cluster.fail("annotate_pod", no_answer())
 
     def arrive(call):
@@ -601,7 +603,7 @@ def test_a_write_that_arrives_after_it_was_looked_for_is_found_by_the_conflict()
 
     stage.cluster.on_call = arrive
     assert limits(stage.allocator.allocate(ids(C))) == [(A, "1m")]
-    assert stage.said(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
+    assert stage.annotation(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
 
 
 @only_watched
@@ -614,7 +616,7 @@ def test_a_write_that_arrives_after_it_was_looked_for_is_found_by_the_conflict()
 def test_what_a_late_watch_has_not_reported_changes_nothing(stage):
     stage = stage()
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
-    assert (stage.said(TO_ALLOCATE), stage.said(PHASE), stage.held) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
     assert len(stage.cluster.calls_of("pods_on")) == 1
 
 
@@ -627,7 +629,7 @@ GONE = "2026-01-02T03:04:05Z,default,gone"
 ])
 def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, why):
     stage = stage_of(ONE)
-    stage.lock(lock)
+    stage.set_lock(lock)
     assert why in refused(stage)
     assert stage.pod().annotations == ONE.annotations
 
@@ -635,7 +637,7 @@ def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, wh
 @pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
 def test_a_pod_without_a_lock_is_served(lock):
     stage = stage_of(UNLOCKED)
-    stage.lock(lock)
+    stage.set_lock(lock)
     assert limits(stage.allocator.allocate(ids(B))) == [(B, "7m")]
 
 
@@ -644,10 +646,10 @@ def test_the_kubelet_has_its_answer_before_the_lock_is_released():
     stage.prompt = False
     stage.start()
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert (stage.said(PHASE), stage.held) == ("success", lock_of(ONE))
+    assert (stage.annotation(PHASE), stage.node_lock) == ("success", lock_of(ONE))
     assert stage.deferred.wait(0), "the thread that makes deferred writes is woken"
     stage.deferred.flush()
-    assert stage.held is None
+    assert stage.node_lock is None
     assert len(stage.cluster.calls_of("node")) == 1
 
 
@@ -655,7 +657,7 @@ def test_the_kubelet_has_its_answer_before_the_lock_is_released():
     param(lambda stage: stage.cluster.put_node(replace(stage.cluster.nodes[NODE], labels={"a": "b"})), id="a label"),
     param(lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1), id="the API server was away"),
 ])
-def test_a_lock_whose_release_was_not_waited_for_is_released_by_the_next_call_at_the_latest(change):
+def test_a_deferred_release_is_made_by_the_next_call_at_the_latest(change):
     stage = stage_of(ONE)
     stage.prompt = False
     stage.start()
@@ -663,21 +665,21 @@ def test_a_lock_whose_release_was_not_waited_for_is_released_by_the_next_call_at
     change(stage)
     stage.deferred.flush()
     refused(stage, A, B)
-    assert stage.held is None
+    assert stage.node_lock is None
 
 
-def test_a_lock_that_has_become_anothers_before_it_was_released_is_left_alone():
+def test_a_deferred_release_keeps_a_lock_that_was_taken_by_another_pod():
     other = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = stage_of(ONE)
     stage.prompt = False
     stage.start()
     stage.allocator.allocate(ids(A))
-    stage.locked(other)
+    stage.put_locked(other)
     stage.deferred.flush()
-    assert stage.held == lock_of(other)
+    assert stage.node_lock == lock_of(other)
 
 
-def test_not_found_is_no_reason_to_fail_a_pod(watched):
+def test_not_found_does_not_fail_a_pod(watched):
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod" if watched else "environment", NotFound("pod default/p is gone", 404))
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]

@@ -1,4 +1,4 @@
-"""Whose call it is, by lock, annotations and the kubelet's record."""
+"""Matches Allocate calls to containers by node lock, annotations and checkpoint."""
 
 import pytest
 from pytest import param
@@ -20,9 +20,9 @@ HOLDS = "pod default/p holds the node lock, but"
 REFUSED = "p refused: pod default/p cannot be served:"
 
 
-def summary(verdict):
-    """A verdict in one line: who is served with which memory, or why nobody is."""
-    match verdict:
+def summary(found):
+    """An outcome in one line: the container with the memory of its shares, or the reason for the refusal."""
+    match found:
         case ContainerMatch(container=container, pod=pod):
             return f"{pod.ref.name}/{container.name}: " + " ".join(str(share.memory_mib) for share in container.shares)
         case PodRejection(pod=pod, reason=reason):
@@ -43,21 +43,21 @@ TAKEN = f"{A},NVIDIA,1,0:;"
     param(TWO, call(2), f"{HOLDS} its next container, x, gets 1", id="the first requests less"),
     param(placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]],
                  left=f";{B},NVIDIA,2,0:{C},NVIDIA,3,0:;"), call(2), "p/y: 2 3", id="the second of two"),
-    param(placed(asking("x", 0), asking("y"), shares=[[], [share(A, 1)]]), call(), "p/y: 1", id="one asks for none"),
+    param(placed(asking("x", 0), asking("y"), shares=[[], [share(A, 1)]]), call(), "p/y: 1", id="one requests none"),
     param(placed(asking("i", kind=INIT), asking("x"), shares=[[share(A, 1)], [share(B, 2)]]), call(), "p/i: 1",
           id="init containers first"),
     param(placed(asking("i", 0, kind=INIT), asking("x"), shares=[[], [share(B, 2)]]), call(), "p/x: 2",
-          id="an init container that asks for none"),
-    param(HALF, call(), "p/y: 2", id="without a record the next in order"),
+          id="an init container that requests none"),
+    param(HALF, call(), "p/y: 2", id="without a checkpoint the next in order"),
     param(HALF, call(served=[("uid-p", "x")]), "p/y: 2", id="the kubelet has the first"),
-    param(HALF, call(served=[]), "p/x: 1", id="asked again: the kubelet has lost the first"),
-    param(placed(asking("x"), shares=[[share(A, 1)]], left=";"), call(), "p/x: 1", id="asked again: all was consumed"),
+    param(HALF, call(served=[]), "p/x: 1", id="repeated call: the kubelet has lost the first"),
+    param(placed(asking("x"), shares=[[share(A, 1)]], left=";"), call(), "p/x: 1", id="repeated call: all consumed"),
     param(placed(asking("x"), shares=[[share(A, 1)]], left=";", bind_phase="success"), call(), "p/x: 1",
-          id="asked again: the lock was left behind"),
+          id="repeated call: the lock was left behind"),
     param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"), call(),
-          f"{HOLDS} all its containers have their devices", id="asked again: for one of two"),
+          f"{HOLDS} all its containers have their devices", id="repeated call: for one of two"),
     param(placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"),
-          call(served=[("uid-p", "x")]), "p/y: 2", id="asked again: for one of two, the record tells"),
+          call(served=[("uid-p", "x")]), "p/y: 2", id="repeated call: for one of two, the checkpoint tells"),
     param(ONE, call(served=[("uid-p", "c")]), f"{HOLDS} all its containers have their devices",
           id="the kubelet has all of the pod"),
     param(placed(asking(), text=TAKEN, left="", bind_phase="failed"), call(), f"{REFUSED} its bind-phase is failed",
@@ -78,7 +78,7 @@ TAKEN = f"{A},NVIDIA,1,0:;"
     param(placed(asking(), shares=[[share(A), share(B)]]), call(), "p refused: hami.io/vgpu-devices-allocated: "
           "expected as many shares as the containers request: 1 for c: "
           f"'{A},NVIDIA,1000,0:{B},NVIDIA,1000,0:;'",
-          id="more shares than asked for"),
+          id="more shares than requested"),
     param(placed(asking(), text=TAKEN, left=f"{A},NVIDIA,2,0:;"), call(), f"p refused: {TO_ALLOCATE}: "
           f"expected a part of hami.io/vgpu-devices-allocated: '{A},NVIDIA,2,0:;'", id="texts that differ"),
 ])
@@ -103,11 +103,11 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
 @pytest.mark.parametrize("pods, holder, request_, outcome", [
     param([ONE, RUNNING, PULLING], HOLDER, call(), "p/c: 1", id="others have their devices"),
     param([ONE, RUNNING, PULLING], HOLDER, call(served=[("uid-runs", "c"), ("uid-pulls", "c")]), "p/c: 1",
-          id="others have their devices, says the kubelet"),
+          id="others have their devices, by the checkpoint"),
     param([ONE, REVOKED], HOLDER, call(), "2 containers match, of default/old, default/p",
           id="a revoked pod may be asking, too"),
     param([ONE, REVOKED], HOLDER, call(served=[]), "2 containers match, of default/old, default/p",
-          id="a revoked pod may be asking, too, says the kubelet"),
+          id="a revoked pod may be asking, too, by the checkpoint"),
     param([ONE, FOREIGN], HOLDER, call(), "2 containers match, of default/foreign, default/p",
           id="a pod of another scheduler may be asking, too"),
     param([ONE, RUNNING], HOLDER, call(served=[]),
@@ -119,10 +119,10 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
     param([ONE, other("half", phase="Running"), other("bad", left=";", bind_phase="failed", phase="Running")], HOLDER,
           call(served=[]), "3 containers match, of default/bad, default/half, default/p",
           id="of those that run, none was handed its devices"),
-    param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody asks for two"),
+    param([TWO, REVOKED], HOLDER, call(2), MISMATCH, id="nobody requests two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed")], HOLDER, call(2),
           "old refused: pod default/old cannot be served: its bind-phase is failed",
-          id="a revoked pod alone asks for two"),
+          id="a revoked pod alone requests two"),
     param([TWO, other("old", count=2, left="", bind_phase="failed", phase="Failed")], HOLDER, call(2), MISMATCH,
           id="terminated"),
     param([TWO, other("q", count=2, shares=[[share(C, 7), share(D, 8)]])], HOLDER, call(2), "q/c: 7 8",
@@ -132,17 +132,17 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
     param([FOREIGN], None, call(),
           "foreign refused: pod default/foreign cannot be served: it was not assigned to node n1 by HAMi's scheduler",
           id="no lock, placed by another scheduler"),
-    param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock, no record, all served"),
-    param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its record"),
+    param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock, no checkpoint, all done"),
+    param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its checkpoint"),
     param([RUNNING, PULLING], None, call(served=[("uid-runs", "c")]), "pulls/c: 9", id="the kubelet has lost one"),
     param([placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;", bind_phase="success",
                   phase="Running")], None, call(served=[]),
           f"2 containers match, of default/p{LOST} default/p{END}",
-          id="the kubelet has lost its record, and either container may have restarted"),
+          id="the kubelet has lost its checkpoint, and either container may have restarted"),
     param([other("q", node="n2")], None, call(), "no pod on the node is waiting for that many", id="on another node"),
     param([], None, call(), "no pod on the node is waiting for that many", id="nobody"),
 ])
-def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, request_, outcome):
+def test_a_call_is_answered_only_if_exactly_one_container_matches(pods, holder, request_, outcome):
     assert summary(find_container(pods, holder, request_)) == outcome
 
 
@@ -154,7 +154,7 @@ def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, req
     param(placed(asking(), text=TAKEN, left=";", bind_phase="success"), call(), {}, True, id="consumed"),
     param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
           call(other_keys=(FPGA.to_allocate,)), {TO_ALLOCATE: ";"}, False,
-          id="defect 5: another vendor's devices are outstanding"),
+          id="another vendor's devices are outstanding"),
     param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: ";"}), call(other_keys=(FPGA.to_allocate,)),
           {TO_ALLOCATE: ";", PHASE: "success"}, True, id="another vendor's devices are handed out"),
     param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,"}), call(other_keys=(FPGA.to_allocate,)),
@@ -162,9 +162,9 @@ def test_a_call_is_answered_only_if_one_container_can_be_meant(pods, holder, req
     param(TWO, call(2, served=[("uid-p", "x")]), {TO_ALLOCATE: ";;", PHASE: "success"}, True,
           id="the kubelet has the first, which was never recorded"),
 ])
-def test_what_is_recorded(pod, request_, writes, finished):
-    verdict = find_container([pod], HOLDER, request_)
-    assert (verdict.annotations, verdict.finished) == (writes, finished)
+def test_recorded_annotations(pod, request_, writes, finished):
+    found = find_container([pod], HOLDER, request_)
+    assert (found.annotations, found.finished) == (writes, finished)
 
 
 # What schedulers have written, version by version, for a pod of these containers: (name, devices, init).
@@ -188,7 +188,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize("containers, text, expected", RECORDED)
-def test_texts_of_all_versions_are_read(containers, text, expected):
+def test_annotations_of_all_versions_are_read(containers, text, expected):
     found = container_shares(placed(*containers, text=text), GPU, NVIDIA)
     assert {claim.name: [share.memory_mib for share in claim.shares] for claim in found} == expected
     assert all(claim.outstanding for claim in found)
@@ -200,7 +200,7 @@ def test_texts_of_all_versions_are_read(containers, text, expected):
     param((asking("x"),), "", id="nothing"),
     param((asking("x", 0),), f"{A},NVIDIA,2,0:;", id="nobody asks"),
 ])
-def test_a_text_that_does_not_fit_the_containers_is_an_error(containers, text):
+def test_an_annotation_that_does_not_match_the_containers_is_an_error(containers, text):
     with pytest.raises(MalformedInput, match="expected as many shares"):
         container_shares(placed(*containers, text=text), GPU, NVIDIA)
 
@@ -217,7 +217,7 @@ def test_card_uuid(device_id, card):
 
 
 def served(*shares, count=None, inherits=False):
-    """A verdict that hands out these shares."""
+    """A match with these shares."""
     inits = [asking("i", kind=INIT)] if inherits else []
     texts = [[share(C)]] if inherits else []
     pod = placed(*inits, asking("c", len(shares)), shares=[*texts, shares])
@@ -225,33 +225,33 @@ def served(*shares, count=None, inherits=False):
     return find_container([pod], HOLDER, call(len(shares), served=known))
 
 
-def handed(verdict, request_, **modes):
+def handed(found, request_, **modes):
     try:
         return [(card.uuid, share.memory_mib) for card, share in cards_of(
-                    verdict, request_, InventorySnapshot(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
+                    found, request_, InventorySnapshot(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
     except AllocationRefused as error:
         return str(error)
 
 
-@pytest.mark.parametrize("verdict, asked, modes, outcome", [
+@pytest.mark.parametrize("found, asked, modes, outcome", [
     param(served(share(B, 5)), (A,), {}, [(B, 5)], id="the kubelet's choice does not count"),
     param(served(share(B, 5)), (A,), {"aligned": True},
           f"container c was allocated 1 of {B}, but the kubelet chose 1 of {A}", id="aligned, another card"),
     param(served(share(B, 5), share(A, 7)), (A, B), {"aligned": True}, [(B, 5), (A, 7)],
-          id="defect 11: aligned by cards, not by position"),
+          id="aligned by cards, not by position"),
     param(served(share(B, 5), share(A, 7)), (A, A), {"aligned": True},
           f"container c was allocated 1 of {A}, 1 of {B}, but the kubelet chose 2 of {A}", id="aligned, too many"),
     param(served(share(B, 5), inherits=True), (C,), {"aligned": True}, [(B, 5)],
           id="aligned, but devices of an init container are handed on"),
     param(served(share(A, 0)), (A,), {}, f"container c was allocated 0 MiB of card {A}, which means no limit",
-          id="defect 16: no memory"),
+          id="no memory"),
     param(served(share(A, 0)), (A,), {"limited": False}, [(A, 0)], id="instances have no limits"),
     param(served(share(A, 1), share(A, 2)), (A, A), {}, f"container c was allocated one card twice: {A}", id="twice"),
     param(served(share(uuid(9))), (A,), {}, f"container c was allocated card {uuid(9)}, which is not on this node",
           id="unknown card"),
 ])
-def test_cards(verdict, asked, modes, outcome):
-    assert handed(verdict, call(ids=ids(*asked)), **modes) == outcome
+def test_cards(found, asked, modes, outcome):
+    assert handed(found, call(ids=ids(*asked)), **modes) == outcome
 
 
 @pytest.mark.parametrize("shares, available, must_include, chosen", [
@@ -281,5 +281,5 @@ def test_is_done_with_lock(pod, over):
     assert is_done_with_lock(pod, NODE, (TO_ALLOCATE, FPGA.to_allocate)) is over
 
 
-def test_what_was_allocated_stays_as_it_was():
+def test_the_allocated_annotation_is_not_changed():
     assert ALLOCATED not in find_container([ONE], HOLDER, call()).annotations

@@ -44,13 +44,13 @@ class Time:
 
 @pytest.fixture
 def clock():
-    """A clock that stands."""
+    """A stopped clock."""
     return Time()
 
 
 @pytest.fixture
 def registrations(directory, clock):
-    """Makes registrations, that are not run."""
+    """Makes registrations that are not running."""
     inventory = DeviceInventory()
     inventory.update(cards("GPU-a"))
     made = []
@@ -72,14 +72,14 @@ def steps(registration, count):
     return [registration.tick() for _ in range(count)]
 
 
-def test_a_kubelet_that_is_not_there_is_waited_for_and_said_once(registrations, directory, caplog):
+def test_a_missing_kubelet_is_waited_for_and_logged_once(registrations, directory, caplog):
     registration = registrations()
     assert steps(registration, 3) == [Step.WAIT] * 3
     assert [record.message for record in caplog.records] == ["waiting for the kubelet: its socket is missing"]
     assert list(directory.iterdir()) == []
 
 
-def test_a_directory_that_is_not_there_yet_is_waited_for(registrations, directory):
+def test_a_missing_directory_is_waited_for(registrations, directory):
     missing = config(kubelet_socket=str(directory / "away" / "kubelet.sock"))
     registration = KubeletRegistration(missing, None, clock=Time())
     assert registration.tick() is Step.WAIT
@@ -108,7 +108,7 @@ def test_the_plugin_serves_then_registers_once(registrations, kubelet):
     assert kubelet.registered.qsize() == 1
 
 
-def test_a_new_kubelet_that_has_wiped_the_directory_is_served_and_registered_with(registrations, kubelet, directory):
+def test_a_new_kubelet_that_emptied_the_directory_is_registered_with(registrations, kubelet, directory):
     registration = registrations()
     steps(registration, 3)
     kubelet.stop()
@@ -121,7 +121,7 @@ def test_a_new_kubelet_that_has_wiped_the_directory_is_served_and_registered_wit
     again.stop()
 
 
-def test_a_kubelet_that_came_and_went_between_two_looks_is_noticed(registrations, kubelet, directory):
+def test_a_kubelet_that_restarted_between_two_checks_is_registered_with(registrations, kubelet, directory):
     registration = registrations()
     steps(registration, 3)
     kubelet.stop()
@@ -131,7 +131,7 @@ def test_a_kubelet_that_came_and_went_between_two_looks_is_noticed(registrations
     again.stop()
 
 
-def test_a_socket_that_somebody_has_removed_is_made_again(registrations, kubelet, directory):
+def test_a_removed_socket_is_created_again(registrations, kubelet, directory):
     registration = registrations()
     steps(registration, 3)
     (directory / "nvidia-gpu.sock").unlink()
@@ -139,7 +139,7 @@ def test_a_socket_that_somebody_has_removed_is_made_again(registrations, kubelet
     assert kubelet.registered.qsize() == 2
 
 
-def test_a_successor_takes_over_and_the_predecessor_stands_by(registrations, kubelet, directory, caplog):
+def test_a_new_process_takes_over_and_the_old_one_stands_by(registrations, kubelet, directory, caplog):
     old, new = registrations(), registrations()
     steps(old, 3)
     steps(new, 3)
@@ -153,15 +153,15 @@ def test_a_successor_takes_over_and_the_predecessor_stands_by(registrations, kub
     assert socket_identity(directory / "nvidia-gpu.sock") == taken
 
 
-def test_a_kubelet_that_does_not_listen_any_more_is_registered_with_again(registrations, kubelet, clock):
+def test_a_kubelet_that_stays_disconnected_is_registered_with_again(registrations, kubelet, clock):
     registration = registrations()
     steps(registration, 2)
     kubelet.listen()
-    assert kubelet.heard()
+    assert kubelet.next_list()
     clock.now += CONNECT_TIMEOUT_S + 1
     assert registration.tick() is Step.DONE  # somebody listens
-    kubelet.deafen()
-    assert kubelet.heard() is None
+    kubelet.disconnect()
+    assert kubelet.next_list() is None
     for _ in range(1000):  # until the server has noticed, too
         if (step := registration.tick()) is not Step.DONE:
             break
@@ -169,21 +169,21 @@ def test_a_kubelet_that_does_not_listen_any_more_is_registered_with_again(regist
     assert step is Step.REGISTER
 
 
-def test_a_kubelet_that_lets_go_of_the_plugin_is_registered_with_again_at_once(registrations, kubelet):
+def test_a_kubelet_that_disconnects_is_registered_with_again_at_once(registrations, kubelet):
     registration = registrations()  # by its clock, no time passes
     running = threading.Thread(target=registration.run)
     running.start()
     kubelet.registered.get(timeout=PATIENCE)
     kubelet.listen()
-    assert kubelet.heard()
-    kubelet.deafen()
+    assert kubelet.next_list()
+    kubelet.disconnect()
     kubelet.registered.get(timeout=PATIENCE)
     registration.stop()
     running.join(PATIENCE)
     assert not running.is_alive()
 
 
-def test_a_refusal_is_said_once_and_registration_is_tried_again(registrations, directory, caplog):
+def test_a_rejected_registration_is_logged_once_and_retried(registrations, directory, caplog):
     kubelet = Kubelet(directory, refuses="no")
     registration = registrations()
     registration.tick()
@@ -199,7 +199,7 @@ def test_a_refusal_is_said_once_and_registration_is_tried_again(registrations, d
     friendly.stop()
 
 
-def test_in_the_end_the_socket_is_removed(registrations, kubelet, directory):
+def test_the_socket_is_removed_on_stop(registrations, kubelet, directory):
     registration = registrations()
     running = threading.Thread(target=registration.run)
     running.start()

@@ -1,4 +1,4 @@
-"""The process: its parts together, and what signals do to it."""
+"""The device plugin process and its signals."""
 
 import json
 import queue
@@ -24,7 +24,7 @@ ONE = placed(asking(), shares=[[share(A, 1000)]])
 
 
 class Cluster(FakeCluster):
-    """One that says when the node was written."""
+    """A cluster that signals when the node was written."""
 
     def __init__(self):
         super().__init__(nodes=[Node(name="n1")])
@@ -44,7 +44,7 @@ def cluster():
 
 @pytest.fixture
 def settings(directory):
-    """Those of a node with two cards that stand in a file."""
+    """Makes settings of a node with two mock cards."""
     def make(cards=CARDS, **given):
         (directory / "cards.yaml").write_text(cards)
         return read_plugin_settings({
@@ -55,27 +55,27 @@ def settings(directory):
 
 @pytest.fixture
 def run(settings, cluster):
-    """Starts services, which end with the test."""
+    """Starts programs that end with the test."""
     started = []
 
     def run(**given):
-        service = DevicePluginProgram(settings(**given), cluster=cluster)
-        service.start()
-        started.append(service)
-        return service
+        program = DevicePluginProgram(settings(**given), cluster=cluster)
+        program.start()
+        started.append(program)
+        return program
     yield run
-    for service in started:
-        service.stop(last=False)
+    for program in started:
+        program.stop(last=False)
 
 
 def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
-    service = run()
+    program = run()
     assert cluster.written.acquire(timeout=20)
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
     kubelet.listen()
-    assert set(kubelet.heard()) == {"GPU-a-0", "GPU-a-1", "GPU-b-0", "GPU-b-1"}
-    service.stop(last=True)
-    assert kubelet.heard() is None
+    assert set(kubelet.next_list()) == {"GPU-a-0", "GPU-a-1", "GPU-b-0", "GPU-b-1"}
+    program.stop(last=True)
+    assert kubelet.next_list() is None
     assert not (directory / "nvidia-gpu.sock").exists()
     assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
 
@@ -89,17 +89,17 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
     source = directory / "limiter"
     source.mkdir()
     (source / "libvgpu.so").write_text("")
-    service = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(source))
+    program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(source))
     kubelet.registered.get(timeout=20)
     with calling(directory / "nvidia-gpu.sock") as plugin:
         plugin.allocate([f"{A}-0"])
     if ending:
-        service.stop(last=True)
+        program.stop(last=True)
     assert released.wait(20)
     assert LOCK not in cluster.nodes["n1"].annotations
 
 
-def test_what_the_names_stand_for_is_written_before_the_kubelet_is_told(run, kubelet, directory):
+def test_cdi_specifications_are_written_before_the_plugin_registers(run, kubelet, directory):
     libraries = directory / "driver/usr/lib64"
     libraries.mkdir(parents=True)
     (libraries / "libcuda.so.570.1").touch()
@@ -112,7 +112,7 @@ def test_what_the_names_stand_for_is_written_before_the_kubelet_is_told(run, kub
 
 
 @pytest.mark.parametrize("given", [{"cdi_root": "", "list_strategies": ("cdi-cri",)}, {"list_strategies": ("envvar",)}])
-def test_specifications_that_are_somebody_else_s_are_left_alone(run, kubelet, directory, given):
+def test_cdi_specifications_are_not_written_if_they_are_not_used(run, kubelet, directory, given):
     run(**{"cdi_root": str(directory / "cdi")} | given)
     kubelet.registered.get(timeout=20)
     assert not (directory / "cdi").exists()
@@ -128,30 +128,30 @@ CUT = """cards:
 """
 
 
-def test_instances_that_somebody_has_cut_are_offered_beside_the_cards(run, kubelet, directory):
+def test_static_mig_instances_are_offered_beside_the_cards(run, kubelet, directory):
     run(cards=CUT, mig_strategy="mixed")
     assert {kubelet.registered.get(timeout=20).resource_name for _ in range(3)} == {
         "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb.me"}
     kubelet.listen("nvidia-mig-1g.10gb.sock")
-    assert kubelet.heard() == {"MIG-1": "Healthy", "MIG-2": "Healthy"}
+    assert kubelet.next_list() == {"MIG-1": "Healthy", "MIG-2": "Healthy"}
     with calling(directory / "nvidia-mig-1g.10gb.sock") as plugin:
         (answer,) = plugin.allocate(["MIG-2"]).container_responses
         assert (dict(answer.envs), list(answer.mounts)) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-2"}, [])
         with pytest.raises(grpc.RpcError, match="not on this node: MIG-3"):
             plugin.allocate(["MIG-3"])
     (directory / "cards.yaml").write_text(CUT.replace("81920\n", "81920\n  health: XID 79\n"))
-    assert kubelet.heard() == {"MIG-1": "Unhealthy", "MIG-2": "Unhealthy"}
+    assert kubelet.next_list() == {"MIG-1": "Unhealthy", "MIG-2": "Unhealthy"}
 
 
-def test_cards_that_are_all_cut_alike_are_offered_as_one_resource(run, kubelet, cluster):
+def test_equal_instances_on_all_cards_are_offered_as_one_resource(run, kubelet, cluster):
     run(cards=CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb"), mig_strategy="single")
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
     kubelet.listen()
-    assert set(kubelet.heard()) == {"MIG-1", "MIG-2", "MIG-3"}
+    assert set(kubelet.next_list()) == {"MIG-1", "MIG-2", "MIG-3"}
     assert REGISTER not in cluster.nodes["n1"].annotations, "HAMi's scheduler has no part in them"
 
 
-def test_cards_that_are_all_cut_while_they_are_served_leave_their_place_for_good(run, kubelet, directory):
+def test_instances_replace_cards_that_are_partitioned_while_they_are_served(run, kubelet, directory):
     cut = CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb")
     run(cards=cut.replace("enabled: true", "enabled: false"), mig_strategy="single")
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
@@ -161,38 +161,38 @@ def test_cards_that_are_all_cut_while_they_are_served_leave_their_place_for_good
     assert not former.is_alive()
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
     kubelet.listen()
-    assert set(kubelet.heard()) == {"MIG-1", "MIG-2", "MIG-3"}
+    assert set(kubelet.next_list()) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     run()
     kubelet.registered.get(timeout=20)
     kubelet.listen()
-    assert set(kubelet.heard().values()) == {"Healthy"}
+    assert set(kubelet.next_list().values()) == {"Healthy"}
     (directory / "cards.yaml").write_text(CARDS.replace("81920}]", "81920, health: XID 79}]"))
-    assert kubelet.heard()["GPU-b-0"] == "Unhealthy"
+    assert kubelet.next_list()["GPU-b-0"] == "Unhealthy"
 
 
-def test_cards_that_are_put_in_are_offered_within_seconds_not_rounds(run, kubelet, cluster, directory):
+def test_added_cards_are_offered_within_seconds(run, kubelet, cluster, directory):
     run()
     kubelet.registered.get(timeout=20)
     kubelet.listen()
-    assert len(kubelet.heard()) == 4
+    assert len(kubelet.next_list()) == 4
     (directory / "cards.yaml").write_text(CARDS.replace("]", ", {uuid: GPU-c, memory: 81920}]"))
-    assert set(kubelet.heard()) > {"GPU-c-0", "GPU-c-1"}
+    assert set(kubelet.next_list()) > {"GPU-c-0", "GPU-c-1"}
     while '"id":"GPU-c"' not in cluster.nodes["n1"].annotations[REGISTER]:
         assert cluster.written.acquire(timeout=20)
 
 
 @pytest.mark.parametrize("last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)])
-def test_the_node_is_left_clean_if_that_is_wished_and_it_is_the_end(run, cluster, last, wished, stays):
-    service = run(unregister_on_stop=wished)
+def test_the_node_is_unregistered_at_the_last_stop_if_configured(run, cluster, last, wished, stays):
+    program = run(unregister_on_stop=wished)
     assert cluster.written.acquire(timeout=20)
-    service.stop(last=last)
+    program.stop(last=last)
     assert (REGISTER in cluster.nodes["n1"].annotations) is stays
 
 
-def test_what_another_plugin_has_registered_in_its_place_stays(run, kubelet, cluster):
+def test_a_replaced_plugin_does_not_unregister_the_node(run, kubelet, cluster):
     old = run(unregister_on_stop=True)
     kubelet.registered.get(timeout=20)
     run()
@@ -202,31 +202,31 @@ def test_what_another_plugin_has_registered_in_its_place_stays(run, kubelet, clu
     assert REGISTER in cluster.nodes["n1"].annotations
 
 
-def test_it_lacks_nothing_once_the_kubelet_knows_of_the_cards(settings, cluster, kubelet):
-    service = DevicePluginProgram(settings(), cluster=cluster)
-    service.start()
+def test_the_program_is_ready_once_it_is_registered(settings, cluster, kubelet):
+    program = DevicePluginProgram(settings(), cluster=cluster)
+    program.start()
     kubelet.registered.get(timeout=20)
-    service.stop(last=False)
-    assert service.unready_reason() == ""
+    program.stop(last=False)
+    assert program.unready_reason() == ""
 
 
 @pytest.mark.parametrize("cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")])
-def test_a_kubelet_that_is_away_is_lacked_where_there_are_cards(run, directory, cards, says):
-    service = run(cards=cards)
-    while service.unready_reason() == "not registered with the kubelet yet":
+def test_a_program_with_cards_is_not_ready_without_a_kubelet(run, directory, cards, says):
+    program = run(cards=cards)
+    while program.unready_reason() == "not registered with the kubelet yet":
         pass  # until the first look
-    assert service.unready_reason() == says
+    assert program.unready_reason() == says
 
 
-def test_a_node_without_cards_is_not_offered_to_the_kubelet(run, kubelet):
-    service = run(cards="cards: []")
-    service.stop(last=True)
+def test_a_node_without_cards_is_not_registered_with_the_kubelet(run, kubelet):
+    program = run(cards="cards: []")
+    program.stop(last=True)
     assert kubelet.registered.empty()
 
 
-def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, directory):
-    service = run(kubelet_socket="")
-    service.stop(last=True)
+def test_without_a_kubelet_socket_only_the_node_is_registered(run, cluster, directory):
+    program = run(kubelet_socket="")
+    program.stop(last=True)
     assert not (directory / "nvidia-gpu.sock").exists()
 
 
@@ -237,7 +237,7 @@ def test_without_a_kubelet_socket_the_cards_are_the_node_s_only(run, cluster, di
     ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
     ({"cards": CUT, "mig_strategy": "single"}, "card GPU-b is not in MIG mode, while others are"),
 ])
-def test_a_start_that_cannot_be_is_refused_with_the_reason(settings, cluster, given, says):
+def test_an_impossible_start_fails_with_the_reason(settings, cluster, given, says):
     with pytest.raises(HamiError, match=says):
         DevicePluginProgram(settings(**given), cluster=cluster).start()
 
@@ -253,9 +253,9 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
         DevicePluginProgram(bare, cluster=cluster)
     mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed",
                     config=replace(bare.config, list_strategies=("cdi-cri",)))
-    service = DevicePluginProgram(mixed, cluster=cluster)
-    service.start()
-    service.stop(last=True)
+    program = DevicePluginProgram(mixed, cluster=cluster)
+    program.start()
+    program.stop(last=True)
     assert cluster.nodes["n1"].annotations == {}
 
 
@@ -263,7 +263,7 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
 
 
 class Program:
-    """What would be served; *story* is what happened."""
+    """A program that records its calls in *story*."""
 
     def __init__(self, story, settings, fails=False):
         self._story, self._settings, self._fails = story, settings, fails
@@ -281,7 +281,7 @@ class Program:
 
 
 class Signals(queue.SimpleQueue):
-    """Signals in their order; ``None`` is a wait that ended without one."""
+    """A queue of prepared signals; ``None`` is a timeout."""
 
     def __init__(self, *numbers):
         self._numbers = list(numbers)
@@ -294,8 +294,8 @@ class Signals(queue.SimpleQueue):
         return number
 
 
-def lived(*numbers, fresh=(), failing=()):
-    """What happened, from the settings ``first`` on, and how long each signal was waited for."""
+def run_signals(*numbers, fresh=(), failing=()):
+    """Returns the calls made, starting with the settings ``first``, and the timeouts of the waits for signals."""
     story, signals, fresh = [], Signals(*numbers), list(fresh)
 
     def read():
@@ -303,7 +303,7 @@ def lived(*numbers, fresh=(), failing=()):
             raise answer
         return answer
     status = serve("first", read, make=lambda settings: Program(story, settings, settings in failing), signals=signals,
-                   on_started=lambda: story.append("settled"))
+                   on_started=lambda: story.append("started"))
     assert status == 0
     return story, signals.patience
 
@@ -312,7 +312,7 @@ TERM, HUP = signal.SIGTERM, signal.SIGHUP
 
 
 class Asking(Signals):
-    """The same; how ready it is by then is noted each time."""
+    """The same; records the readiness before each signal."""
 
     def __init__(self, *numbers):
         super().__init__(*numbers)
@@ -328,7 +328,7 @@ class Asking(Signals):
         return page.status, b"".join(page.slices).decode()
 
 
-def test_how_ready_it_is_follows_what_is_served():
+def test_readiness_follows_the_running_program():
     signals = Asking(None, HUP, TERM)
     fails = ["first"]
 
@@ -341,34 +341,34 @@ def test_how_ready_it_is_follows_what_is_served():
                              (503, "a kubelet for second\n")]
 
 
-def test_what_lacks_nothing_is_ready():
+def test_no_unready_reason_means_ready():
     readiness = Readiness()
     readiness.follow(lambda: "")
     assert (readiness.page("").status, list(readiness.page("").slices)) == (200, [b"ok\n"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_it_ends_when_told(number):
-    assert lived(number) == (["start first", "settled", "stop first for good"], [None])
+def test_stop_signals_end_the_process(number):
+    assert run_signals(number) == (["start first", "started", "stop first for good"], [None])
 
 
-def test_a_hangup_starts_it_anew_with_what_the_files_say_now():
-    story, _ = lived(HUP, TERM, fresh=["second"])
-    assert story == ["start first", "settled", "stop first", "start second", "settled", "stop second for good"]
+def test_a_hangup_restarts_the_program_with_fresh_settings():
+    story, _ = run_signals(HUP, TERM, fresh=["second"])
+    assert story == ["start first", "started", "stop first", "start second", "started", "stop second for good"]
 
 
-def test_settings_that_cannot_be_read_are_not_taken():
-    story, _ = lived(HUP, TERM, fresh=[HamiError("a typing error")])
-    assert story == ["start first", "settled", "stop first for good"]
+def test_settings_that_cannot_be_read_are_ignored():
+    story, _ = run_signals(HUP, TERM, fresh=[HamiError("a typing error")])
+    assert story == ["start first", "started", "stop first for good"]
 
 
-def test_a_start_that_failed_is_tried_again():
-    story, patience = lived(None, TERM, failing=["first"])
+def test_a_failed_start_is_retried():
+    story, patience = run_signals(None, TERM, failing=["first"])
     assert story == ["start first", "start first"]
     assert patience == [30.0, 30.0]
 
 
-def test_a_hangup_makes_good_a_start_that_failed():
-    story, patience = lived(HUP, TERM, fresh=["second"], failing=["first"])
-    assert story == ["start first", "start second", "settled", "stop second for good"]
+def test_a_hangup_retries_a_failed_start():
+    story, patience = run_signals(HUP, TERM, fresh=["second"], failing=["first"])
+    assert story == ["start first", "start second", "started", "stop second for good"]
     assert patience == [30.0, None]

@@ -1,4 +1,4 @@
-"""The loop that keeps the node's annotations."""
+"""Registration of the node."""
 
 import threading
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ class Source:
 
 
 class Scene:
-    """A node, and who announces its cards."""
+    """A node and its registrar."""
 
     def __init__(self, source=None, **fields):
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
@@ -73,7 +73,7 @@ def test_a_change_of_health_is_written(scene):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it took effect", "after"])
-def test_a_write_that_failed_is_made_good(scene, after):
+def test_a_failed_write_is_retried(scene, after):
     scene.cluster.fail("annotate_node", ClusterError("away"), after=after)
     with pytest.raises(ClusterError):
         scene.round()
@@ -82,14 +82,14 @@ def test_a_write_that_failed_is_made_good(scene, after):
     assert scene.writes == (1 if after else 2)
 
 
-def test_what_somebody_has_removed_comes_back(scene):
+def test_removed_annotations_are_restored(scene):
     scene.round()
     scene.cluster.annotate_node("n1", {KEYS.register: None})
     scene.round()
     assert KEYS.register in scene.annotations
 
 
-def test_a_handshake_of_today_s_schedulers_is_left_alone(scene):
+def test_a_handshake_of_current_schedulers_is_not_changed(scene):
     scene.round()
     scene.cluster.annotate_node("n1", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"})
     writes = scene.writes
@@ -108,13 +108,13 @@ def test_a_handshake_of_older_schedulers_is_answered_once():
     assert scene.writes == writes + 1
 
 
-def test_a_node_that_is_not_there_is_named(scene):
+def test_a_missing_node_is_named(scene):
     scene.cluster.nodes.clear()
     with pytest.raises(NotFound, match="no node n1: check --node-name"):
         scene.round()
 
 
-def test_what_was_written_can_be_withdrawn():
+def test_unregister_removes_the_annotations():
     scene = Scene(topology_score=True)
     scene.round()
     assert {KEYS.register, SCORES} <= scene.annotations.keys()
@@ -122,13 +122,13 @@ def test_what_was_written_can_be_withdrawn():
     assert scene.annotations == {}
 
 
-def test_a_withdrawal_that_fails_is_only_said(scene, caplog):
+def test_a_failed_unregister_is_only_logged(scene, caplog):
     scene.cluster.fail("annotate_node", ClusterError("away"))
     scene.registrar.unregister()
     assert "node cannot be unregistered" in caplog.text
 
 
-def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
+def test_a_health_change_is_logged_once(scene, caplog):
     caplog.set_level("INFO", "hami")
     for reason in ("", "XID 79", "XID 79", ""):
         scene.inventory.report("GPU-b", reason)
@@ -136,7 +136,7 @@ def test_a_card_that_turns_bad_or_well_is_said_once(scene, caplog):
     assert [record.message for record in caplog.records] == ["device unhealthy", "device healthy"]
 
 
-def test_the_loop_writes_at_once_when_health_changes_and_ends_when_told(scene):
+def test_the_loop_writes_at_once_when_health_changes_until_it_is_stopped(scene):
     written = threading.Semaphore(0)
     write = scene.cluster.annotate_node
 
@@ -157,7 +157,7 @@ def test_the_loop_writes_at_once_when_health_changes_and_ends_when_told(scene):
 
 
 @pytest.mark.parametrize("trouble", [ClusterError("no driver"), ValueError("a bug")], ids=["an error", "a bug"])
-def test_the_loop_outlives_trouble(trouble, caplog):
+def test_the_loop_survives_errors(trouble, caplog):
     said = threading.Event()
 
     class Broken:

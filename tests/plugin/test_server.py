@@ -19,8 +19,8 @@ GRANT = Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}, annotations={"cdi.k8s.io/
 HEALTHY = {"GPU-a-0": "Healthy", "GPU-a-1": "Healthy", "GPU-b-0": "Healthy", "GPU-b-1": "Healthy"}
 
 
-class Hands:
-    """An allocator that answers what it was told, and remembers what it was asked."""
+class PreparedAllocator:
+    """An allocator with prepared answers that records its calls."""
 
     def __init__(self, *answers):
         self.asked = []
@@ -54,9 +54,9 @@ def start(directory, inventory):
     """Starts a server; its socket is in the kubelet's directory."""
     servers = []
 
-    def start(hands=None, **fields):
+    def start(allocator=None, **fields):
         settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
-        server = PluginServer(socket_path(settings), settings, inventory, hands or Hands())
+        server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator())
         servers.append(server)
         server.start()
         return server
@@ -65,54 +65,54 @@ def start(directory, inventory):
         server.stop(0)
 
 
-def test_options_say_that_preferences_are_to_be_asked_for(start, directory):
+def test_options_offer_preferred_allocation(start, directory):
     start()
     with calling(directory / "nvidia-gpu.sock") as caller:
         options = caller.options()
     assert (options.pre_start_required, options.get_preferred_allocation_available) == (False, True)
 
 
-def test_all_parts_of_all_cards_are_listed(start, kubelet):
+def test_all_slots_of_all_cards_are_listed(start, kubelet):
     start()
     kubelet.listen()
-    assert kubelet.heard() == HEALTHY
+    assert kubelet.next_list() == HEALTHY
 
 
-def test_the_full_list_is_sent_again_when_a_card_turns_bad_and_well_again(start, kubelet, inventory):
+def test_the_full_list_is_sent_again_when_health_changes(start, kubelet, inventory):
     start()
     kubelet.listen()
-    assert kubelet.heard() == HEALTHY
+    assert kubelet.next_list() == HEALTHY
     inventory.report("GPU-b", "XID 79")
-    assert kubelet.heard() == HEALTHY | {"GPU-b-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
+    assert kubelet.next_list() == HEALTHY | {"GPU-b-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
     inventory.report("GPU-b", "")
-    assert kubelet.heard() == HEALTHY
+    assert kubelet.next_list() == HEALTHY
 
 
-def test_several_may_listen(start, kubelet, inventory):
+def test_several_streams_are_served(start, kubelet, inventory):
     server = start()
     kubelet.listen()
     kubelet.listen()
-    assert [kubelet.heard(), kubelet.heard()] == [HEALTHY, HEALTHY]
+    assert [kubelet.next_list(), kubelet.next_list()] == [HEALTHY, HEALTHY]
     assert server.streams == 2
     inventory.report("GPU-a", "XID 79")
-    assert kubelet.heard() == kubelet.heard() != HEALTHY
+    assert kubelet.next_list() == kubelet.next_list() != HEALTHY
 
 
 def test_a_list_ends_with_the_server(start, kubelet):
     server = start()
     kubelet.listen()
-    kubelet.heard()
+    kubelet.next_list()
     server.stop()
-    assert kubelet.heard() is None
+    assert kubelet.next_list() is None
     assert server.streams == 0
 
 
-def test_a_stream_whose_listener_has_gone_ends(start, kubelet, inventory):
+def test_a_stream_ends_when_its_client_disconnects(start, kubelet, inventory):
     server = start()
     kubelet.listen()
-    kubelet.heard()
-    kubelet.deafen()
-    assert kubelet.heard() is None
+    kubelet.next_list()
+    kubelet.disconnect()
+    assert kubelet.next_list() is None
     version, looks = inventory.snapshot().version, 0
     while server.streams and (looks := looks + 1) < 1000:
         inventory.wait(version, 0.01)
@@ -127,11 +127,11 @@ def test_numa_nodes_are_listed_if_that_is_switched_on(start, directory, wanted, 
     assert [node.ID for node in first.devices[0].topology.nodes] == nodes
 
 
-def test_what_is_granted_reaches_the_kubelet(start, directory):
-    start(hands := Hands(GRANT))
+def test_the_grant_reaches_the_kubelet(start, directory):
+    start(allocator := PreparedAllocator(GRANT))
     with calling(directory / "nvidia-gpu.sock") as caller:
         (answer,) = caller.allocate(["GPU-a-1"]).container_responses
-    assert hands.asked == [("GPU-a-1",)]
+    assert allocator.asked == [("GPU-a-1",)]
     assert dict(answer.envs) == GRANT.env
     assert dict(answer.annotations) == GRANT.annotations
     assert [(one.container_path, one.host_path, one.read_only) for one in answer.mounts] == [("/c", "/h", True)]
@@ -140,12 +140,12 @@ def test_what_is_granted_reaches_the_kubelet(start, directory):
     assert [one.name for one in answer.cdi_devices] == ["v/c=d"]
 
 
-def test_several_containers_are_served_in_their_order(start, directory):
-    start(hands := Hands(Grant(env={"A": "1"}), Grant(env={"B": "2"})))
+def test_several_containers_are_served_in_order(start, directory):
+    start(allocator := PreparedAllocator(Grant(env={"A": "1"}), Grant(env={"B": "2"})))
     with calling(directory / "nvidia-gpu.sock") as caller:
         answer = caller.allocate(["GPU-a-0"], ["GPU-b-0", "GPU-b-1"])
     assert [dict(one.envs) for one in answer.container_responses] == [{"A": "1"}, {"B": "2"}]
-    assert hands.asked == [("GPU-a-0",), ("GPU-b-0", "GPU-b-1")]
+    assert allocator.asked == [("GPU-a-0",), ("GPU-b-0", "GPU-b-1")]
 
 
 @pytest.mark.parametrize("error, status, says", [
@@ -153,8 +153,8 @@ def test_several_containers_are_served_in_their_order(start, directory):
     (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
     (ValueError("a secret"), grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"),
 ], ids=["refused", "API server away", "a bug"])
-def test_an_error_is_told_to_the_kubelet(start, directory, error, status, says):
-    start(Hands(error))
+def test_an_error_is_returned_to_the_kubelet(start, directory, error, status, says):
+    start(PreparedAllocator(error))
     with calling(directory / "nvidia-gpu.sock") as caller, pytest.raises(grpc.RpcError) as caught:
         caller.allocate(["GPU-a-0"])
     assert (caught.value.code(), caught.value.details()) == (status, says)
@@ -162,15 +162,15 @@ def test_an_error_is_told_to_the_kubelet(start, directory, error, status, says):
 
 @pytest.mark.parametrize("answer, preferred", [
     (("GPU-b-0",), ["GPU-b-0"]), ((), []), (ValueError("a bug"), []),
-], ids=["a wish", "none", "an error would fail the pod"])
+], ids=["preferred ids", "none", "an error would fail the pod"])
 def test_preferences(start, directory, answer, preferred):
-    start(hands := Hands(answer))
+    start(allocator := PreparedAllocator(answer))
     with calling(directory / "nvidia-gpu.sock") as caller:
         assert caller.prefer(["GPU-a-0", "GPU-b-0"], ["GPU-a-0"], 1) == [preferred]
-    assert hands.asked == [(("GPU-a-0", "GPU-b-0"), ("GPU-a-0",), 1)]
+    assert allocator.asked == [(("GPU-a-0", "GPU-b-0"), ("GPU-a-0",), 1)]
 
 
-def test_pre_start_says_nothing(start, directory):
+def test_pre_start_does_nothing(start, directory):
     start()
     with calling(directory / "nvidia-gpu.sock") as caller:
         assert not caller.pre_start(["GPU-a-0"]).ListFields()
@@ -189,14 +189,14 @@ def test_an_old_socket_is_replaced(start, directory):
         caller.options()
 
 
-def test_nothing_but_the_socket_is_left_in_the_directory_and_in_the_end_not_even_that(start, directory):
+def test_only_the_socket_is_in_the_directory_until_stop(start, directory):
     server = start()
     assert [path.name for path in directory.iterdir()] == ["nvidia-gpu.sock"]
     server.stop()
     assert list(directory.iterdir()) == []
 
 
-def test_a_successor_s_socket_is_left_alone(start, directory):
+def test_the_socket_of_a_new_process_is_kept(start, directory):
     first = start()
     second = start()
     first.stop()
@@ -213,13 +213,13 @@ def test_the_socket_s_name(fields, name):
     assert socket_path(config(kubelet_socket="/k/kubelet.sock", **fields)) == Path("/k", name)
 
 
-def test_a_path_too_long_for_a_socket_is_refused():
+def test_a_path_too_long_for_a_socket_is_an_error():
     with pytest.raises(HamiError, match="too long for a unix socket"):
         socket_path(config(kubelet_socket=f"/{'k' * 90}/kubelet.sock"))
 
 
-def test_a_directory_that_is_not_there_is_refused_by_name(directory, inventory):
-    server = PluginServer(directory / "away" / "x.sock", config(), inventory, Hands())
+def test_a_missing_directory_is_named(directory, inventory):
+    server = PluginServer(directory / "away" / "x.sock", config(), inventory, PreparedAllocator())
     with pytest.raises((HamiError, OSError), match="away"):
         server.start()
 
@@ -227,7 +227,7 @@ def test_a_directory_that_is_not_there_is_refused_by_name(directory, inventory):
 # ---- registration
 
 
-def test_the_resource_is_offered_to_the_kubelet(start, kubelet, directory):
+def test_the_resource_is_registered_with_the_kubelet(start, kubelet, directory):
     start()
     register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
     request = kubelet.registered.get(timeout=20)
@@ -237,21 +237,21 @@ def test_the_resource_is_offered_to_the_kubelet(start, kubelet, directory):
     assert kubelet.options.get(timeout=20).get_preferred_allocation_available
 
 
-def test_a_kubelet_that_refuses_is_quoted(directory):
+def test_a_rejection_by_the_kubelet_is_quoted(directory):
     kubelet = Kubelet(directory, refuses="invalid resource name")
     with pytest.raises(HamiError, match="nvidia.com/gpu: INVALID_ARGUMENT: invalid resource name"):
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
     kubelet.stop()
 
 
-def test_a_kubelet_that_does_not_answer_is_not_waited_for_without_end(directory):
+def test_a_kubelet_that_does_not_answer_times_out(directory):
     with socket.socket(socket.AF_UNIX) as silent, pytest.raises(HamiError, match="DEADLINE_EXCEEDED"):
         silent.bind(str(directory / "kubelet.sock"))
         silent.listen()
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", timeout=0.05)
 
 
-def test_a_kubelet_that_is_dead_is_not_waited_for(directory):
+def test_a_dead_kubelet_is_not_waited_for(directory):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(directory / "kubelet.sock"))
     with pytest.raises(HamiError, match="UNAVAILABLE"):

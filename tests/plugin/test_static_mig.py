@@ -1,4 +1,4 @@
-"""MIG instances that somebody else has cut."""
+"""MIG instances that an administrator has created."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def device(uuid="MIG-1", gpu="GPU-a", profile=SMALL, outer=1, inner=0):
 
 
 class Driver:
-    """What is on which card; an error is raised."""
+    """The MIG devices of each card; an error is raised."""
 
     def __init__(self, **on):
         self.on = on
@@ -65,12 +65,12 @@ def test_instances_by_resource(strategy, cards, devices, found):
     ([card(), card("GPU-b")], [device()], "card GPU-b has no MIG instances"),
     ([card()], [device(), device("MIG-2", profile=LARGE)], "profiles, 1g.10gb, 3g.40gb: use --mig-strategy mixed"),
 ])
-def test_what_is_not_all_alike_is_not_one_resource(cards, devices, says):
+def test_single_strategy_requires_equal_instances_on_all_cards(cards, devices, says):
     with pytest.raises(HamiError, match=says):
         instances_by_resource("single", GPU, cards, devices)
 
 
-def test_just_what_the_kubelet_asks_for_is_handed_out(static):
+def test_exactly_the_requested_instances_are_allocated(static):
     driver = Driver(GPU_a=[device(), device("MIG-2", outer=2)], GPU_b=[device("MIG-3", gpu="GPU-b")])
     _, found, told = static(driver, card(), card("GPU-b", index=1), pass_device_specs=True)
     grant = found["nvidia.com/mig-1g.10gb"].allocator.allocate(["MIG-3", "MIG-2"])
@@ -84,13 +84,13 @@ def test_just_what_the_kubelet_asks_for_is_handed_out(static):
 @pytest.mark.parametrize("ids, says", [
     ([], "0 MIG instances: none"), (["MIG-1", "MIG-1"], "MIG-1, MIG-1"), (["GPU-a-0"], "not on this node: GPU-a-0"),
 ])
-def test_what_there_is_not_is_refused(static, ids, says):
+def test_invalid_ids_are_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())
     with pytest.raises(AllocationRefused, match=says):
         found["nvidia.com/mig-1g.10gb"].allocator.allocate(ids)
 
 
-def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
+def test_instances_of_an_unhealthy_card_are_unhealthy(static):
     driver = Driver(GPU_a=[device()], GPU_b=[device("MIG-2", gpu="GPU-b")])
     made, found, _ = static(driver, card(), card("GPU-b", index=1))
     resource = found["nvidia.com/mig-1g.10gb"]
@@ -107,7 +107,7 @@ def test_a_card_that_is_unwell_takes_what_is_on_it_along(static):
     assert set(resource.inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
-def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
+def test_a_problem_of_all_cards_lasts_until_each_is_healthy_again(static):
     driver = Driver(GPU_a=[], GPU_b=[device("MIG-2", gpu="GPU-b")])
     cards = [card(), card("GPU-b", index=1)]
     made, found, _ = static(driver, *cards)
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_all_cards_is_until_they_are_well_again(static):
     assert set(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == {"MIG-2"}
 
 
-def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
+def test_a_card_that_cannot_be_read_keeps_its_instances(static):
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = HamiError("GPU-a: lost")
@@ -128,7 +128,7 @@ def test_a_card_that_does_not_answer_keeps_what_was_on_it(static):
     assert found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy == {"MIG-1": "GPU-a: lost"}
 
 
-def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(static):
+def test_deleted_instances_stay_as_unhealthy_and_new_profiles_are_offered(static):
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = [device("MIG-9", profile=LARGE)]
@@ -137,6 +137,6 @@ def test_instances_that_are_gone_stay_as_unwell_ones_and_new_sizes_are_served(st
     assert list(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == ["MIG-1"]
 
 
-def test_cards_that_are_filtered_out_are_nobody_s(static):
+def test_instances_of_filtered_cards_are_not_offered(static):
     _, found, told = static(Driver(GPU_a=[device()]), card(), filtered_uuids=("GPU-a",))
     assert (found, told) == ({}, [[]])
