@@ -132,7 +132,7 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
     param([FOREIGN], None, call(),
           "foreign refused: pod default/foreign cannot be served: it was not assigned to node n1 by HAMi's scheduler",
           id="no lock, placed by another scheduler"),
-    param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock, no checkpoint, all done"),
+    param([RUNNING], None, call(), "no pod on the node is waiting for that many", id="no lock nor checkpoint, all done"),
     param([RUNNING], None, call(served=[]), "runs/c: 9", id="the kubelet has lost its checkpoint"),
     param([RUNNING, PULLING], None, call(served=[("uid-runs", "c")]), "pulls/c: 9", id="the kubelet has lost one"),
     param([placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;", bind_phase="success",
