@@ -29,6 +29,10 @@ Edits = Mapping[str, str | None]
 """Annotations or labels to set; ``None`` removes one."""
 
 _NO_EDITS: Edits = {}
+_WEBHOOKS = "mutatingwebhookconfigurations"
+_GROUPS = {  # of resources that are not in the core group
+    "leases": "/apis/coordination.k8s.io/v1", _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +54,6 @@ class LeaseRecord:
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-class _LeaseMeta(msgspec.Struct, rename="camel"):
-    name: str
-    namespace: str
-    resource_version: str
-    annotations: dict[str, str] | None = None
-
-
-class _LeaseSpec(msgspec.Struct, rename="camel"):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class _Lease(msgspec.Struct):
-    metadata: _LeaseMeta
-    spec: _LeaseSpec | None = None
-
-
 class _Items(msgspec.Struct):
     items: list[msgspec.Raw]
 
@@ -89,12 +73,12 @@ class Cluster:
 
     def pod(self, namespace: str, name: str, *, timeout: float | None = None) -> Pod | None:
         """Returns the current pod; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_pod_path(namespace, name), timeout)
+        data = self._get(_path("pods", namespace, name), timeout)
         return None if data is None else parse_pod(data)
 
     def node(self, name: str, *, timeout: float | None = None) -> Node | None:
         """Returns the current node; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_node_path(name), timeout)
+        data = self._get(_path("nodes", None, name), timeout)
         return None if data is None else parse_node(data)
 
     def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
@@ -102,7 +86,8 @@ class Cluster:
 
         Raises: NotFound if the pod is gone, also if there is another one of its name; MalformedInput.
         """
-        uid, environments = parse_environment(self._read("GET", _pod_path(ref.namespace, ref.name), timeout=timeout))
+        data = self._read("GET", _path("pods", ref.namespace, ref.name), timeout=timeout)
+        uid, environments = parse_environment(data)
         if uid != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
         return environments.get(container, {})
@@ -113,7 +98,7 @@ class Cluster:
 
     def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
-        return self._pods(f"/api/v1/namespaces/{_segment(namespace)}/pods", {"labelSelector": selector}, timeout)
+        return self._pods(_path("pods", namespace), {"labelSelector": selector}, timeout)
 
     def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *, resource_version: str = "",
                      timeout: float | None = None) -> Pod:
@@ -126,7 +111,7 @@ class Cluster:
         if resource_version:
             meta["resourceVersion"] = resource_version
         try:
-            return parse_pod(self._patch(_pod_path(ref.namespace, ref.name), {"metadata": meta}, timeout))
+            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}, timeout))
         except ClusterError as error:
             if error.status == 422 and "metadata.uid" in str(error):
                 raise Conflict(f"pod {ref} is another one now: {error}", error.status) from error
@@ -141,7 +126,7 @@ class Cluster:
         meta: dict[str, object] = {"annotations": annotations}
         if resource_version:
             meta["resourceVersion"] = resource_version
-        return parse_node(self._patch(_node_path(name), {"metadata": meta}, timeout))
+        return parse_node(self._patch(_path("nodes", None, name), {"metadata": meta}, timeout))
 
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
@@ -153,27 +138,28 @@ class Cluster:
                 "annotations": annotations, "labels": labels}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta,
                    "target": {"apiVersion": "v1", "kind": "Node", "name": node}}
-        self._write("POST", f"{_pod_path(ref.namespace, ref.name)}/binding", body=_json(binding), timeout=timeout)
+        path = _path("pods", ref.namespace, ref.name)
+        self._write("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
 
     def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
-        self._write("POST", _event_path(namespace), body=_json(event), timeout=timeout)
+        self._write("POST", _path("events", namespace), body=_json(event), timeout=timeout)
 
     def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
                     timeout: float | None = None) -> None:
         """Merges *patch* into an Event. Raises: NotFound if it has expired."""
-        self._patch(_event_path(namespace, name), patch, timeout)
+        self._patch(_path("events", namespace, name), patch, timeout)
 
     def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
         """Returns the current Lease; ``None`` if there is none. One attempt. Raises also: MalformedInput."""
         try:
-            return _parse_lease(self._api.request("GET", _lease_path(namespace, name), timeout=timeout))
+            return _parse_lease(self._api.request("GET", _path("leases", namespace, name), timeout=timeout))
         except NotFound:
             return None
 
     def create_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
         """Creates the Lease, in one attempt, and returns it as stored. Raises: Conflict if there is one."""
-        return _parse_lease(self._api.request("POST", _lease_path(lease.namespace), body=_render_lease(lease),
+        return _parse_lease(self._api.request("POST", _path("leases", lease.namespace), body=_render_lease(lease),
                                               timeout=timeout))
 
     def update_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
@@ -181,17 +167,17 @@ class Cluster:
 
         Raises: Conflict if it has changed since, NotFound if it is gone.
         """
-        return _parse_lease(self._api.request("PUT", _lease_path(lease.namespace, lease.name),
+        return _parse_lease(self._api.request("PUT", _path("leases", lease.namespace, lease.name),
                                               body=_render_lease(lease), timeout=timeout))
 
     def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
         """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_secret_path(namespace, name), timeout)
+        data = self._get(_path("secrets", namespace, name), timeout)
         return None if data is None else parse_secret(data)
 
     def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
         """Creates a Secret of type kubernetes.io/tls and returns it as stored. Raises: Conflict if there is one."""
-        return parse_secret(self._write("POST", _secret_path(secret.namespace), body=_json(render_secret(secret)),
+        return parse_secret(self._write("POST", _path("secrets", secret.namespace), body=_json(render_secret(secret)),
                                         timeout=timeout))
 
     def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
@@ -199,12 +185,12 @@ class Cluster:
 
         Raises: Conflict if it has changed since, NotFound if it is gone.
         """
-        return parse_secret(self._write("PUT", _secret_path(secret.namespace, secret.name),
+        return parse_secret(self._write("PUT", _path("secrets", secret.namespace, secret.name),
                                         body=_json(render_secret(secret)), timeout=timeout))
 
     def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
         """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_webhook_path(name), timeout)
+        data = self._get(_path(_WEBHOOKS, None, name), timeout)
         return None if data is None else parse_webhook_configuration(data)
 
     def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
@@ -214,8 +200,8 @@ class Cluster:
         Raises: Conflict if the configuration has changed since, NotFound if it is gone.
         """
         return parse_webhook_configuration(self._write(
-            "PATCH", _webhook_path(configuration.name), body=_json(render_bundle(configuration, bundle)),
-            content_type=STRATEGIC_MERGE_PATCH, timeout=timeout))
+            "PATCH", _path(_WEBHOOKS, None, configuration.name),
+            body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH, timeout=timeout))
 
     def _pods(self, path: str, query: Mapping[str, str], timeout: float | None) -> list[Pod]:
         data = self._read("GET", path, query=query, timeout=timeout)
@@ -245,29 +231,11 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{_segment(namespace)}/pods/{_segment(name)}"
-
-
-def _node_path(name: str) -> str:
-    return f"/api/v1/nodes/{_segment(name)}"
-
-
-def _event_path(namespace: str, name: str = "") -> str:
-    return f"/api/v1/namespaces/{_segment(namespace)}/events" + (f"/{_segment(name)}" if name else "")
-
-
-def _lease_path(namespace: str, name: str = "") -> str:
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{_segment(namespace)}/leases"
-    return f"{path}/{_segment(name)}" if name else path
-
-
-def _secret_path(namespace: str, name: str = "") -> str:
-    return f"/api/v1/namespaces/{_segment(namespace)}/secrets" + (f"/{_segment(name)}" if name else "")
-
-
-def _webhook_path(name: str) -> str:
-    return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{_segment(name)}"
+def _path(resource: str, namespace: str | None, name: str | None = None) -> str:
+    """Returns the path of a collection, or of an object in it. *namespace*: ``None`` for cluster-wide resources."""
+    group = _GROUPS.get(resource, "/api/v1")
+    within = "" if namespace is None else f"/namespaces/{_segment(namespace)}"
+    return f"{group}{within}/{resource}" + ("" if name is None else f"/{_segment(name)}")
 
 
 def _segment(name: str) -> str:
@@ -279,15 +247,16 @@ def _segment(name: str) -> str:
 
 def _parse_lease(data: bytes) -> LeaseRecord:
     try:
-        wire = msgspec.json.decode(data, type=_Lease)
         source = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        meta, spec = source["metadata"], source.get("spec") or {}
+        return msgspec.convert({
+            "namespace": meta["namespace"], "name": meta["name"], "holder": spec.get("holderIdentity") or "",
+            "duration_s": spec.get("leaseDurationSeconds") or 0, "acquire_time": spec.get("acquireTime") or "",
+            "renew_time": spec.get("renewTime") or "", "transitions": spec.get("leaseTransitions") or 0,
+            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"],
+            "source": source}, LeaseRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
         raise MalformedInput("lease", data[:200].decode(errors="replace"), str(error)) from error
-    meta, spec = wire.metadata, wire.spec or _LeaseSpec()
-    return LeaseRecord(namespace=meta.namespace, name=meta.name, holder=spec.holder_identity or "",
-                       duration_s=spec.lease_duration_seconds or 0, acquire_time=spec.acquire_time or "",
-                       renew_time=spec.renew_time or "", transitions=spec.lease_transitions or 0,
-                       annotations=meta.annotations or {}, resource_version=meta.resource_version, source=source)
 
 
 def _render_lease(lease: LeaseRecord) -> bytes:
