@@ -65,7 +65,8 @@ class PodRecord:
 class PodCache:
     """Pods by uid.
 
-    *lock* is the cache's: it guards the records, the bookings and the reservations, and is never held across I/O.
+    *lock* is the cache's: it guards the records, the bookings and the reservations, and is never held across I/O; only
+    single look-ups do without it.
     The annotations of an unbound pod that has a reservation of this process do not count.
     """
 
@@ -129,8 +130,7 @@ class PodCache:
 
     def get(self, uid: str) -> PodRecord | None:
         """Returns the record of the pod."""
-        with self._lock:
-            return self._records.get(uid)
+        return self._records.get(uid)
 
     def named(self, namespace: str, name: str) -> PodRecord | None:
         """Returns the record of the latest pod of that name."""
@@ -140,8 +140,7 @@ class PodCache:
 
     def is_deleted(self, uid: str) -> bool:
         """Reports whether the pod is known to be deleted."""
-        with self._lock:
-            return uid in self._tombstones
+        return uid in self._tombstones
 
     def all(self) -> list[PodRecord]:
         """Returns all records."""

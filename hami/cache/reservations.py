@@ -68,8 +68,8 @@ class AssumedPod:
 class Reservations:
     """Reservations by pod uid; their devices are booked in *index*.
 
-    *lock* is the cache's: it guards the reservations and the index. *on_end* is called under that lock with the uid of
-    each pod whose reservation ends.
+    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it. *on_end* is
+    called under that lock with the uid of each pod whose reservation ends.
     """
 
     def __init__(self, index: Index, lock: threading.RLock, *, clock: Callable[[], float],
@@ -92,9 +92,8 @@ class Reservations:
 
     def get(self, uid: str) -> Reservation | None:
         """Returns the reservation of a pod whose Binding has not been written."""
-        with self._lock:
-            assumed = self._assumed.get(uid)
-            return assumed.reservation if assumed and assumed.stage is not BindingStage.FINISHED else None
+        assumed = self._assumed.get(uid)
+        return assumed.reservation if assumed and assumed.stage is not BindingStage.FINISHED else None
 
     def find(self, uid: str) -> AssumedPod | None:
         """Returns the pod's reservation and its state. The caller holds the lock and does not change it."""
@@ -102,8 +101,7 @@ class Reservations:
 
     def is_current(self, reservation: Reservation) -> bool:
         """Reports whether *reservation* still holds: no later filter has replaced it and the pod is not gone."""
-        with self._lock:
-            return self._current(reservation) is not None
+        return self._current(reservation) is not None
 
     def unbound(self) -> int:
         """Returns how many reservations have no Binding yet."""

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hami.model import PodRef
@@ -21,12 +20,12 @@ class LockId(NamedTuple):
     key: str
 
 
-@dataclass(slots=True, eq=False)
 class Waiter:
-    """A bind that waits for a lock. *woken* is set when it should look at the lock again."""
+    """A bind of the pod *ref* that waits for a lock. *woken* is set when it should look at the lock again."""
 
-    ref: PodRef
-    woken: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, ref: PodRef) -> None:
+        self.ref = ref
+        self.woken = threading.Event()
 
 
 class LockQueue:

@@ -82,17 +82,15 @@ class _Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _FoundLock:
-    """Seconds since a lock was written (*age*), since this process has seen it, and since this replica leads."""
+    """Seconds since a lock was written (*age*) and since this process has seen it.
+
+    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term.
+    """
 
     lock: LockId
     age: float
     seen_for: float
-    leading_for: float
-
-    @property
-    def inherited_for(self) -> float:
-        """Seconds for which this replica has led and seen the lock; 0 if the lock may be from its own term."""
-        return min(self.seen_for, self.leading_for) if self.age > self.leading_for + 1.0 else 0.0
+    inherited_for: float
 
 
 class NodeLocks:
@@ -313,9 +311,9 @@ class NodeLocks:
         except MalformedInput as error:
             log.warning("node lock unreadable, taking it over", extra={"node": lock.node, "error": error})
             return True
-        seen_for = self._seen_for(lock, text)
+        seen_for, leading_for = self._seen_for(lock, text), (self._now() - self._leading_since()).total_seconds()
         age = max((self._now() - parsed.at).total_seconds(), seen_for)
-        found = _FoundLock(lock, age, seen_for, (self._now() - self._leading_since()).total_seconds())
+        found = _FoundLock(lock, age, seen_for, min(seen_for, leading_for) if age > leading_for + 1.0 else 0.0)
         if parsed.holder is not None:
             return self._is_holder_done(found, *parsed.holder)
         return age > self._timeouts(lock).allocation or self._is_abandoned(found)
