@@ -224,12 +224,11 @@ class NodeLocks:
         """Takes the lock if it is free. Its claim is kept then."""
         if not self._claim(lock):
             return False
-        taken = False
+        state, taken = self._states[lock], False
         try:
             taken = self._take_free(lock, ref)
         finally:
-            if not taken:
-                self._states[lock].claimed = False
+            state.claimed = taken
         return taken
 
     def _take_free(self, lock: LockId, ref: PodRef) -> bool:
