@@ -8,7 +8,10 @@ from typing import Protocol
 
 from hami.model import MigProfile
 
-__all__ = ["Card", "CardSource", "Instance", "Instances", "MigDevice"]
+__all__ = ["Card", "CardSource", "HealthReport", "Instance", "Instances", "MigDevice"]
+
+HealthReport = Callable[[str, str], None]
+"""Receives a card's UUID (empty: all cards) and the reason why it is unhealthy (empty: it is healthy)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +89,8 @@ class CardSource(Protocol):
 
     def cards(self) -> Sequence[Card]: ...
 
-    def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
-        """Call *report* with a card's UUID (empty: all cards) and the reason when it becomes unhealthy, or an empty
-        reason when it becomes healthy. Returns when *stopped*."""
+    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
+        """Report changes of the cards' health. Returns when *stopped*."""
 
     @property
     def instances(self) -> Instances: ...

@@ -41,7 +41,7 @@ from hami.codec.device_config import MigAllowance
 from hami.codec.documents import decode_yaml
 from hami.errors import HamiError, MalformedInput
 from hami.model import MigProfile, Partition
-from hami.devices.cards import Card, Instance, MigDevice
+from hami.devices.cards import Card, HealthReport, Instance, MigDevice
 from hami.devices.mig_profiles import allowed_profiles
 from hami.quantity import INT32_MAX
 from hami.runtime.options import read_text
@@ -156,7 +156,7 @@ class MockCards:
         return [replace(one.card, mig=one.card.mig or one.card.uuid in enabled,
                         profiles=tuple(self.allowed(one.card).values())) for one in entries]
 
-    def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Report each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
         while not stopped():

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
-from hami.devices.cards import Card
+from hami.devices.cards import Card, HealthReport
 from hami.devices.health import XidRules
 from hami.devices.mig_profiles import allowed_profiles
-from hami.devices.nvml_health import Report, XidWatch
+from hami.devices.nvml_health import XidWatch
 from hami.devices.nvml_library import decode, is_unsupported
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
@@ -75,7 +75,7 @@ class NvmlCards:
         handles = {card.uuid: handle for card, handle in found}
         return [replace(card, links=self._links.scores(card.uuid, handles)) for card, _ in found]
 
-    def watch_health(self, report: Report, stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Report cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
         self._health.run(report, stopped)
 

@@ -10,16 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from hami.devices.cards import HealthReport
 from hami.devices.health import XidRules
 from hami.devices.nvml_library import decode, is_unsupported
 from hami.runtime.once import OncePerKey
 
-__all__ = ["Report", "XidWatch"]
+__all__ = ["XidWatch"]
 
 log = logging.getLogger(__name__)
-
-Report = Callable[[str, str], None]
-"""Receives a card's UUID (empty: all cards) and the reason why it is unhealthy (empty: it is healthy)."""
 
 EVENT_TIMEOUT_MS = 1000  # of one wait; a stop takes at most as long
 PAUSE_SECONDS = 1.0
@@ -40,7 +38,7 @@ class XidWatch:
         self._reported: dict[str, str] = {}
         self._skipped = OncePerKey()
 
-    def run(self, report: Report, stopped: Callable[[], bool]) -> None:
+    def run(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Watch until *stopped*, or return at once if nothing can or need be watched."""
         if self._rules.is_off:
             log.info("health not watched: all XIDs are ignored")
@@ -62,7 +60,7 @@ class XidWatch:
                 with suppress(self._nvml.NVMLError):
                     self._nvml.nvmlEventSetFree(events)
 
-    def _register(self, report: Report) -> tuple[Any, bool]:
+    def _register(self, report: HealthReport) -> tuple[Any, bool]:
         """Returns an event set with all cards that can be watched, and whether those are all cards."""
         nvml = self._nvml
         events = nvml.nvmlEventSetCreate()
@@ -74,7 +72,7 @@ class XidWatch:
                 nvml.nvmlEventSetFree(events)
             raise
 
-    def _register_card(self, index: int, events: Any, report: Report) -> bool:
+    def _register_card(self, index: int, events: Any, report: HealthReport) -> bool:
         nvml = self._nvml
         uuid = ""
         try:
@@ -94,14 +92,14 @@ class XidWatch:
         self._report(uuid, "", report)
         return True
 
-    def _report(self, uuid: str, reason: str, report: Report) -> None:
+    def _report(self, uuid: str, reason: str, report: HealthReport) -> None:
         """Report a change of a card's health. A permanent reason overrides *reason*."""
         current = self._failed.get(uuid) or self._failed.get("") or reason
         if self._reported.get(uuid) != current:
             self._reported[uuid] = current
             report(uuid, current)
 
-    def _receive(self, events: Any, is_complete: bool, report: Report, stopped: Callable[[], bool]) -> None:
+    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Handle events until *stopped*, or until a new registration is due: after an error, or to add cards."""
         nvml = self._nvml
         remaining_ms = RETRY_SECONDS * 1000
@@ -117,7 +115,7 @@ class XidWatch:
                 return
             self._handle(event, report)
 
-    def _handle(self, event: Any, report: Report) -> None:
+    def _handle(self, event: Any, report: HealthReport) -> None:
         nvml = self._nvml
         if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._rules.is_critical(event.eventData):
             return
