@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from e2e.eventually import eventually
 from hami.scheduler.leadership import IDLE_S, Leadership
 from hami.errors import ClusterError
 from tests.world import Clock
@@ -47,11 +48,7 @@ class Role:
         return self.acting.leads_until() > self.clock()
 
     def become_acting(self):
-        for _ in range(2000):
-            if self.acts():
-                return
-            threading.Event().wait(0.001)
-        raise AssertionError("does not act")
+        eventually(self.acts, "the replica acts", interval=0.001)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from pytest import param
 
+from e2e.eventually import eventually
 from hami.scheduler.node_lock import LockTimeouts
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
@@ -342,7 +343,8 @@ class WaitingBinds:
         thread = threading.Thread(target=self._wait, args=(name, wanted, patience), daemon=True)
         thread.start()
         self.threads.append(thread)
-        until(lambda: self.scene.replica.queue.waiting().get("n1", 0) > before or not thread.is_alive())
+        eventually(lambda: self.scene.replica.queue.waiting().get("n1", 0) > before or not thread.is_alive(),
+                   "the bind waits for the node or has ended", interval=0.001)
 
     def _wait(self, name, wanted, patience):
         try:
@@ -357,14 +359,6 @@ class WaitingBinds:
             assert not thread.is_alive()
 
 
-def until(holds):
-    for _ in range(5000):
-        if holds():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("condition not met")
-
-
 def test_locks_are_taken_in_order_when_the_watch_shows_them_free():
     scene = Scene(f"{NOW},default,held", holder())
     binds = WaitingBinds(scene)
@@ -375,7 +369,7 @@ def test_locks_are_taken_in_order_when_the_watch_shows_them_free():
         scene.locks.hand_over("n1", (NODE_LOCK,))
         scene.fake.release("n1")
         scene.replica.watch()
-        until(lambda: len(binds.got) == count)
+        eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
     assert binds.got == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
 
@@ -387,7 +381,7 @@ def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
     binds.join("b", wanted=lambda: wanted[0])
     wanted[0] = False
     scene.replica.queue.wake_pod("uid-b")
-    until(lambda: binds.given_up)
+    eventually(lambda: binds.given_up, "a bind gives up", interval=0.001)
     assert "filtered again or deleted" in binds.given_up[0][1]
     scene.replica.queue.close()
     binds.end()

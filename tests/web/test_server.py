@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from e2e.eventually import eventually
 from hami.errors import HamiError
 from hami.web.server import serve
 
@@ -387,12 +388,15 @@ def busy(server, count):
     busy_over(lambda: server.get("/about"), count)
 
 
+def is_listening(port):
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 def busy_over(about, count):
-    for _ in range(200):
-        if json.loads(about()[1])["threads"] >= count + 2:  # main and the one that answers
-            return
-        threading.Event().wait(0.02)
-    pytest.fail("requests never arrived")
+    eventually(lambda: json.loads(about()[1])["threads"] >= count + 2,  # the main thread and the one that answers
+               f"{count} requests have arrived")
 
 
 def test_ctrl_c_in_a_terminal_lets_requests_finish_too(start):
@@ -409,14 +413,7 @@ def test_no_listening_socket_is_left_while_requests_finish(start):
     port = server.port
     server.signal()
     server.wait_for("stopping")
-    for _ in range(100):
-        with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            threading.Event().wait(0.01)
-            continue
-        break
-    else:
-        pytest.fail("still listening")
+    eventually(lambda: not is_listening(port), "the server has stopped listening")
     assert server.process.poll() is None
     assert server.end()[0] == 0
     assert server.lines("stop hook done")
@@ -452,10 +449,7 @@ def test_half_sent_requests_do_not_delay_the_stop(start):
 
 def test_a_signal_before_the_worker_is_ready_is_not_lost(start):
     server = start(grace=5, fail=None)
-    for _ in range(500):
-        if worker_of(server.process.pid):
-            break
-        threading.Event().wait(0.005)
+    eventually(lambda: worker_of(server.process.pid), "the worker has started")
     server.signal()
     status, seconds = server.end()
     assert status == 0
@@ -498,12 +492,7 @@ def test_a_worker_without_parent_ends(start):
     server.signal(signal.SIGKILL)
     server.wait_for("stopped")
     assert server.end()[0] == -signal.SIGKILL
-    for _ in range(200):
-        if not Path(f"/proc/{worker}").exists():
-            break
-        threading.Event().wait(0.02)
-    else:
-        pytest.fail("still there")
+    eventually(lambda: not Path(f"/proc/{worker}").exists(), "the worker has ended")
 
 
 def test_gunicorn_s_other_signals_change_nothing(start):
@@ -628,10 +617,7 @@ def test_a_client_that_refuses_our_certificate_is_one_line(secured):
 def test_requests_over_tls_finish_before_the_stop(secured):
     server, context = secured
     waiting = in_background(lambda: server.get("/wait", context=context))
-    for _ in range(200):
-        if json.loads(server.get("/about", context=context)[1])["threads"] >= 3:
-            break
-        threading.Event().wait(0.02)
+    busy_over(lambda: server.get("/about", context=context), 1)
     server.signal()
     assert waiting() == (200, "released")
     assert server.end()[0] == 0
