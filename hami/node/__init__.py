@@ -1,1 +1,1 @@
-"""What a container on the node is given: grants, CDI specifications, host files, and the pods of the node."""
+"""Everything that a container on the node is given: grants, CDI specifications, host files; and the node's pods."""

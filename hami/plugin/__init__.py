@@ -1,1 +1,1 @@
-"""The node's half for NVIDIA cards: registers them, hands slices to containers, and says when that is done."""
+"""The device plugin for NVIDIA cards: registers the node, serves the kubelet's device plugin API, releases node locks."""

@@ -32,6 +32,7 @@ class DeferredWrites:
         self._node = node
         self._to_allocate = to_allocate
         self._events = events
+        self._flush_lock = threading.Lock()  # one flush at a time, I/O included, so that no write is made twice
         self._lock = threading.Lock()  # guards _writes; never held across I/O
         self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
         self._queued = threading.Event()
@@ -60,17 +61,18 @@ class DeferredWrites:
 
     def flush(self) -> None:
         """Makes all queued writes. Sends nothing if there are none. Logs what fails. Never raises a HamiError."""
-        with self._lock:
-            writes = dict(self._writes)
-        for key, write in writes.items():
-            try:
-                write()
-            except ClusterError as error:
-                log.warning("deferred write failed", extra={"subject": str(key), "error": error})
-                continue
+        with self._flush_lock:
             with self._lock:
-                if self._writes.get(key) is write:
-                    del self._writes[key]
+                writes = dict(self._writes)
+            for key, write in writes.items():
+                try:
+                    write()
+                except ClusterError as error:
+                    log.warning("deferred write failed", extra={"subject": str(key), "error": error})
+                    continue
+                with self._lock:
+                    if self._writes.get(key) is write:
+                        del self._writes[key]
 
     def _queue(self, key: PodRef | str, write: Callable[[], None]) -> None:
         with self._lock:

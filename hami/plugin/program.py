@@ -103,7 +103,7 @@ class DevicePluginProgram:
             self._registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
                 path, config, self._inventory, self._allocator, on_disconnect=on_disconnect), clock=time.monotonic)
         self._running: list[KubeletRegistration] = []
-        self._lock = threading.Lock()  # guards _running and _registration; never held across I/O
+        self._lock = threading.Lock()  # guards _running and _registration; never held while a registration runs
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
