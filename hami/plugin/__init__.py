@@ -1,1 +1,1 @@
-"""The device plugin for NVIDIA cards: registers the node, serves the kubelet's device plugin API, releases node locks."""
+"""The device plugin for NVIDIA cards: registers the node and serves the kubelet's device plugin API."""
