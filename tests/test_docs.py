@@ -167,7 +167,7 @@ def test_the_events_are_found():
 @pytest.mark.parametrize("path", [path for path in DOCS if path.name != "configuration.md"], ids=lambda path: path.name)
 def test_words_of_ours_are_events_reasons_and_alerts(path):
     words = {word for span in spans(read(path)) for word in re.findall(r"(?:^|\s)((?:[A-Z][a-z]+){2,})$", span)}
-    backends = {entry.backend for entry in entries(chart_config())}
+    backends = {entry.vendor.key for entry in entries(chart_config())}
     assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
 
 
@@ -247,10 +247,10 @@ def literals():
 @cache
 def keys():
     """Returns all names with a domain, in the code, the manifests and the catalog."""
-    listed = {name for entry in entries(chart_config()) for value in (
-        entry.count, entry.memory, entry.memory_percent, entry.cores, entry.priority, entry.register, entry.handshake,
-        entry.to_allocate, entry.allocated, entry.lock, *entry.selectors, *entry.node_keys, *entry.pod_keys)
-        for name in [value] if name}
+    catalog = [entry.vendor for entry in entries(chart_config())]
+    listed = {name for vendor in catalog for name in (
+        *vendor.resources, vendor.register, vendor.handshake, vendor.to_allocate, vendor.allocated, vendor.lock,
+        *vendor.selectors.names, *vendor.node_keys, *vendor.pod_keys) if name}
     listed |= {key for vendor in vendors(chart_config(), ascend=True) for key in vendor.extra_keys}
     manifests = "\n".join(path.read_text() for path in sorted((ROOT / "manifests").rglob("*.yaml")))
     return frozenset({text for text in literals() if KEY.fullmatch(text)} | listed | set(KEY.findall(manifests)))
@@ -277,7 +277,8 @@ def test_quotas_that_are_shown_are_counted():
     """HAMi enforces memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
-    counted = {f"limits.{name}" for entry in entries(chart_config()) for name in (entry.memory, entry.cores)}
+    counted = {f"limits.{name}" for entry in entries(chart_config())
+               for name in (entry.vendor.memory, entry.vendor.cores)}
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 
 

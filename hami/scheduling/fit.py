@@ -253,15 +253,11 @@ def _another_device(usage: DeviceUsage, request: Request, context: FitContext, p
     return Reason.CUSTOM_RULE if elsewhere else None
 
 
-def _passed(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return None
-
-
 _RULES: dict[Rule, CheckDevice] = {
     Rule.HEALTH: _unhealthy,
     Rule.CORDON: _cordoned,
     Rule.TYPE: _other_type,
-    Rule.NUMA: _passed,  # marks the point at which numa-bind drops earlier picks
+    Rule.NUMA: lambda usage, request, context, picks: None,  # marks the point at which numa-bind drops earlier picks
     Rule.UUID: _other_uuid,
     Rule.SLOTS: _no_slot,
     Rule.MUTEX: _in_use_for_mutex,

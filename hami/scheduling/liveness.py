@@ -22,7 +22,7 @@ HANDSHAKE_TIMEOUT = 60.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class PluginObservation:
-    """What a node shows of one vendor's device plugin.
+    """The state of one vendor's device plugin as its node shows it.
 
     *handshake*, *register*: annotation texts. *allocatable*: the number of devices that the kubelet offers.
     """

@@ -77,10 +77,6 @@ class Draft:
         """Sets an environment variable, in place of one of the same name."""
         self._env[name] = value
 
-    def has_env(self, name: str) -> bool:
-        """Reports whether the container sets the variable itself."""
-        return any(entry.get("name") == name for entry in self._entries())
-
     @property
     def variables(self) -> list[tuple[str, str | None]]:
         """The environment variables that the container sets itself, in order; ``None`` if not a literal."""

@@ -51,8 +51,8 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
                              f"{devices} devices that {vendor.count} names")
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:
-        raise MalformedInput(f"label {INSTANCE_TYPE}", "", f"missing, expected the kind of instance that has "
-                             f"{devices} {vendor.count}: it says which devices are linked")
+        raise MalformedInput(f"label {INSTANCE_TYPE}", "", "missing, expected the instance type: it determines "
+                             "which devices are linked")
     each = cores // devices
     made = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
     return tuple(replace(device, info={"instance_type": kind}) for device in made or ())

@@ -69,8 +69,8 @@ def _check_variables(draft: Draft) -> None:
             continue
         if name == _VISIBLE or name in _OTHER_VARIABLES or any(
                 name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
-            message = (f"container {draft.name} sets {name}, which is the device plugin's to set: ask for memory and "
-                       f"cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
+            message = (f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory "
+                       f"and cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
             raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
 
 

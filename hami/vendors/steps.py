@@ -80,6 +80,6 @@ def name_in_env(variable: str) -> Step:
     """Returns a step that sets *variable* to the container's name, unless the container sets it itself."""
 
     def step(draft: Draft) -> None:
-        if draft.name and not draft.has_env(variable):
+        if draft.name and variable not in dict(draft.variables):
             draft.set_env(variable, draft.name)
     return step

@@ -1,6 +1,5 @@
-"""The catalogue as a table."""
+"""The catalog as a table."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -8,19 +7,19 @@ import pytest
 
 from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
-from hami.inspect.vendors import FORMATS, entries, entry_of, render
+from hami.inspect.vendors import FORMATS, Entry, entries, render
 from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor, DisplayText
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 
 
 def vendor(key="Acme", **fields):
-    """A vendor that nobody asks for devices."""
+    """A vendor without devices."""
     return Vendor(**{"key": key, "count": f"{key.lower()}.com/card", "inventory": lambda vendor, node: None} | fields)
 
 
 def chip(word, **fields):
-    """One of several backends that differ in their name."""
+    """One of several vendors that differ in their name."""
     return vendor(word, **{"count": f"acme.com/{word}", "allocated": f"hami.io/{word}-devices-allocated"} | fields)
 
 
@@ -37,7 +36,7 @@ def chip(word, **fields):
     (vendor(cores="a/c"), "", "% of a device", "whole devices"),
     (vendor(memory="a/m", cores="a/c", default_cores=100), "MiB", "% of a device", "all memory, 100 cores"),
     (vendor(memory="a/m", cores="a/c", defaults_to_all_cores=True), "MiB", "% of a device",
-     "all memory, all cores if no memory is asked for"),
+     "all memory, all cores if no memory is requested"),
     (vendor(memory="a/m", defaults_to_all_cores=True), "MiB", "", "all memory"),
     (vendor(cores="a/c", core_unit=CoreUnit.MASK), "", "cores", "whole devices"),
     (vendor(cores="a/c", core_unit=CoreUnit.MASK, display=DisplayText(cores="Cubes")), "", "Cubes", "whole devices"),
@@ -47,44 +46,49 @@ def chip(word, **fields):
      "all memory"),
 ])
 def test_units_and_defaults(made, memory_unit, cores_unit, default):
-    entry = entry_of(made)
+    entry = Entry(made)
     assert (entry.memory_unit, entry.cores_unit, entry.default) == (memory_unit, cores_unit, default)
 
 
 def test_names_are_those_of_the_record():
-    entry = entry_of(vendor(
+    entry = Entry(vendor(
         memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", register="r", handshake="h", to_allocate="t",
         allocated="d", lock="l", node_keys=("n",), pod_keys=("p",),
         selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x", is_on=False)
-    assert dataclasses.asdict(entry) == {
-        "backend": "Acme", "count": "acme.com/card", "memory": "a/m", "memory_unit": "MiB", "memory_percent": "a/p",
-        "cores": "a/c", "cores_unit": "% of a device", "priority": "a/y", "default": "all memory",
-        "switch": "--enable-x", "is_on": False,
-        "register": "r", "handshake": "h", "to_allocate": "t", "allocated": "d", "lock": "l",
-        "selectors": ("u", "v", "w"), "node_keys": ("n",), "pod_keys": ("p",)}
+    assert json.loads(render([entry], "json")) == [{
+        "backend": "Acme",
+        "resources": {"count": "acme.com/card", "memory": "a/m", "memoryPercent": "a/p", "cores": "a/c",
+                      "priority": "a/y"},
+        "units": {"memory": "MiB", "cores": "% of a device"},
+        "default": "all memory",
+        "annotations": {"register": "r", "handshake": "h", "toAllocate": "t", "allocated": "d", "lock": "l",
+                        "selectors": ["u", "v", "w"], "node": ["n"], "pod": ["p"]},
+        "switch": "--enable-x",
+        "on": False,
+    }]
 
 
 def test_a_table_in_text_has_aligned_columns():
-    table = render([entry_of(vendor(memory="a/m")), entry_of(vendor("B"), "--enable-b", is_on=False)])
+    table = render([Entry(vendor(memory="a/m")), Entry(vendor("B"), "--enable-b", is_on=False)])
     assert table.splitlines()[:5] == [
         "Resources",
         "",
-        "backend  devices        memory  in   cores  in  unless it says  switch",
-        "Acme     acme.com/card  a/m     MiB  –      –   all memory      –",
-        "B        b.com/card     –       –    –      –   whole devices   --enable-b (off)",
+        "backend  devices        memory  in   cores  in  default        switch",
+        "Acme     acme.com/card  a/m     MiB  –      –   all memory     –",
+        "B        b.com/card     –       –    –      –   whole devices  --enable-b (off)",
     ]
     assert table.splitlines()[6] == "Annotations"
 
 
 def test_a_switch_that_is_on_is_shown_without_a_mark():
-    assert "--enable-b\n" in render([entry_of(vendor("B"), "--enable-b")])
+    assert "--enable-b\n" in render([Entry(vendor("B"), "--enable-b")])
 
 
 def test_in_markdown_backends_that_differ_in_name_alone_share_a_row():
-    table = render([entry_of(chip("C1")), entry_of(chip("C2")), entry_of(chip("C3", memory="acme.com/C3-memory"))],
+    table = render([Entry(chip("C1")), Entry(chip("C2")), Entry(chip("C3", memory="acme.com/C3-memory"))],
                    "markdown")
     assert table.splitlines() == [
-        "| backend | devices | memory | in | cores | in | unless it says | switch |",
+        "| backend | devices | memory | in | cores | in | default | switch |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| C1, C2 | `acme.com/‹chip›` |  |  |  |  | whole devices |  |",
         "| C3 | `acme.com/C3` | `acme.com/C3-memory` | MiB |  |  | all memory |  |",
@@ -97,14 +101,13 @@ def test_in_markdown_backends_that_differ_in_name_alone_share_a_row():
 
 
 def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
-    entry = dataclasses.replace(entry_of(chip("C")), cores="a.b/c", cores_unit="1/16 of a device", switch="--enable-c",
-                                is_on=False)
+    entry = Entry(chip("C", cores="a.b/c", core_unit=CoreUnit.SIXTEENTHS), "--enable-c", is_on=False)
     assert "| `a.b/c` | 1/16 of a device | whole devices | `--enable-c` (off) |" in render([entry], "markdown")
 
 
 def test_json_has_every_field():
     made = vendor(memory="a/m", register="r", selectors=SelectorKeys(use_types="u"))
-    entry = entry_of(made, "--enable-a", is_on=False)
+    entry = Entry(made, "--enable-a", is_on=False)
     assert json.loads(render([entry], "json")) == [{
         "backend": "Acme",
         "resources": {"count": "acme.com/card", "memory": "a/m", "memoryPercent": "", "cores": "", "priority": ""},
@@ -119,7 +122,7 @@ def test_json_has_every_field():
 
 def test_the_entries_are_those_of_the_device_configuration():
     (nvidia,) = entries(DeviceConfig(nvidia=NvidiaConfig(memory_factor=1024)))
-    assert (nvidia.backend, nvidia.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
+    assert (nvidia.vendor.key, nvidia.vendor.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
     assert (nvidia.switch, nvidia.is_on) == ("", True)
 
 
@@ -135,9 +138,9 @@ ILUVATARS = {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
 ], ids=["neither", "ascend", "iluvatar", "both"])
 def test_what_is_switched_off_is_shown_and_marked(given, off):
     found = entries(chart_config(), **given)
-    assert {entry.backend for entry in found if not entry.is_on} == off
-    assert {entry.backend for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
-    assert {entry.backend for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
+    assert {entry.vendor.key for entry in found if not entry.is_on} == off
+    assert {entry.vendor.key for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
+    assert {entry.vendor.key for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
 
 
 def test_the_page_of_devices_shows_the_catalogue():

@@ -124,5 +124,5 @@ def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(
         return
     with pytest.raises(MalformedInput) as caught:
         admit(NVIDIA, ONE, env=env)
-    assert str(caught.value) == (f"container c sets {entry['name']}, which is the device plugin's to set: ask for "
+    assert str(caught.value) == (f"container c sets {entry['name']}, which is reserved for the device plugin: request "
                                  "memory and cores as resources, such as nvidia.com/gpumem")
