@@ -80,7 +80,7 @@ class SchedulerProgram:
         self._settings = settings
         clock = time.monotonic
 
-        # What the scheduler knows
+        # Cache and leadership
         api = Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S)
         self._cluster = Cluster(api)
         vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
@@ -91,7 +91,7 @@ class SchedulerProgram:
         self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
 
-        # What it tells
+        # Events and metrics
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
         limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
         self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
@@ -99,7 +99,7 @@ class SchedulerProgram:
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
 
-        # What it does
+        # Verbs and controller
         locks = NodeLocks(
             self._cluster, self._cache, self._queue, LockTimeouts(allocation=settings.node_lock_timeout),
             leading_since=self._leadership.since, clock=clock, now=_now, on_revoked=self._record_revoked)
@@ -117,7 +117,7 @@ class SchedulerProgram:
             self._cluster, self._cache, locks, self._events, self._leadership, rules,
             own_pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, now=_now)
 
-        # What it serves
+        # Certificates and exporter
         self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership)
                               if settings.self_signed_cert_dir else None)
         self._metrics.register(self._metric_sources())
