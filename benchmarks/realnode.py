@@ -67,7 +67,7 @@ class Stage:
         allocated, logged = len(self.plugin.allocate_seconds()), self.scheduler.program.log.stat().st_size
         pids = {name: program.pid for name, program in self._programs.items() if program.pid}
         before = Cpu(pids)
-        time.sleep(QUIET_SECONDS)  # containers are many short programs: who else is busy can only be told without them
+        time.sleep(QUIET_SECONDS)  # other load can be measured only without short-lived container processes
         disturbance, cpu = disturbed(before.spent()), Cpu(pids)
         with Sandbox.opened(self.node.kube, name="bench") as sandbox, self.node.lent(sandbox):
             began = time.monotonic()

@@ -95,7 +95,7 @@ def mlu(name, **notes):
              **{"hami.io/dcu-devices-allocated": ";d,DCU,32752,100:;"})], id="two-vendors"),
     pytest.param([nodes.cambricon(1)], [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")], id="mlu"),
 ])
-def test_nothing_is_found_where_all_is_well(outfits, pods):
+def test_a_consistent_cluster_has_no_violations(outfits, pods):
     assert violations([vendor_node("n", outfits)], pods) == ([], [])
 
 
@@ -151,19 +151,19 @@ def test_nothing_is_found_where_all_is_well(outfits, pods):
     pytest.param(nodes.amd(card("c", 1000, cores=304)), [held("AMD", "c,AMD,1000,304:;", {"amd.com/gpu": 1})],
                  "holds c as 'AMD'", id="amd-model"),
 ])
-def test_what_must_never_be_is_found(outfit, pods, found):
+def test_violations_are_found(outfit, pods, found):
     wrong, _ = violations([vendor_node("n", [outfit])], pods)
     assert any(found in text for text in wrong), wrong
 
 
-def test_an_allocation_for_another_node_is_found():
+def test_an_allocation_for_another_node_is_a_violation():
     astray = dcu("a", 9, 9)
     astray["metadata"]["annotations"]["hami.io/vgpu-node"] = "m"
     wrong, _ = violations([vendor_node("n", [DCU])], [astray])
     assert wrong == ["pod test/a is bound to n, its allocation is made out for m"]
 
 
-def test_an_allocation_of_a_pod_that_is_nowhere_is_found():
+def test_an_allocation_of_an_unbound_pod_is_a_violation():
     nowhere = dcu("a", 9, 9)
     del nowhere["spec"]["nodeName"]
     assert violations([], [nowhere]) == (["pod test/a carries an allocation and is not bound"], [])
@@ -190,7 +190,7 @@ def test_init_containers_that_have_ended_hold_nothing():
                  id="mlu-after-the-end"),
     pytest.param({MLU_LOCK: AT}, [], "nobody there waits for MLUs", id="mlu-of-nobody"),
 ])
-def test_locks_without_a_use_are_found(locks, pods, found):
+def test_stale_locks_are_violations(locks, pods, found):
     node = vendor_node("n", [DCU, nodes.cambricon(1)], annotations=locks)
     wrong, dead = violations([node], pods)
     assert wrong == []

@@ -69,7 +69,7 @@ def case(name, inner=""):
     (case("t") + case("t", "<error/>"), "failed"),
     (case("t", "<error/>") + case("t"), "failed"),
 ], ids=["passed", "failure", "error", "skipped", "output", "teardown", "teardown first"])
-def test_the_worst_that_a_test_was_counts(cases, outcome):
+def test_the_worst_outcome_of_a_test_counts(cases, outcome):
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
     assert outcomes(report) == {"e2e/test_a.py::t": outcome}
 
@@ -80,11 +80,11 @@ def test_the_worst_that_a_test_was_counts(cases, outcome):
     (["a::1", "b::1"], "1 of `a`"),
     ([], "`a`, `b`"),
 ])
-def test_what_was_not_run_is_told(names, text):
+def test_tests_that_did_not_run_are_listed(names, text):
     assert left_out({"e2e/a": 2, "e2e/b": 1}, [f"e2e/{name}" for name in names]) == text
 
 
-def test_a_test_that_passes_when_run_again_is_told_apart():
+def test_a_test_that_passes_in_the_second_run_is_listed():
     first = {"e2e/a.py::x": "failed", "e2e/a.py::y": "failed", "e2e/a.py::z": "passed", "e2e/a.py::s": "skipped"}
     second = {"e2e/a.py::x": "passed", "e2e/a.py::y": "failed"}
     made = row("v1.36.3", first, second, {"e2e/a.py": 4}, date="2026-01-02", commit="`abc`")
@@ -98,7 +98,7 @@ def test_a_row_has_a_cell_for_each_column():
     assert {line.count("|") for line in (*compatibility.HEAD, text)} == {text.count("|")}
 
 
-def test_many_failures_are_counted_and_some_named():
+def test_many_failures_are_counted_and_ten_are_named():
     text = str(ran("v1.36.3", failed=tuple(f"t{number:02}" for number in range(30))))
     assert "30: `t00`" in text and "`t09`, …" in text and "t10" not in text
 
@@ -112,7 +112,7 @@ def test_rows_are_written_newest_first_and_others_stay():
     assert second.startswith("text\n") and second.endswith("<!-- end of table -->\nmore\n")
 
 
-def test_a_minor_that_is_no_longer_built_leaves_the_table():
+def test_a_minor_that_is_no_longer_pinned_leaves_the_table():
     first = merged(EMPTY, [ran("v1.34.4"), ran("v1.33.1")], (*KNOWN, "1.33"))
     assert list(table_rows(merged(first, [], KNOWN))) == ["1.34"]
 
@@ -121,7 +121,7 @@ def test_a_minor_that_is_no_longer_built_leaves_the_table():
     ("1: `x`", "0"), ("| 7 |", "| 8 |"), ("2026-01-02", "2026-01-03"), ("<!-- end of table -->", "<!-- end -->"),
     ("<!-- table", "<!-- tables"), ("| v1.35.4", "| v1.34.4"),
 ])
-def test_a_table_that_was_changed_by_hand_is_refused(old, new):
+def test_a_manually_changed_table_is_an_error(old, new):
     document = merged(EMPTY, [ran("v1.35.4", failed=("x",))], KNOWN)
     assert old in document
     with pytest.raises(TableChanged):
@@ -130,25 +130,25 @@ def test_a_table_that_was_changed_by_hand_is_refused(old, new):
         merged(document.replace(old, new, 1), [ran("v1.36.3")], KNOWN)
 
 
-def test_the_shipped_table_is_as_it_was_written():
+def test_the_shipped_table_matches_its_digest():
     table_rows(DOCUMENT.read_text())
 
 
 @pytest.mark.parametrize("words", [["--minors", "1.12"], ["--minors", ""], ["--minors", "1.36,1.12"]])
-def test_a_minor_that_cannot_be_built_is_named(capsys, words):
+def test_an_unknown_minor_is_an_error_that_names_it(capsys, words):
     with pytest.raises(SystemExit):
         compatibility.options(words)
     assert f"there are {', '.join(minors())}" in capsys.readouterr().err
 
 
-def test_all_minors_are_run_by_default_and_words_for_pytest_are_handed_on():
+def test_all_minors_run_by_default_and_pytest_arguments_are_passed_on():
     chosen = compatibility.options(["--", "-x", "-k", "a"])
     assert chosen.minors == list(minors())
     left = [f"--ignore-glob={pattern}" for pattern in (REAL_NODE, KIND)]
     assert compatibility.pytest_words(chosen) == [*left, "-x", "-k", "a"]
 
 
-def test_a_real_node_is_asked_for_and_kind_has_a_run_of_its_own():
+def test_real_node_is_optional_and_kind_is_excluded():
     assert compatibility.pytest_words(compatibility.options(["--real-node"])) == [f"--ignore-glob={KIND}"]
 
 
@@ -185,7 +185,7 @@ def blank(folder):
     return readme
 
 
-def test_a_run_that_broke_keeps_the_row_it_had_and_the_next_is_run(tmp_path, capsys):
+def test_a_broken_run_keeps_its_row_and_the_next_one_starts(tmp_path, capsys):
     document = tmp_path / "table.md"
     one, other = list(minors().values())[:2]
     document.write_text(merged(EMPTY, [ran(one.kube_version, passed=3)], minors()))
@@ -201,7 +201,7 @@ def test_a_run_that_broke_keeps_the_row_it_had_and_the_next_is_run(tmp_path, cap
     assert "no tests were collected" in capsys.readouterr().err
 
 
-def test_no_minute_is_spent_on_a_table_that_was_changed(tmp_path, capsys):
+def test_a_changed_table_fails_before_any_test_runs(tmp_path, capsys):
     document = tmp_path / "table.md"
     document.write_text(EMPTY.replace("<!-- end", "| v1.36.3 | 9 |\n<!-- end"))
     readme = blank(tmp_path)

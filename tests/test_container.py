@@ -77,25 +77,25 @@ def ignored(path):
     return verdict
 
 
-def test_what_is_copied_exists_and_is_not_ignored():
+def test_copied_files_exist_and_are_not_ignored():
     sources = [source for source in copied_from_here() if source != "ca-bundle.cr[t]"]
     assert {"setup.cfg", "pyproject.toml", "hami"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists() or ignored(source)] == []
 
 
-def test_what_setup_cfg_reads_is_copied():
+def test_files_that_setup_cfg_reads_are_copied():
     needed = {SETUP["metadata"]["long_description"].removeprefix("file: "), SETUP["metadata"]["license_files"]}
     assert needed <= set(copied_from_here())
 
 
-def test_the_context_has_nothing_else():
+def test_the_build_context_contains_nothing_else():
     kept = {path.name for path in ROOT.iterdir() if not ignored(path.name)}
     assert kept - {"ca-bundle.crt"} == {
         source.partition("/")[0] for source in copied_from_here() if "[" not in source}
     assert ignored("hami/__pycache__") and not ignored("ca-bundle.crt")
 
 
-def test_docker_ignores_what_podman_ignores():
+def test_docker_and_podman_ignore_the_same_files():
     assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()
 
 
@@ -116,14 +116,14 @@ def test_the_entry_point_is_the_console_script(stage):
     assert json.loads(command)[0] in main.commands
 
 
-def test_the_default_image_is_the_schedulers_and_not_roots():
+def test_the_default_image_is_that_of_the_scheduler_and_not_root():
     assert list(STAGES)[-1] == "scheduler"
     (user,) = of("scheduler", "USER")
     assert all(int(number) > 0 for number in user.split(":"))
 
 
 @pytest.mark.parametrize("stage", IMAGES)
-def test_an_image_is_the_base_and_the_environment_and_no_more(stage):
+def test_an_image_contains_only_the_base_and_the_environment(stage):
     assert not {word for word, _ in STAGES[stage]} & {"RUN", "ADD", "SHELL", "ONBUILD"}
     assert all(re.match(r"--from=build(-node)? /opt/hami /opt/hami$", copy) for copy in of(stage, "COPY"))
     (env,) = of(stage, "ENV")
@@ -131,19 +131,19 @@ def test_an_image_is_the_base_and_the_environment_and_no_more(stage):
 
 
 @pytest.mark.parametrize("stage", IMAGES)
-def test_an_image_bears_our_version(stage):
+def test_an_image_has_our_version(stage):
     (label,) = of(stage, "LABEL")
     assert f'org.opencontainers.image.version="{__version__}"' in label
     assert f'org.opencontainers.image.licenses="{SETUP["metadata"]["license"]}"' in label
 
 
-def test_the_node_image_alone_has_the_nodes_packages():
+def test_only_the_device_plugin_image_has_its_packages():
     assert "/src[node]" in " ".join(of("build-node", "RUN"))
     assert "node" in SETUP["options.extras_require"]
     assert not any("[node]" in run for run in of("build", "RUN"))
 
 
-def test_the_ports_and_the_user_are_those_of_the_manifest():
+def test_ports_and_user_match_the_manifest():
     deployment = yaml.safe_load((ROOT / "manifests" / "base" / "deployment.yaml").read_text())
     spec = deployment["spec"]["template"]["spec"]
     ours = [container for container in spec["containers"] if container["name"] != "kube-scheduler"]
@@ -160,14 +160,14 @@ def test_every_package_is_pinned_by_version_and_hash():
 
 
 @pytest.mark.parametrize("needed", list(map(Requirement, NEEDED)), ids=lambda needed: needed.name)
-def test_what_setup_cfg_wants_is_pinned_to_a_version_that_will_do(needed):
+def test_dependencies_are_pinned_to_a_version_that_setup_cfg_allows(needed):
     pins = [pin for pin in PINNED if canonicalize_name(pin.name) == canonicalize_name(needed.name)]
     assert pins, "renew requirements.txt: its first lines are the command"
     assert all(needed.specifier.contains(one.version) for pin in pins for one in pin.specifier)
 
 
 @pytest.mark.parametrize("name", [pin.name for pin in PINNED])
-def test_what_a_pinned_package_wants_is_pinned(name):
+def test_dependencies_of_pinned_packages_are_pinned(name):
     try:
         wanted = list(map(Requirement, distribution(name).requires or ()))
     except PackageNotFoundError:
@@ -178,7 +178,7 @@ def test_what_a_pinned_package_wants_is_pinned(name):
 
 
 @pytest.mark.parametrize("word", ["--require-hashes", "--only-binary :all:"])
-def test_an_image_is_made_of_pinned_wheels_alone(word):
+def test_an_image_contains_only_pinned_wheels(word):
     """Pinned wheels are downloaded in one step; later steps have no package index."""
     runs = [rest for stage in STAGES for rest in of(stage, "RUN") if "/bin/pip" in rest]
     assert [word in run for run in runs] == [True, *(False for _ in runs[1:])]

@@ -49,7 +49,7 @@ def spans(text):
 
 
 @of_each
-def test_files_and_tests_that_are_named_exist(path):
+def test_named_files_and_tests_exist(path):
     named = spans(read(path))
     files = [name for name in named if re.fullmatch(
         r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name)]
@@ -68,7 +68,7 @@ def anchors(text):
 
 
 @of_each
-def test_links_lead_somewhere(path):
+def test_links_are_valid(path):
     links = [link.partition("#") for link in LINK.findall(FENCE.sub("", read(path))) if "://" not in link]
     pages = [(path.parent / page if page else path, anchor) for page, _, anchor in links]
     assert [page for page, _ in pages if not page.exists()] == []
@@ -76,7 +76,7 @@ def test_links_lead_somewhere(path):
 
 
 @of_each
-def test_every_page_can_be_found(path):
+def test_the_readme_links_to_every_page(path):
     """The README links to every page."""
     assert path.name == "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
 
@@ -105,7 +105,7 @@ FLAGS = set().union(*map(flags_of, main.commands.values()), {"--version"})
 
 
 @of_each
-def test_our_commands_take_the_flags_that_are_shown(path):
+def test_flags_of_our_commands_exist(path):
     calls = [shlex.split(line, comments=True)[1:] for line in lines_of(path) if line.startswith(f"{PROGRAM} ")]
     for words in calls:
         assert words and words[0] in main.commands, words
@@ -114,14 +114,14 @@ def test_our_commands_take_the_flags_that_are_shown(path):
 
 
 @of_each
-def test_flags_that_stand_alone_are_ours(path):
+def test_flags_without_a_command_are_ours(path):
     """A flag in back-ticks is ours; flags of other programs follow the name of the program."""
     named = [re.split(r"[=\s]", span)[0].replace("_", "-") for span in spans(read(path)) if span.startswith("--")]
     assert set(named) <= FLAGS
 
 
 @of_each
-def test_modules_and_environments_that_are_run_exist(path):
+def test_modules_and_tox_environments_exist(path):
     lines = lines_of(path)
     modules = [found[1].replace(".", "/") for line in lines if (found := re.match(r"python -m ([\w.]+)", line))]
     assert [name for name in modules if not (ROOT / f"{name}.py").exists()
@@ -165,14 +165,14 @@ def test_the_events_are_found():
 
 
 @pytest.mark.parametrize("path", [path for path in DOCS if path.name != "configuration.md"], ids=lambda path: path.name)
-def test_words_of_ours_are_events_reasons_and_alerts(path):
+def test_names_are_events_reasons_alerts_or_classes(path):
     words = {word for span in spans(read(path)) for word in re.findall(r"(?:^|\s)((?:[A-Z][a-z]+){2,})$", span)}
     backends = {entry.vendor.key for entry in entries(chart_config())}
     assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
 
 
 @pytest.mark.parametrize("words", [EVENTS, REASONS, ALERTS], ids=["events", "reasons", "alerts"])
-def test_operators_are_told_of_each(words):
+def test_operations_describes_each(words):
     assert words - set(spans(read(ROOT / "docs" / "operations.md"))) == set()
 
 
@@ -193,7 +193,7 @@ def messages():
 
 
 @of_each
-def test_messages_that_are_quoted_are_said(path):
+def test_quoted_messages_exist(path):
     """A quoted message has two words or more; … stands for any text."""
     quoted = {span for span in spans(read(path)) if re.fullmatch(r"[A-Za-z…][\w…]*(?: [\w'’…,-]+)+", span)
               and not span.startswith(PROGRAMS) and span not in OF_OTHERS}
@@ -201,7 +201,7 @@ def test_messages_that_are_quoted_are_said(path):
 
 
 @of_each
-def test_variables_that_are_named_are_read_or_set(path):
+def test_named_variables_exist(path):
     """Includes variables of the end-to-end tests; ‹i› and * stand for the rest of a name."""
     named = {span for span in spans(read(path)) if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:‹i›|\*)?", span)}
     theirs = "".join(file.read_text() for file in sorted((ROOT / "e2e").glob("*.py")))
@@ -224,7 +224,7 @@ def served():
 
 
 @of_each
-def test_metrics_that_are_named_are_served(path):
+def test_named_metrics_are_served(path):
     named = [span for span in spans(read(path)) if re.fullmatch(r"hami_[\w*]+", span)]
     assert [name for name in named if not any(
         re.fullmatch(name.replace("*", ".*"), one) for one in served())] == []
@@ -257,7 +257,7 @@ def keys():
 
 
 @of_each
-def test_keys_that_are_named_exist(path):
+def test_named_keys_exist(path):
     """‹vendor› and similar stand for a part of a name. Keys of Kubernetes, images and examples are ignored."""
     named = {key for span in spans(read(path)) for key in KEY.findall(span.partition("=")[0])
              if "://" not in span and FOREIGN.match(key) is None}
@@ -268,12 +268,12 @@ def test_keys_that_are_named_exist(path):
 
 
 @pytest.mark.parametrize("vendor", list(vendors(chart_config(), ascend=True)), ids=lambda vendor: vendor.key)
-def test_the_protocol_names_what_is_written_for_a_vendors_agent(vendor):
+def test_the_protocol_names_the_annotations_for_agents_of_vendors(vendor):
     named = set(spans(read(ROOT / "docs" / "protocol.md")))
     assert [key for key in vendor.extra_keys if key.replace(f"/{vendor.key}", "/‹chip›") not in named] == []
 
 
-def test_quotas_that_are_shown_are_counted():
+def test_shown_quotas_are_enforced():
     """HAMi enforces memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
@@ -282,7 +282,7 @@ def test_quotas_that_are_shown_are_counted():
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 
 
-def test_the_configuration_that_the_readme_shows_can_be_used(tmp_path):
+def test_the_shown_configuration_is_valid(tmp_path):
     blocks = FENCE.findall(read(ROOT / "docs" / "usage.md"))
     (tmp_path / "config.json").write_text(next(body for kind, body in blocks if kind == "json"))
     settings = read_plugin_settings({

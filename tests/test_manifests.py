@@ -18,7 +18,7 @@ CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "dev
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}
-# the node offers these as such, so kube-scheduler and the kubelet hold pods to them, as upstream's chart has it
+# nodes offer these as resources, so kube-scheduler and the kubelet account for them, as in upstream's chart
 NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") for resource in vendor.resources
           if resource != vendor.count}
 
@@ -30,14 +30,14 @@ def expression():
     return condition["expression"]
 
 
-def test_the_webhook_is_asked_about_every_resource(expression):
+def test_the_webhook_receives_every_resource(expression):
     resources, annotations, labels = (set(re.findall(r"'([^']+)'", listed))
                                       for listed in re.findall(r" in \[(.*?)\]", expression, re.DOTALL))
     assert resources == RESOURCES
     assert annotations == labels == SCHEDULER_OWNED
 
 
-def test_kube_scheduler_asks_us_about_every_resource_that_is_not_the_nodes_own():
+def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
     config = yaml.safe_load((BASE / "scheduler-config.yaml").read_text())
     (extender,) = config["extenders"]
     assert {entry["name"] for entry in extender["managedResources"]} == RESOURCES - NATIVE
@@ -49,7 +49,7 @@ def pod_spec(file):
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_our_own_containers_are_started_with_flags_that_exist(name):
+def test_the_flags_of_our_containers_exist(name):
     (container,) = (item for item in pod_spec(CONTAINERS[name])["containers"] if item["name"] == name)
     program, command, *flags = container["command"]
     known = {word for option in main.commands[command].params for word in option.opts}
@@ -59,7 +59,7 @@ def test_our_own_containers_are_started_with_flags_that_exist(name):
 
 
 @pytest.mark.parametrize("file", CONTAINERS.values(), ids=lambda file: file.stem)
-def test_every_container_is_confined_and_every_volume_is_used(file):
+def test_containers_are_restricted_and_volumes_are_used(file):
     spec = pod_spec(file)
     containers = spec["containers"] + spec.get("initContainers", [])
     for container in containers:
@@ -71,7 +71,7 @@ def test_every_container_is_confined_and_every_volume_is_used(file):
     assert mounted == {volume["name"] for volume in spec["volumes"]}
 
 
-def test_host_paths_are_seen_where_the_host_has_them():
+def test_host_paths_are_mounted_at_the_same_path():
     spec = pod_spec(BASE / "device-plugin.yaml")
     on_host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     (plugin,) = spec["containers"]
@@ -81,7 +81,7 @@ def test_host_paths_are_seen_where_the_host_has_them():
     assert f"{hook}/vgpu" in on_host.values()
 
 
-def test_probes_ask_where_there_is_an_answer():
+def test_probes_use_ports_and_paths_that_are_served():
     """The flags open the port, and the path is served there."""
     for name, file in CONTAINERS.items():
         (container,) = (item for item in pod_spec(file)["containers"] if item["name"] == name)
@@ -92,7 +92,7 @@ def test_probes_ask_where_there_is_an_answer():
         assert asked and {ports[port] for port in asked} <= opened, name
 
 
-def test_the_operators_rules_are_the_shipped_ones():
+def test_the_rules_of_the_operator_match_the_shipped_ones():
     rule = yaml.safe_load((ROOT / "manifests" / "components" / "prometheus" / "rules.yaml").read_text())
     assert rule["spec"]["groups"] == yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 

@@ -27,7 +27,7 @@ EXPRESSIONS = [
     *(pytest.param(target["expr"], id=f"{panel['title']}, {target['refId']}")
       for panel in PANELS for target in panel["targets"]),
 ]
-OF_PROMETHEUS = {"instance", "job"}  # labels that it gives to whatever it scrapes
+OF_PROMETHEUS = {"instance", "job"}  # added by Prometheus to each sample
 METRIC = re.compile(r"\b(?:hami|process)_\w+")
 SELECTOR = re.compile(r"\b((?:hami|process)_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
@@ -70,7 +70,7 @@ def test_every_metric_is_served(expression):
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_label_is_one_of_the_metrics_own(expression):
+def test_every_label_belongs_to_its_metric(expression):
     found = SELECTOR.findall(expression)
     assert [(name, labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS) for name, matchers in found
             if labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS] == []
@@ -90,7 +90,7 @@ def test_brackets_are_closed(expression):
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_what_every_replica_knows_is_not_counted_twice(expression):
+def test_gauges_of_all_replicas_are_not_added_up(expression):
     """Each replica reports the gauges of devices, pods and quotas, so a sum needs one value of each first."""
     for name in METRIC.findall(expression):
         if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")):
@@ -98,7 +98,7 @@ def test_what_every_replica_knows_is_not_counted_twice(expression):
 
 
 @pytest.mark.parametrize("rule", [pytest.param(rule, id=rule["alert"]) for rule in RULES])
-def test_an_alert_says_how_bad_it_is_and_is_explained(rule):
+def test_an_alert_has_a_severity_and_an_explanation(rule):
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"]
     for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
@@ -106,17 +106,17 @@ def test_an_alert_says_how_bad_it_is_and_is_explained(rule):
         assert label in left, "the expression does not leave that label"
 
 
-def test_alerts_have_names_of_their_own():
+def test_names_of_alerts_are_unique():
     names = [rule["alert"] for rule in RULES]
     assert len(set(names)) == len(names)
 
 
-def test_the_dashboard_names_no_data_source_of_ours():
+def test_the_dashboard_has_no_fixed_data_source():
     assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_quotas_are_held_against_limits_in_the_same_unit():
+def test_quotas_are_compared_in_one_unit():
     """Usage is in MiB; a limit is in the unit of the ResourceQuota, which can differ."""
     quotas = [name for value in EXPRESSIONS for name in METRIC.findall(value.values[0]) if "quota" in name]
     assert quotas == ["hami_resource_quota_used_ratio"] * 2
