@@ -112,35 +112,32 @@ class FakeCluster:
 
     # ---- the methods of Cluster
 
-    def pod(self, namespace: str, name: str, *, timeout: float | None = None) -> Pod | None:
-        return self._do("pod", lambda: self.pods.get((namespace, name)), namespace=namespace, name=name,
-                        timeout=timeout)
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        return self._do("pod", lambda: self.pods.get((namespace, name)), namespace=namespace, name=name)
 
-    def node(self, name: str, *, timeout: float | None = None) -> Node | None:
-        return self._do("node", lambda: self.nodes.get(name), name=name, timeout=timeout)
+    def node(self, name: str) -> Node | None:
+        return self._do("node", lambda: self.nodes.get(name), name=name)
 
-    def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
+    def environment(self, ref: PodRef, container: str) -> Mapping[str, str]:
         def effect():
             pod = self.pods.get((ref.namespace, ref.name))
             if pod is None or pod.ref.uid != ref.uid:
                 raise NotFound(f"pod {ref} is gone", 404)
             return self.environments.get((ref.uid, container), {})
 
-        return self._do("environment", effect, ref=ref, container=container, timeout=timeout)
+        return self._do("environment", effect, ref=ref, container=container)
 
-    def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
-        return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node,
-                        timeout=timeout)
+    def pods_on(self, node: str) -> list[Pod]:
+        return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node)
 
-    def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
+    def pods_labelled(self, namespace: str, selector: str) -> list[Pod]:
         """*selector*: ``key=value`` or ``key``, several joined by commas."""
         return self._do("pods_labelled", lambda: [
             pod for (space, _), pod in self.pods.items() if space == namespace and _matches(pod.labels, selector)],
-            namespace=namespace, selector=selector, timeout=timeout)
+            namespace=namespace, selector=selector)
 
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
-                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "",
-                     timeout: float | None = None) -> Pod:
+                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "") -> Pod:
         def effect():
             pod = self._same(ref)
             _check_version(f"pod {ref}", pod.resource_version, resource_version)
@@ -148,17 +145,16 @@ class FakeCluster:
                                         labels=_merged(pod.labels, labels)))
 
         return self._do("annotate_pod", effect, ref=ref, annotations=dict(annotations), labels=dict(labels),
-                        resource_version=resource_version, timeout=timeout)
+                        resource_version=resource_version)
 
-    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "", *,
-                      timeout: float | None = None) -> Node:
+    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node:
         def effect():
             node = _present(self.nodes.get(name), f"node {name}")
             _check_version(f"node {name}", node.resource_version, resource_version)
             return self.put_node(replace(node, annotations=_merged(node.annotations, annotations)))
 
         return self._do("annotate_node", effect, name=name, annotations=dict(annotations),
-                        resource_version=resource_version, timeout=timeout)
+                        resource_version=resource_version)
 
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
@@ -172,21 +168,20 @@ class FakeCluster:
         self._do("bind", effect, ref=ref, node=node, annotations=dict(annotations), labels=dict(labels),
                  timeout=timeout)
 
-    def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None:
+    def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():
             key = namespace, event["metadata"]["name"]
             if key in self.events:
                 raise Conflict(f"event {key} exists", 409)
             self.events[key] = dict(event)
 
-        self._do("create_event", effect, namespace=namespace, event=event, timeout=timeout)
+        self._do("create_event", effect, namespace=namespace, event=event)
 
-    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
-                    timeout: float | None = None) -> None:
+    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         def effect():
             _present(self.events.get((namespace, name)), f"event {name}").update(patch)
 
-        self._do("patch_event", effect, namespace=namespace, name=name, patch=patch, timeout=timeout)
+        self._do("patch_event", effect, namespace=namespace, name=name, patch=patch)
 
     def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
         return self._do("lease", lambda: self.leases.get((namespace, name)), namespace=namespace, name=name,
@@ -208,38 +203,36 @@ class FakeCluster:
 
         return self._do("update_lease", effect, lease=lease, timeout=timeout)
 
-    def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
-        return self._do("secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name,
-                        timeout=timeout)
+    def secret(self, namespace: str, name: str) -> SecretRecord | None:
+        return self._do("secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name)
 
-    def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+    def create_secret(self, secret: SecretRecord) -> SecretRecord:
         def effect():
             if (secret.namespace, secret.name) in self.secrets:
                 raise Conflict(f"secret {secret.name} exists", 409)
             return self.put_secret(secret)
 
-        return self._do("create_secret", effect, secret=secret, timeout=timeout)
+        return self._do("create_secret", effect, secret=secret)
 
-    def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+    def update_secret(self, secret: SecretRecord) -> SecretRecord:
         def effect():
             stored = _present(self.secrets.get((secret.namespace, secret.name)), f"secret {secret.name}")
             _check_version(f"secret {secret.name}", stored.resource_version, secret.resource_version)
             return self.put_secret(secret)
 
-        return self._do("update_secret", effect, secret=secret, timeout=timeout)
+        return self._do("update_secret", effect, secret=secret)
 
-    def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
-        return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name, timeout=timeout)
+    def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
+        return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name)
 
-    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
-                       timeout: float | None = None) -> WebhookConfiguration:
+    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes) -> WebhookConfiguration:
         def effect():
             stored = _present(self.webhooks.get(configuration.name), f"webhook configuration {configuration.name}")
             _check_version(configuration.name, stored.resource_version, configuration.resource_version)
             return self.put_webhook(replace(stored, webhooks=tuple(
                 replace(webhook, bundle=bundle) for webhook in stored.webhooks)))
 
-        return self._do("publish_bundle", effect, configuration=configuration, bundle=bundle, timeout=timeout)
+        return self._do("publish_bundle", effect, configuration=configuration, bundle=bundle)
 
     # ---- internals
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -24,6 +24,8 @@ from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.model import Node, Pod, PodRef
 
 __all__ = ["Cluster", "LeaseRecord"]
+
+T = TypeVar("T")
 
 Edits = Mapping[str, str | None]
 """Annotations or labels to set; ``None`` removes one."""
@@ -61,8 +63,8 @@ class _Items(msgspec.Struct):
 class Cluster:
     """Calls to the API server; threads may share it.
 
-    Every call takes *timeout*, the seconds that one attempt may wait for the server (by default the Api's own), and
-    raises a ClusterError if the server refuses. An error without a status means that the call may have taken effect.
+    Every call raises a ClusterError if the server refuses. An error without a status means that the call may have taken
+    effect. *timeout*: seconds that one attempt may wait for the server; by default the Api's own.
     """
 
     def __init__(self, api: Api, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -71,37 +73,35 @@ class Cluster:
         self._read = brief_retry(_is_read_retriable, sleep).wraps(api.request)
         self._write = brief_retry(is_unsent, sleep).wraps(api.request)
 
-    def pod(self, namespace: str, name: str, *, timeout: float | None = None) -> Pod | None:
+    def pod(self, namespace: str, name: str) -> Pod | None:
         """Returns the current pod; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_path("pods", namespace, name), timeout)
-        return None if data is None else parse_pod(data)
+        return self._get(_path("pods", namespace, name), parse_pod)
 
-    def node(self, name: str, *, timeout: float | None = None) -> Node | None:
+    def node(self, name: str) -> Node | None:
         """Returns the current node; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_path("nodes", None, name), timeout)
-        return None if data is None else parse_node(data)
+        return self._get(_path("nodes", None, name), parse_node)
 
-    def environment(self, ref: PodRef, container: str, *, timeout: float | None = None) -> Mapping[str, str]:
+    def environment(self, ref: PodRef, container: str) -> Mapping[str, str]:
         """Returns the environment variables that a container of this pod sets to a literal value.
 
         Raises: NotFound if the pod is gone, also if there is another one of its name; MalformedInput.
         """
-        data = self._read("GET", _path("pods", ref.namespace, ref.name), timeout=timeout)
+        data = self._read("GET", _path("pods", ref.namespace, ref.name))
         uid, environments = parse_environment(data)
         if uid != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
         return environments.get(container, {})
 
-    def pods_on(self, node: str, *, timeout: float | None = None) -> list[Pod]:
+    def pods_on(self, node: str) -> list[Pod]:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""
-        return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, timeout)
+        return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
 
-    def pods_labelled(self, namespace: str, selector: str, *, timeout: float | None = None) -> list[Pod]:
+    def pods_labelled(self, namespace: str, selector: str) -> list[Pod]:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
-        return self._pods(_path("pods", namespace), {"labelSelector": selector}, timeout)
+        return self._pods(_path("pods", namespace), {"labelSelector": selector})
 
-    def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *, resource_version: str = "",
-                     timeout: float | None = None) -> Pod:
+    def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *,
+                     resource_version: str = "") -> Pod:
         """Changes annotations and labels of exactly this pod and returns the new state. With *resource_version* it is a
         compare-and-swap.
 
@@ -111,14 +111,13 @@ class Cluster:
         if resource_version:
             meta["resourceVersion"] = resource_version
         try:
-            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}, timeout))
+            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}))
         except ClusterError as error:
             if error.status == 422 and "metadata.uid" in str(error):
                 raise Conflict(f"pod {ref} is another one now: {error}", error.status) from error
             raise
 
-    def annotate_node(self, name: str, annotations: Edits, resource_version: str = "", *,
-                      timeout: float | None = None) -> Node:
+    def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node:
         """Changes annotations of a node and returns its new state. With *resource_version* it is a compare-and-swap.
 
         Raises: NotFound; Conflict if the node has changed since *resource_version*.
@@ -126,7 +125,7 @@ class Cluster:
         meta: dict[str, object] = {"annotations": annotations}
         if resource_version:
             meta["resourceVersion"] = resource_version
-        return parse_node(self._patch(_path("nodes", None, name), {"metadata": meta}, timeout))
+        return parse_node(self._patch(_path("nodes", None, name), {"metadata": meta}))
 
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
@@ -141,14 +140,13 @@ class Cluster:
         path = _path("pods", ref.namespace, ref.name)
         self._write("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
 
-    def create_event(self, namespace: str, event: Mapping[str, Any], *, timeout: float | None = None) -> None:
+    def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
-        self._write("POST", _path("events", namespace), body=_json(event), timeout=timeout)
+        self._write("POST", _path("events", namespace), body=_json(event))
 
-    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any], *,
-                    timeout: float | None = None) -> None:
+    def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         """Merges *patch* into an Event. Raises: NotFound if it has expired."""
-        self._patch(_path("events", namespace, name), patch, timeout)
+        self._patch(_path("events", namespace, name), patch)
 
     def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
         """Returns the current Lease; ``None`` if there is none. One attempt. Raises also: MalformedInput."""
@@ -170,55 +168,51 @@ class Cluster:
         return _parse_lease(self._api.request("PUT", _path("leases", lease.namespace, lease.name),
                                               body=_render_lease(lease), timeout=timeout))
 
-    def secret(self, namespace: str, name: str, *, timeout: float | None = None) -> SecretRecord | None:
+    def secret(self, namespace: str, name: str) -> SecretRecord | None:
         """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_path("secrets", namespace, name), timeout)
-        return None if data is None else parse_secret(data)
+        return self._get(_path("secrets", namespace, name), parse_secret)
 
-    def create_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+    def create_secret(self, secret: SecretRecord) -> SecretRecord:
         """Creates a Secret of type kubernetes.io/tls and returns it as stored. Raises: Conflict if there is one."""
-        return parse_secret(self._write("POST", _path("secrets", secret.namespace), body=_json(render_secret(secret)),
-                                        timeout=timeout))
+        return parse_secret(self._write("POST", _path("secrets", secret.namespace), body=_json(render_secret(secret))))
 
-    def update_secret(self, secret: SecretRecord, *, timeout: float | None = None) -> SecretRecord:
+    def update_secret(self, secret: SecretRecord) -> SecretRecord:
         """Replaces the Secret if its version is still ``secret.resource_version``, and returns it as stored.
 
         Raises: Conflict if it has changed since, NotFound if it is gone.
         """
         return parse_secret(self._write("PUT", _path("secrets", secret.namespace, secret.name),
-                                        body=_json(render_secret(secret)), timeout=timeout))
+                                        body=_json(render_secret(secret))))
 
-    def webhook_configuration(self, name: str, *, timeout: float | None = None) -> WebhookConfiguration | None:
+    def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
-        data = self._get(_path(_WEBHOOKS, None, name), timeout)
-        return None if data is None else parse_webhook_configuration(data)
+        return self._get(_path(_WEBHOOKS, None, name), parse_webhook_configuration)
 
-    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes, *,
-                       timeout: float | None = None) -> WebhookConfiguration:
+    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes) -> WebhookConfiguration:
         """Makes the API server trust only the CAs in *bundle* (PEM) for all webhooks of *configuration*.
 
         Raises: Conflict if the configuration has changed since, NotFound if it is gone.
         """
         return parse_webhook_configuration(self._write(
             "PATCH", _path(_WEBHOOKS, None, configuration.name),
-            body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH, timeout=timeout))
+            body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH))
 
-    def _pods(self, path: str, query: Mapping[str, str], timeout: float | None) -> list[Pod]:
-        data = self._read("GET", path, query=query, timeout=timeout)
+    def _pods(self, path: str, query: Mapping[str, str]) -> list[Pod]:
+        data = self._read("GET", path, query=query)
         try:
             items = msgspec.json.decode(data, type=_Items).items
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedInput("pod list", data[:200].decode(errors="replace"), str(error)) from error
         return [parse_pod(item) for item in items]
 
-    def _get(self, path: str, timeout: float | None) -> bytes | None:
+    def _get(self, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:
-            return self._read("GET", path, timeout=timeout)
+            return parse(self._read("GET", path))
         except NotFound:
             return None
 
-    def _patch(self, path: str, patch: Mapping[str, Any], timeout: float | None) -> bytes:
-        return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH, timeout=timeout)
+    def _patch(self, path: str, patch: Mapping[str, Any]) -> bytes:
+        return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH)
 
 
 def _is_read_retriable(error: BaseException) -> bool:

@@ -22,10 +22,10 @@ HOOK = {"metadata": {"name": "h", "resourceVersion": "9"}, "webhooks": [
 
 def test_a_secret_is_read():
     api, cluster = talk(SECRET, NotFound("none", 404))
-    secret = cluster.secret("hami", "s", timeout=3)
+    secret = cluster.secret("hami", "s")
     assert (secret.data, secret.resource_version) == ({"tls.crt": b"pem"}, "5")
     assert cluster.secret("hami", "s") is None
-    assert api.calls[0] == ("GET", f"{SECRETS}/s", "application/json", None, 3)
+    assert api.calls[0] == ("GET", f"{SECRETS}/s", "application/json", None, None)
 
 
 def test_a_secret_is_created_with_the_type_of_certificates():

@@ -55,9 +55,9 @@ LATE = failure(ReadTimeoutError(None, "", "too late"))
 
 def test_reads():
     api, cluster = talk(POD, {"metadata": {"name": "gpu-0"}})
-    assert cluster.pod("team", "train", timeout=3).ref == REF
+    assert cluster.pod("team", "train").ref == REF
     assert cluster.node("gpu-0").name == "gpu-0"
-    assert api.calls == [("GET", POD_PATH, "application/json", None, 3),
+    assert api.calls == [("GET", POD_PATH, "application/json", None, None),
                          ("GET", "/api/v1/nodes/gpu-0", "application/json", None, None)]
 
 
