@@ -1,4 +1,4 @@
-"""Device inventories as nodes register them: JSON, and the older text with commas and colons."""
+"""Device inventories in node annotations: JSON, and the older text with commas and colons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from hami.codec.documents import convert
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, parse_integer
@@ -15,6 +17,10 @@ __all__ = [
     "parse_bool", "parse_devices", "parse_devices_json", "parse_devices_text", "parse_pair_scores",
     "render_devices_brief", "render_devices_json", "render_devices_text",
 ]
+
+Amount = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"an integer from 0 to {INT32_MAX}")]
+Integer = Annotated[int, Meta(ge=-INT32_MAX - 1, le=INT32_MAX, description="an integer of 32 bits")]
+String = Annotated[str, Meta(description="a string")]
 
 DEFAULT_MODE = "hami-core"
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -27,7 +33,7 @@ def parse_bool(text: str) -> bool | None:
 
 
 def parse_devices(field: str, text: str, vendor: str) -> tuple[Device, ...]:
-    """Devices in either encoding, told apart by the first character. Raises: MalformedInput."""
+    """Devices in either encoding, which the first character identifies. Raises: MalformedInput."""
     if (start := text.strip())[:1] in ("[", "{") or start == "null":
         return parse_devices_json(field, text, vendor)
     return parse_devices_text(field, text, vendor)
@@ -37,33 +43,39 @@ def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]
     """Devices in the JSON form.
 
     Shape: an array of objects with ``id index count devmem devcore type numa mode migProfiles health custominfo``; a
-    key may be missing (zero, false or empty) and is matched without regard to case; others are ignored.
+    key may be missing or null (zero, false or empty) and is matched case-insensitively; others are ignored.
     Raises: MalformedInput, naming the device and the key.
     Source: HAMi v2.10, pkg/device/devices.go, UnMarshalNodeDevices.
     """
     try:
-        document = msgspec.json.decode(text)
+        document = _canonical(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedInput(field, text, f"not valid JSON ({error})") from error
     if document is None:
         return ()
     if not isinstance(document, list):
         raise MalformedInput(field, text, "expected a JSON array of devices")
-    return tuple(_device(f"{field}[{position}]", entry, vendor) for position, entry in enumerate(document))
+    entries = convert(document, tuple[_RegisteredDevice, ...], lambda path: field + path)
+    return tuple(Device(
+        uuid=entry.id, vendor=vendor, model=entry.type, slots=entry.count, memory_mib=entry.devmem,
+        cores=entry.devcore, index=entry.index, numa=entry.numa, mode=entry.mode or DEFAULT_MODE, healthy=entry.health,
+        mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles), info=entry.custominfo,
+    ) for entry in entries)
 
 
 def render_devices_json(devices: tuple[Device, ...]) -> str:
     """The JSON form, keys in upstream's order, zero values left out."""
-    return msgspec.json.encode([_filled({
-        "id": d.uuid, "index": d.index, "count": d.slots, "devmem": d.memory_mib, "devcore": d.cores, "type": d.model,
-        "numa": d.numa, "mode": d.mode, "migProfiles": [_mig_wire(p) for p in d.mig_profiles], "health": d.healthy,
-    }) for d in devices]).decode()
+    return msgspec.json.encode([_RegisteredDevice(
+        id=device.uuid, index=device.index, count=device.slots, devmem=device.memory_mib, devcore=device.cores,
+        type=device.model, numa=device.numa, mode=device.mode, health=device.healthy,
+        mig_profiles=tuple(_registered(profile) for profile in device.mig_profiles),
+    ) for device in devices]).decode()
 
 
 def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     """Devices in the text form.
 
-    Shape: ``uuid,slots,memory,cores,model,numa,healthy[,index,mode]`` for each device, each closed by ``:``.
+    Shape: ``uuid,slots,memory,cores,model,numa,healthy[,index,mode]`` for each device, terminated by ``:``.
     Raises: MalformedInput, with the problem in upstream's words.
     Source: HAMi v2.10, pkg/device/devices.go, DecodeNodeDevices.
     """
@@ -73,20 +85,19 @@ def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]
 
 
 def render_devices_text(devices: tuple[Device, ...]) -> str:
-    """The text form with nine fields a device."""
+    """The text form with nine fields per device."""
     return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
                    f"{str(d.healthy).lower()},{d.index},{d.mode}:" for d in devices)
 
 
 def render_devices_brief(devices: tuple[Device, ...]) -> str:
-    """The text form with seven fields a device, without index and mode: the one that HAMi v2.4 can read, and later ones
-    up to v2.7, which read no JSON."""
+    """The text form with seven fields per device, without index and mode, which HAMi v2.4 to v2.7 can read."""
     return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},{str(d.healthy).lower()}:"
                    for d in devices)
 
 
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
-    """How well pairs of devices are linked: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
+    """Link scores of device pairs. Shape: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
     try:
         entries = msgspec.json.decode(text, type=list[_PairScores])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -96,86 +107,56 @@ def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
 
 class _PairScores(msgspec.Struct):
     uuid: str = ""
-    score: dict[str, Annotated[int, msgspec.Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]] = {}
+    score: dict[str, Integer] = {}
 
 
-def _device(where: str, entry: object, vendor: str) -> Device:
-    if not isinstance(entry, dict):
-        raise MalformedInput(where, entry, "expected an object with id, count, devmem …")
-    fields = {str(key).lower(): value for key, value in entry.items()}
-    return Device(
-        uuid=_text(where, fields, "id"), vendor=vendor, model=_text(where, fields, "type"),
-        slots=_int(where, fields, "count", minimum=0), memory_mib=_int(where, fields, "devmem", minimum=0),
-        cores=_int(where, fields, "devcore", minimum=0), index=_int(where, fields, "index", minimum=0),
-        numa=_int(where, fields, "numa"), mode=_text(where, fields, "mode") or DEFAULT_MODE,
-        healthy=_bool(where, fields, "health"), mig_profiles=_mig_profiles(where, fields.get("migprofiles")),
-        info=_object(where, fields, "custominfo"),
-    )
+class _RegisteredPlacement(msgspec.Struct):
+    start: Amount = 0
+    size: Amount = 0
 
 
-def _mig_profiles(where: str, entries: object) -> tuple[MigProfile, ...]:
-    if entries is None:
-        return ()
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise MalformedInput(f"{where}.migProfiles", entries, "expected a list of objects")
-    return tuple(_mig_profile(f"{where}.migProfiles[{i}]", entry) for i, entry in enumerate(entries))
+class _RegisteredProfile(msgspec.Struct, rename={"memory_mb": "memoryMB", "slice_count": "sliceCount"}):
+    name: String = ""
+    memory_mb: Amount = 0
+    core: Amount = 0
+    slice_count: Amount = 0
+    placements: tuple[_RegisteredPlacement, ...] = ()
 
 
-def _mig_profile(where: str, entry: Mapping[str, Any]) -> MigProfile:
-    fields = {str(key).lower(): value for key, value in entry.items()}
-    places = fields.get("placements") or []
-    if not isinstance(places, list) or not all(isinstance(place, dict) for place in places):
-        raise MalformedInput(f"{where}.placements", places, "expected a list of start and size")
-    return MigProfile(
-        name=_text(where, fields, "name"), memory_mib=_int(where, fields, "memorymb", minimum=0),
-        cores=_int(where, fields, "core", minimum=0), slices=_int(where, fields, "slicecount", minimum=0),
-        placements=tuple(_placement(f"{where}.placements[{i}]", place) for i, place in enumerate(places)),
-    )
+class _RegisteredDevice(msgspec.Struct, omit_defaults=True, rename={"mig_profiles": "migProfiles"}):
+    id: String = ""
+    index: Amount = 0
+    count: Amount = 0
+    devmem: Amount = 0
+    devcore: Amount = 0
+    type: String = ""
+    numa: Integer = 0
+    mode: String = ""
+    mig_profiles: tuple[_RegisteredProfile, ...] = ()
+    health: bool = False
+    custominfo: dict[str, Any] = {}
 
 
-def _placement(where: str, entry: Mapping[str, Any]) -> Partition:
-    fields = {str(key).lower(): value for key, value in entry.items()}
-    return Partition(_int(where, fields, "start", minimum=0), _int(where, fields, "size", minimum=0))
+_KEYS = {key.lower(): key for struct in (_RegisteredDevice, _RegisteredProfile, _RegisteredPlacement)
+         for key in struct.__struct_encode_fields__}
 
 
-def _mig_wire(profile: MigProfile) -> dict[str, Any]:
-    return {"name": profile.name, "memoryMB": profile.memory_mib, "core": profile.cores,
-            "sliceCount": profile.slices,
-            "placements": [{"start": place.start, "size": place.size} for place in profile.placements]}
+def _canonical(value: Any) -> Any:
+    """*value* without nulls, its keys spelled as in the structs; ``custominfo`` is unchanged."""
+    if isinstance(value, dict):
+        return {(name := _KEYS.get(key.lower(), key)): inner if name == "custominfo" else _canonical(inner)
+                for key, inner in value.items() if inner is not None}
+    return [_canonical(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _filled(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value}
+def _mig_profile(entry: _RegisteredProfile) -> MigProfile:
+    return MigProfile(name=entry.name, memory_mib=entry.memory_mb, cores=entry.core, slices=entry.slice_count,
+                      placements=tuple(Partition(place.start, place.size) for place in entry.placements))
 
 
-def _text(where: str, fields: Mapping[str, Any], key: str) -> str:
-    value = fields.get(key)
-    if value is not None and not isinstance(value, str):
-        raise MalformedInput(f"{where}.{key}", value, "expected a string")
-    return value or ""
-
-
-def _int(where: str, fields: Mapping[str, Any], key: str, minimum: int = -INT32_MAX - 1) -> int:
-    value = fields.get(key)
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= INT32_MAX:
-        raise MalformedInput(f"{where}.{key}", value, f"expected an integer from {minimum} to {INT32_MAX}")
-    return value
-
-
-def _bool(where: str, fields: Mapping[str, Any], key: str) -> bool:
-    value = fields.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise MalformedInput(f"{where}.{key}", value, "expected true or false")
-    return bool(value)
-
-
-def _object(where: str, fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = fields.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise MalformedInput(f"{where}.{key}", value, "expected an object")
-    return value or {}
+def _registered(profile: MigProfile) -> _RegisteredProfile:
+    return _RegisteredProfile(profile.name, profile.memory_mib, profile.cores, profile.slices, tuple(
+        _RegisteredPlacement(place.start, place.size) for place in profile.placements))
 
 
 def _text_device(field: str, segment: str, vendor: str) -> Device:
