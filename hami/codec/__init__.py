@@ -1,1 +1,1 @@
-"""Text and JSON to records and back. All odd wire names live here; no rule of scheduling does."""
+"""Converts text and JSON to records and back. Wire names belong here, scheduling rules do not."""

@@ -1,4 +1,4 @@
-"""Which container of a pod holds which shares of which devices, as the pod's annotations say it."""
+"""A pod's allocation: the device shares of each container, as in the pod's annotations."""
 
 from __future__ import annotations
 

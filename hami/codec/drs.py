@@ -1,4 +1,4 @@
-"""Enflame's slices on the wire: what a node can cut its devices into, and what the containers of a pod were given."""
+"""Enflame's slices: the profiles of a node's devices, and those assigned to a pod's containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SLICES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrsProfile:
-    """A size in which a device can be cut: so many of its slices, with so much memory. *number*: its agent's name."""
+    """A partition size of a device: slices and memory. *number*: its identifier for the node agent."""
 
     name: str
     number: str
@@ -29,7 +29,7 @@ class DrsProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrsDevice:
-    """One device: *slices* is how many it has in all."""
+    """One device. *slices*: its total."""
 
     index: int
     minor: str
@@ -38,7 +38,7 @@ class DrsDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrsCapacity:
-    """The devices of a node, and the profiles that they all can be cut in, smallest first."""
+    """The devices of a node, and the profiles that all of them support, smallest first."""
 
     devices: tuple[DrsDevice, ...]
     profiles: tuple[DrsProfile, ...]
@@ -56,11 +56,10 @@ class _Document(msgspec.Struct):
 
 
 def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
-    """What *text* says of a node.
+    """The capacity in the node annotation *text*.
 
     Shape: ``{"devices": [{"index": "0", "minor": "0", "capacity": 6}], "profiles": {"1g.6gb": "0"}}``. Numbers may be
-    texts. A device's index is its place in the list unless it is a number; its minor is its index unless it is given.
-    A profile is ``<slices>g.<GB>gb``; others are skipped.
+    strings. A device's index defaults to its position in the list, its minor to its index. A profile is ``<slices>g.<GB>gb``; others are skipped.
     Raises: MalformedInput, when there is no device, a device is named twice or has no capacity, or no profile is left.
     Source: HAMi v2.10, pkg/device/enflame/device.go.
     """
@@ -72,7 +71,7 @@ def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
     if not devices:
         raise MalformedInput(field, text, "expected at least one device")
     if len({device.index for device in devices}) < len(devices):
-        raise MalformedInput(field, text, "expected an index for each device that no other has")
+        raise MalformedInput(field, text, "expected a unique index for each device")
     profiles = [profile for name, number in document.profiles.items()
                 if (profile := _profile(name, str(number))) is not None]
     if not profiles:
@@ -82,7 +81,7 @@ def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
 
 
 def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
-    """The annotation that says which profile each container (by name) was given, and that none was handed out yet."""
+    """The annotation with the profile of each container, by name, none of them allocated yet."""
     return msgspec.json.encode({
         name: {"allocated": False, "request": profile.slices, "profileID": profile.number, "profileName": profile.name}
         for name, profile in sorted(profiles.items())}).decode()

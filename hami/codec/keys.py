@@ -1,4 +1,4 @@
-"""Names on the wire that belong to no single vendor: annotations, labels, and what may stand in a label."""
+"""Annotation and label keys shared by all vendors, and the syntax of label values."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
 def is_scheduler_owned(key: str) -> bool:
-    """Only the scheduler and the node agents may write *key* on a pod; a user who sets it is refused."""
+    """Reports whether only the scheduler and node agents may write *key* on a pod; users are denied."""
     return key in SCHEDULER_OWNED or is_allocation(key)
 
 
 def is_allocation(key: str) -> bool:
-    """*key* says which devices a pod has, or where on them."""
+    """Reports whether *key* holds a pod's devices, or places on them."""
     return key == MIG_ALLOCATIONS or _ALLOCATION_KEY.fullmatch(key) is not None
 
 
 def is_label_value(text: str) -> bool:
-    """*text* may stand in a label (at most 63 characters), as a node name often but not always may."""
+    """Reports whether *text* is a valid label value (at most 63 characters). Some node names are not."""
     return _LABEL_VALUE.fullmatch(text) is not None

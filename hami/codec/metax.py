@@ -1,4 +1,4 @@
-"""What MetaX's node agent writes on nodes and reads on pods.
+"""Annotations of MetaX's node agent on nodes and pods.
 
 Source: HAMi v2.10, pkg/device/metax/protocol.go and device.go.
 """
@@ -20,7 +20,7 @@ _Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 
 
 class _MetaxCard(msgspec.Struct, rename="camel"):
-    uuid: Annotated[str, msgspec.Meta(pattern="^[^,:;]+$")]  # it has to stand in an allocation
+    uuid: Annotated[str, msgspec.Meta(pattern="^[^,:;]+$")]  # separators of an allocation
     model: str = ""
     total_dev_count: _Amount = 0
     total_compute: _Amount = 0
@@ -36,12 +36,12 @@ _TABLE = msgspec.json.Decoder(dict[int, int])
 
 
 def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
-    """The cards of a node that are shared as sGPUs.
+    """The devices of a node that are shared as sGPUs.
 
     Shape: ``[{"uuid", "model", "totalDevCount", "totalCompute", "totalVRam", "numa", "healthy", "qosPolicy",
-    "linkZone"}]``; the agent leaves out what is zero, false or empty. Memory in MiB, compute in percent. A card's place
-    in the list is its index. ``Device.info``: ``qos``, ``model``, ``link_zone``.
-    Raises: MalformedInput, also for a healthy card of which nothing could be taken.
+    "linkZone"}]``; the agent omits zero, false and empty values. Memory in MiB, compute in percent. A device's
+    position in the list is its index. ``Device.info``: ``qos``, ``model``, ``link_zone``.
+    Raises: MalformedInput, also for a healthy device without capacity.
     """
     try:
         cards = _CARDS.decode(text)
@@ -58,12 +58,12 @@ def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
 
 
 def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
-    """What each container has: ``[[{"uuid", "compute", "vRam"}]]``, zeros left out."""
+    """The shares of each container. Shape: ``[[{"uuid", "compute", "vRam"}]]`` without zeros."""
     return msgspec.json.encode([[_allocated(share) for share in shares] for shares in containers]).decode()
 
 
 def parse_topology(text: str | None) -> Mapping[int, int] | None:
-    """A number for each number of cards, as in ``{"1": 100, "2": 200}``; ``None`` for what is no such table."""
+    """A score for each number of devices, as in ``{"1": 100, "2": 200}``; ``None`` if *text* is not such a table."""
     try:
         return _TABLE.decode(text) if text is not None else None
     except (msgspec.DecodeError, RecursionError):

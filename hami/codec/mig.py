@@ -1,4 +1,4 @@
-"""Which MIG instances the containers of a pod hold, as the annotation beside the allocation says it."""
+"""MIG instances of a pod's containers, as in the annotation beside the allocation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from hami.model import Partition
 
 __all__ = ["MigAllocation", "cards_without_places", "parse_mig_allocations", "render_mig_allocations"]
 
-_NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # each word is looked at once, however long
+_NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # possessive: linear time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigAllocation:
-    """One instance. *container*: position in the pod, init containers first; *device*: position among the container's
-    shares. *partition*: where on the card, in memory slices, with the profile's name, and what it is called once the device
-    plugin has made it."""
+    """One instance. *container*: index in the pod, init containers first; *device*: index of the container's share.
+
+    *partition*: its place on the device in memory slices, the profile's name, and its identity once the device plugin
+    has created it.
+    """
 
     container: int
     device: int
@@ -45,11 +47,11 @@ class _MigEntry(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
-    """The instances in *text*.
+    """The instances in the annotation *text*.
 
-    Shape: ``[{"containerIndex", "deviceIndex", "gpuUUID", "profile", "placement": {"start", "size"}}]``, to which the
-    device plugin adds ``migUUID``, ``gpuInstanceID`` and ``computeInstanceID``, all three or none.
-    Raises: MalformedInput when an entry lacks something, or two are for the same share.
+    Shape: ``[{"containerIndex", "deviceIndex", "gpuUUID", "profile", "placement": {"start", "size"}}]``, the
+    device plugin adds ``migUUID``, ``gpuInstanceID`` and ``computeInstanceID``.
+    Raises: MalformedInput for an incomplete entry, or two entries for the same share.
     Source: HAMi v2.10, pkg/device/nvidia, DecodeMigAllocations.
     """
     try:
@@ -69,10 +71,10 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
 
 
 def cards_without_places(text: str) -> frozenset[str]:
-    """UUIDs of the cards of which *text*, an allocation, has instances in the form of HAMi v2.5 to v2.9.
+    """UUIDs of the devices that have instances in *text*, an allocation of HAMi v2.5 to v2.9.
 
-    Shape: ``uuid[template-position],type,memory,cores:``. The template is one of the lists of instances in the
-    configuration of that time, the position a number in it: neither says where on the card an instance lies.
+    Shape: ``uuid[template-position],type,memory,cores:``. The template is a list of instances in the configuration of
+    that release, the position an index in it: the places of the instances are unknown.
     """
     return frozenset(_NUMBERED.findall(text))
 

@@ -1,4 +1,4 @@
-"""Policies, weights and device lists, as users write them into pod annotations and flags."""
+"""Policies, weights and device lists in pod annotations and flags."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa"
 
 
 def parse_node_policy(text: str) -> NodePolicy:
-    """``spread`` exactly, or else binpack."""
+    """SPREAD for ``spread``, else BINPACK."""
     return NodePolicy.SPREAD if text == "spread" else NodePolicy.BINPACK
 
 
 def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:
-    """How devices are ordered and chosen under the policy *text*: one word, or a chain with commas.
+    """The device policy *text*: one word, or several separated by commas.
 
-    Words that are not known count as ``spread``, or are dropped from a chain.
+    An unknown word counts as ``spread``; in a list it is ignored.
     Source: HAMi v2.10, pkg/scheduler/policy/gpu_policy.go, Less.
     """
     tokens = tuple(dict.fromkeys(token.strip() for token in text.split(",")))
@@ -29,7 +29,7 @@ def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:
 
 
 def parse_weights(text: str) -> Weights:
-    """Weights as in ``slot=1,core=1,memory=3``: all three, in any order.
+    """Weights such as ``slot=1,core=1,memory=3``: all three, in any order.
 
     Raises: MalformedInput in upstream's words.
     Source: HAMi v2.10, pkg/util/device_scoring_weights.go.
@@ -57,7 +57,7 @@ def parse_weights(text: str) -> Weights:
 
 
 def parse_list(text: str | None) -> tuple[str, ...] | None:
-    """The items of a comma list, blanks trimmed, empty ones left out; ``None`` when there is no text at all."""
+    """The items of a comma-separated list, trimmed and without empty ones; ``None`` for an absent or blank text."""
     if text is None or not text.strip():
         return None
     return tuple(item for raw in text.split(",") if (item := raw.strip()))

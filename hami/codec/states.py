@@ -1,8 +1,9 @@
-"""The small texts by which scheduler and node agents take turns: handshake and node lock."""
+"""Handshake and node lock: the annotations that coordinate the scheduler with device plugins."""
 
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,7 +16,7 @@ _LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
 
 
 class HandshakeState(enum.Enum):
-    """What a handshake annotation says: asked and unanswered, answered, or nothing that counts as either."""
+    """State of a handshake annotation: requested and not answered, answered, or neither."""
 
     REQUESTED = "requested"
     REPORTED = "reported"
@@ -24,7 +25,7 @@ class HandshakeState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """*at*: when the unanswered request was written; its writer's clock and zone may differ from ours."""
+    """A handshake annotation. *at*: when the pending request was written, by the writer's clock and zone."""
 
     state: HandshakeState
     at: datetime | None = None
@@ -32,16 +33,17 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class NodeLock:
-    """Who allocates on a node; *holder* is ``(namespace, name)``, ``None`` in the oldest form."""
+    """The lock of a node. *holder*: namespace and name of the pod, ``None`` in the oldest form."""
 
     at: datetime
     holder: tuple[str, str] | None
 
 
+@functools.lru_cache(maxsize=4096)  # nodes are observed far more often than their handshakes change
 def parse_handshake(text: str | None) -> Handshake:
-    """State of a handshake; absent, ``Deleted_…`` and what cannot be read are all «other».
+    """The state of a handshake; OTHER if absent, ``Deleted_…`` or unreadable.
 
-    Both date forms are read, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, as UTC.
+    Both date forms, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, are read as UTC.
     """
     if text is None or _REQUESTING not in text:
         reported = text is not None and text.startswith(_REPORTED)
@@ -56,7 +58,7 @@ def parse_handshake(text: str | None) -> Handshake:
 
 
 def render_request(at: datetime) -> str:
-    """The request that a device plugin answers."""
+    """The request for a device plugin to report."""
     return f"{_REQUESTING}_{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
@@ -80,5 +82,5 @@ def parse_lock(text: str) -> NodeLock:
 
 
 def render_lock(at: datetime, *holder: str) -> str:
-    """The lock of the pod *holder* (namespace and name), with second precision in UTC; the bare time without one."""
+    """The lock of the pod *holder* (namespace and name), in UTC with second precision; only the time without it."""
     return ",".join((f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", *holder))
