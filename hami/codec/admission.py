@@ -1,15 +1,16 @@
-"""AdmissionReview in and out, v1 and v1beta1; the answer's patch is the difference between two pods."""
+"""AdmissionReview requests and responses, v1 and v1beta1. The patch is the difference between two pods."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jsonpatch
 import msgspec
 
+from hami.codec.documents import convert
 from hami.errors import MalformedInput
 
 __all__ = ["Review", "parse_review", "render_allowed", "render_denied"]
@@ -19,7 +20,7 @@ _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What the API server asks. *pod* is the object as it came in, ``None`` when there was none."""
+    """A request of the API server. *pod*: the object as received, ``None`` if there is none."""
 
     uid: str
     namespace: str
@@ -28,24 +29,36 @@ class Review:
     kind: str
 
 
+class _Request(msgspec.Struct):
+    uid: str | None = None
+    namespace: str | None = None
+    object: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = None
+
+
+class _AdmissionReview(msgspec.Struct, rename="camel"):
+    request: _Request
+    api_version: str | None = None
+    kind: str | None = None
+
+
+_REVIEW = msgspec.json.Decoder(_AdmissionReview)
+
+
 def parse_review(body: bytes) -> Review:
     """The review in *body*. Raises: MalformedInput."""
     try:
-        document = msgspec.json.decode(body)
+        try:
+            wire = _REVIEW.decode(body)
+        except msgspec.ValidationError:  # its message has no value
+            wire = convert(msgspec.json.decode(body), _AdmissionReview, lambda path: path or _V1[1])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
-    if not isinstance(document, dict) or not isinstance(request := document.get("request"), dict):
-        raise MalformedInput("request", body.decode(), "expected an AdmissionReview with a request")
-    pod = request.get("object")
-    if pod is not None and not isinstance(pod, dict):
-        raise MalformedInput("request.object", pod, "expected a Pod")
-    return Review(
-        uid=_text(request, "uid"), namespace=_text(request, "namespace"), pod=pod,
-        api_version=_text(document, "apiVersion") or _V1[0], kind=_text(document, "kind") or _V1[1])
+    return Review(uid=wire.request.uid or "", namespace=wire.request.namespace or "", pod=wire.request.object,
+                  api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1])
 
 
 def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "") -> bytes:
-    """Let the pod in, changed to *pod*; no patch when that is equal to what came in."""
+    """Allows the pod, changed to *pod*; without a patch if it equals the pod received."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if pod is not None and pod is not review.pod and (operations := _difference(review.pod or {}, pod)):
         response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
@@ -56,7 +69,7 @@ def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str =
 
 
 def render_denied(review: Review | None, code: int, message: str) -> bytes:
-    """Refuse the pod; *code* is an HTTP status for the user, the answer itself is always 200."""
+    """Denies the pod. *code*: the HTTP status shown to the user; the response itself is always 200."""
     reason = {403: "Forbidden", 400: "BadRequest", 413: "RequestEntityTooLarge"}.get(code, "InternalError")
     response = {"uid": review.uid if review else "", "allowed": False,
                 "status": {"status": "Failure", "message": message, "reason": reason, "code": code}}
@@ -68,8 +81,8 @@ def _rendered(api_version: str, kind: str, response: Mapping[str, Any]) -> bytes
 
 
 def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """RFC 6902 operations from *before* to *after*. Parts that are the same object are not looked into: pods are
-    changed by copying what changes, so most of a pod is shared."""
+    """RFC 6902 operations from *before* to *after*. Identical objects are skipped: most of a pod is shared, since a
+    changed pod is a copy of the changed parts only."""
     if before is after:
         return []
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() <= after.keys():
@@ -90,10 +103,3 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
 
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
-
-
-def _text(fields: Mapping[str, Any], key: str) -> str:
-    value = fields.get(key)
-    if value is not None and not isinstance(value, str):
-        raise MalformedInput(key, value, "expected a string")
-    return value or ""

@@ -1,9 +1,9 @@
-"""The device configuration that the chart installs: what holds where no file is given.
+"""The chart's device configuration, which applies without a file.
 
-It has the shape of the file, so that one parser reads both. ``manifests/base/device-config.yaml`` is the same with
-comments for people. Memory in MiB, cores in percent of one device.
-Source: HAMi v2.10, charts/hami, templates/scheduler/device-configmap.yaml with the chart's values; models that may be
-cut into MIG instances are also called as NVML calls them, and H20 stands after H200, whose name it begins.
+It has the shape of the file, so that one parser reads both. ``manifests/base/device-config.yaml`` has the same content
+with comments. Memory in MiB, cores in percent of one device.
+Source: HAMi v2.10, charts/hami, templates/scheduler/device-configmap.yaml with the chart's values; MIG models are also
+listed under NVML's names, and H20 follows H200, of which it is a prefix.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ __all__ = ["CHART"]
 
 
 def _mig(profiles: str, *models: str) -> dict[str, object]:
-    """What may be cut of cards whose name has one of *models* in it, as NVML says it; the first entry that fits
-    counts."""
+    """The profiles for devices whose NVML name contains one of *models*; the first matching entry applies."""
     return {"models": list(models), "profiles": profiles.split()}
 
 
@@ -27,7 +26,7 @@ def _iluvatar(word: str) -> dict[str, object]:
 
 def _ascend(chip: str, word: str, memory: int, ai_core: int, ai_cpu: int | None, *templates: dict[str, object],
             capacity: int | None = None, **more: object) -> dict[str, object]:
-    """One chip; *capacity* where it is more than the *memory* that pods may take."""
+    """One chip. *capacity*: where it exceeds the allocatable *memory*."""
     name = f"huawei.com/{word}"
     return {"chipName": chip, "commonWord": word, "resourceName": name, "resourceMemoryName": f"{name}-memory",
             "resourceCoreName": f"{name}-core", "memoryAllocatable": memory, "memoryCapacity": capacity or memory,

@@ -59,8 +59,9 @@ def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
     """The capacity in the node annotation *text*.
 
     Shape: ``{"devices": [{"index": "0", "minor": "0", "capacity": 6}], "profiles": {"1g.6gb": "0"}}``. Numbers may be
-    strings. A device's index defaults to its position in the list, its minor to its index. A profile is ``<slices>g.<GB>gb``; others are skipped.
-    Raises: MalformedInput, when there is no device, a device is named twice or has no capacity, or no profile is left.
+    strings. A device's index defaults to its position in the list, its minor to its index. A profile is
+    ``<slices>g.<GB>gb``; others are skipped.
+    Raises: MalformedInput without devices or profiles, for a repeated index and for a device without capacity.
     Source: HAMi v2.10, pkg/device/enflame/device.go.
     """
     try:

@@ -1,6 +1,7 @@
-"""Durations as Go writes them (``5m0s``, ``28s``, ``1h2m``), to ``timedelta`` and back.
+"""Durations in Go's notation (``5m0s``, ``28s``, ``1h2m``), to ``timedelta`` and back.
 
-A ``timedelta`` counts whole microseconds: finer parts of the text are cut off.
+A ``timedelta`` has microseconds: finer parts of the text are truncated. (durationpy accepts more than Go, such as days
+and ``1h x 2m``, and writes ``5m`` for ``5m0s``.)
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _SHAPE = re.compile(rf"[+-]?(?:0|(?:{_PART.replace('?P<number>', '').replace('?P
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration that *text* names: numbers with a unit each (ns, us, ms, s, m, h), or ``0``.
+    """The duration of *text*: numbers with units (ns, us, ms, s, m, h), or ``0``.
 
-    Raises: MalformedInput, also when it is longer than Go can hold (about 292 years).
+    Raises: MalformedInput, also beyond Go's range of about 292 years.
     Source: Go, package time, ParseDuration.
     """
     if _SHAPE.fullmatch(text) is None:
@@ -39,7 +40,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def render_duration(duration: timedelta) -> str:
-    """Go's form of *duration*: ``5m0s``, ``1h2m0s``, ``1.5s``, ``20ms``, ``0s``.
+    """*duration* in Go's notation: ``5m0s``, ``1h2m0s``, ``1.5s``, ``20ms``, ``0s``.
 
     Source: Go, package time, Duration.String.
     """
@@ -60,6 +61,6 @@ def render_duration(duration: timedelta) -> str:
 
 
 def _decimal(amount: int, one: int) -> str:
-    """*amount* / *one*, a power of ten, without trailing zeros."""
+    """*amount* / *one* without trailing zeros; *one* is a power of ten."""
     whole, rest = divmod(amount, one)
     return f"{whole}.{rest:0{len(str(one)) - 1}d}".rstrip("0") if rest else str(whole)

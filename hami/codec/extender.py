@@ -1,4 +1,4 @@
-"""The scheduler extender's requests and answers: PascalCase out, any case in."""
+"""Requests and responses of the scheduler extender. Responses use PascalCase keys, requests any case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRAILING = "trailing characters"
 
 @dataclass(frozen=True, slots=True)
 class FilterArgs:
-    """*names*: node names, ``None`` when not given. *nodes*: whole nodes with their JSON, for a simulation."""
+    """Arguments of /filter. *names*: node names, ``None`` if not given. *nodes*: whole nodes with their JSON."""
 
     pod: Pod
     names: list[str] | None
@@ -37,7 +37,7 @@ class FilterArgs:
 
 @dataclass(frozen=True, slots=True)
 class BindArgs:
-    """The pod to be bound, and where."""
+    """Arguments of /bind: the pod and its node."""
 
     ref: PodRef
     node: str
@@ -60,7 +60,7 @@ def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None 
 
 
 def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
-    """ExtenderFilterResult that names the chosen node by its whole object, as it came in."""
+    """ExtenderFilterResult with the chosen node's whole object, as received."""
     nodes = {"metadata": {}, "items": [msgspec.Raw(node)]} if node is not None else None
     return msgspec.json.encode({"Nodes": nodes, "NodeNames": None, "FailedNodes": failed or None,
                                 "FailedAndUnresolvableNodes": None, "Error": ""})
@@ -111,7 +111,7 @@ def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
 
 
 def _echoed(item: msgspec.Raw) -> bytes:
-    """*item* as it will be sent back. What is not read of it was not decoded either, so it is checked here."""
+    """*item* as it is returned to the caller. Only parts of it are decoded, so the encoding is checked here."""
     data = bytes(item)
     try:
         data.decode()

@@ -1,6 +1,6 @@
-"""Pods, nodes and quotas as the API server sends them, decoded to the few fields that HAMi reads.
+"""Pods, nodes and quotas of the API server, decoded to the fields that HAMi reads.
 
-What a field does not name is skipped without being built, which is what makes watching large clusters cheap.
+Other fields are skipped without building objects, which makes watching large clusters cheap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["convert_pod", "parse_environment", "parse_node", "parse_pod", "parse
 
 T = TypeVar("T")
 
-_VERSION = re.compile(r"[0-9]{1,18}")  # anybody may write an annotation, also one that int() does not take
+_VERSION = re.compile(r"[0-9]{1,18}")  # annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
 
 
@@ -102,7 +102,7 @@ class _Variable(msgspec.Struct):
 
 
 class _Settled(msgspec.Struct):
-    """A container, with its variables."""
+    """A container with its environment variables."""
 
     name: str | None = ""
     env: list[_Variable] | None = None
@@ -156,14 +156,14 @@ def _pod(wire: _Pod) -> Pod:
 
 
 def parse_resource_version(resource_version: str) -> int:
-    """A resource version as a number that later ones exceed; 0 when it is none."""
+    """A resource version as an integer that increases over time; 0 if *resource_version* is not a number."""
     return int(resource_version) if _VERSION.fullmatch(resource_version) else 0
 
 
 def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[str, str]]]:
-    """The uid of the pod in *data* (JSON), and the variables that each of its containers sets to a literal value.
+    """The uid of the pod in *data* (JSON), and the environment variables with literal values of each container.
 
-    What comes from elsewhere (``valueFrom``, ``envFrom``) is not known here.
+    Values from elsewhere (``valueFrom``, ``envFrom``) are left out.
     Raises: MalformedInput.
     """
     wire = _decoded("pod", _SETTLED_POD, data)
@@ -188,7 +188,7 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
 
 
 def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
-    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); others are no limits to HAMi.
+    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); HAMi ignores others.
 
     Raises: MalformedInput.
     """
@@ -216,7 +216,7 @@ def _container(wire: _Container, kind: ContainerKind) -> Container:
 
 
 def _quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
-    """Quantities as text; the API also takes bare numbers, and null for «nothing»."""
+    """Quantities as text. The API also accepts numbers and null."""
     return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Secrets with keys, and the part of a webhook configuration that says whom the API server trusts, as records."""
+"""Secrets with private keys, and the CA bundles of webhook configurations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TLS = "kubernetes.io/tls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRecord:
-    """A Secret. *resource_version*: empty for one that is not there yet.
+    """A Secret. *resource_version*: empty for one that does not exist yet.
 
-    *source* is the object as it was read: what we do not know of survives an update.
+    *source* is the object as it was read, so that an update keeps unknown fields.
     """
 
     namespace: str
@@ -33,7 +33,7 @@ class SecretRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Where one webhook of a configuration is called, and with which CAs (PEM). *service*: namespace and name."""
+    """The address and CA bundle (PEM) of one webhook. *service*: namespace and name."""
 
     name: str
     service: tuple[str, str] | None = None
@@ -83,7 +83,7 @@ class _Configuration(msgspec.Struct):
 
 
 def parse_secret(data: bytes) -> SecretRecord:
-    """The record of a v1 Secret. Raises: MalformedInput, which quotes nothing of it."""
+    """The record of a v1 Secret. Raises: MalformedInput without its content."""
     try:
         wire = msgspec.json.decode(data, type=_Secret)
         source = msgspec.json.decode(data, type=dict[str, Any])
@@ -95,7 +95,7 @@ def parse_secret(data: bytes) -> SecretRecord:
 
 
 def render_secret(secret: SecretRecord) -> dict[str, Any]:
-    """The Secret to create or to put in place of the one that was read. Of type kubernetes.io/tls when it is new."""
+    """The Secret to create or to replace the one that was read. A new one has the type kubernetes.io/tls."""
     meta = dict(secret.source.get("metadata") or {})
     meta.pop("managedFields", None)  # the server keeps them itself
     meta |= {"namespace": secret.namespace, "name": secret.name}
@@ -123,7 +123,7 @@ def _webhook(wire: _Webhook) -> Webhook:
 
 
 def render_bundle(configuration: WebhookConfiguration, bundle: bytes) -> dict[str, Any]:
-    """A strategic merge patch (webhooks merge by name): *bundle* in every webhook, if the object is still the same."""
+    """A strategic merge patch that sets *bundle* in every webhook unless the object has changed."""
     text = base64.b64encode(bundle).decode()
     return {"metadata": {"resourceVersion": configuration.resource_version},
             "webhooks": [{"name": webhook.name, "clientConfig": {"caBundle": text}}

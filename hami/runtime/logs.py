@@ -1,7 +1,7 @@
-"""The shape of log lines: one line an outcome, as ``key=value`` or JSON.
+"""Log formats: one line per message, as ``key=value`` or JSON.
 
-A line is time (ISO 8601, UTC), level, logger, message, then the fields of ``extra`` in the order given. What spans
-several lines, a traceback above all, is escaped into one field. Libraries speak from WARNING upwards only.
+A line has time (ISO 8601, UTC), level, logger, message, and the fields of ``extra`` in the order given. Line breaks,
+such as those of a traceback, are escaped. Libraries log from WARNING upwards only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FIRST = ("time", "level", "logger", "message")
 
 
 def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = None) -> None:
-    """Write the process's log to *stream* (standard error), in place of whatever was set up before.
+    """Sends the log of the process to *stream* (standard error), replacing any earlier configuration.
 
-    *format*: one of FORMATS. *verbosity*: klog's ``-v``; from 4 on debug lines are written, and tracebacks of errors
-    that are no bugs.
+    *format*: one of FORMATS. *verbosity*: klog's ``-v``; 4 or more adds debug messages, and tracebacks of expected
+    errors.
     """
     debug = verbosity >= DEBUG_VERBOSITY
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
@@ -43,7 +43,7 @@ def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = 
 
 
 class _LineFormatter(logging.Formatter):
-    """Turns a record into named values; a subclass writes them down."""
+    """Converts a record to named values, which *write* renders as one line."""
 
     def __init__(self, debug: bool, write: Callable[[dict[str, object]], str]) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class _LineFormatter(logging.Formatter):
         for key, value in vars(record).items():
             if key not in _STANDARD:
                 values[f"{key}_" if key in _FIRST else key] = value
-        return self._write(values | self._trouble(record))
+        return self._write(values | self._error_fields(record))
 
-    def _trouble(self, record: logging.LogRecord) -> dict[str, object]:
-        """The exception of *record*: in full when it is a bug or when debugging, else what it says."""
+    def _error_fields(self, record: logging.LogRecord) -> dict[str, object]:
+        """The exception of *record*: its message if expected, the traceback if it is a bug or while debugging."""
         if not record.exc_info or (error := record.exc_info[1]) is None:
             return {}
         if isinstance(error, HamiError | OSError) and not self._debug:
@@ -73,14 +73,14 @@ class _LineFormatter(logging.Formatter):
 
 
 class TextFormatter(_LineFormatter):
-    """``key=value``; a value with blanks, quotes, ``=`` or anything unprintable is quoted as in JSON."""
+    """``key=value``; values with blanks, quotes, ``=`` or unprintable characters are quoted as in JSON."""
 
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug, _as_text)
 
 
 class JsonFormatter(_LineFormatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug, _as_json)
@@ -101,7 +101,7 @@ def _quoted(value: object) -> str:
 
 
 def _as_json(values: dict[str, object]) -> str:
-    # the line separators beyond ASCII end a line for some readers
+    # some readers end a line at separators beyond ASCII
     return _json(values).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085")
 
 

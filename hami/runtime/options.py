@@ -1,4 +1,4 @@
-"""Values of flags and environment variables that several programs have, and the files that flags name."""
+"""Parsers of flags and environment variables that several programs share, and the files that flags name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Address", "parse_address", "parse_boolean", "parse_choice", "parse_s
 
 
 class Address(NamedTuple):
-    """Where to listen; an empty host is all addresses of the machine."""
+    """A listening address; an empty host means all addresses."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_boolean(text: str) -> bool:
-    """What Go's ParseBool makes of *text*. Raises: MalformedInput."""
+    """The boolean of *text* as Go's ParseBool. Raises: MalformedInput."""
     value = parse_bool(text)
     if value is None:
         raise MalformedInput("boolean", text, "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)")
@@ -51,7 +51,7 @@ def parse_choice(*words: str) -> Callable[[str], str]:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of a Go duration that is not negative. Raises: MalformedInput."""
+    """The seconds of a Go duration, which must not be negative. Raises: MalformedInput."""
     seconds = parse_duration(text).total_seconds()
     if seconds < 0:
         raise MalformedInput("duration", text, "expected no negative duration")
@@ -59,7 +59,7 @@ def parse_seconds(text: str) -> float:
 
 
 def read_text(flag: str, path: str | Path) -> str:
-    """What the file at *path* says, which *flag* has named. Raises: HamiError, with both and the reason."""
+    """The text of the file at *path*, which *flag* names. Raises: HamiError with flag, path and reason."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
