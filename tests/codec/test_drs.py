@@ -72,7 +72,8 @@ def test_of_equal_profiles_the_lowest_number_is_first():
     param(document({"capacity": -1}), "expected a capacity", id="negative"),
     param(document({"capacity": True}), "expected devices and profiles", id="a boolean"),
     param(document({"capacity": 1.5}), "expected devices and profiles", id="half a slice"),
-    param(document({"index": 1, "capacity": 6}, {"capacity": 6}), "expected a unique index", id="two devices of one index"),
+    param(document({"index": 1, "capacity": 6}, {"capacity": 6}), "expected a unique index",
+          id="two devices of one index"),
     param(document(profiles=["1g.6gb"]), "expected devices and profiles", id="profiles in a list"),
     param("[" * 100000, "expected devices and profiles", id="deep"),
 ])
