@@ -235,7 +235,7 @@ class NodeAgent:
         if holder(lock) != (namespace, name):
             if has_ended(self.kube.find("Pod", name, namespace)):
                 return  # kwok terminates the pods of a Job at once, which releases their locks
-            self.surprises.append(f"pod {namespace}/{name} is being started on {node}, whose lock says {lock!r}")
+            self.surprises.append(f"pod {namespace}/{name} starts on {node}, but the lock contains {lock!r}")
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:
             return

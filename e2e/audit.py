@@ -106,13 +106,13 @@ def book(found: Inventory, pod: Object) -> None:
     who, node, notes = name_of(pod), pod["spec"]["nodeName"], annotations(pod)
     containers = [*inits(pod), *apps(pod)]
     if any(vendor.allocated in notes for vendor in VENDORS) and (assigned := notes.get(ASSIGNED)) != node:
-        found.wrong.append(f"pod {who} is bound to {node}, its allocation is made out for {assigned}")
+        found.wrong.append(f"pod {who} is bound to {node}, its allocation names {assigned}")
     for vendor in VENDORS:
         asks = [asked(vendor, container) for container in containers]
         if (text := notes.get(vendor.allocated)) is not None:
             book_vendor(found, pod, vendor, asks, text)
         elif any(asks):
-            found.wrong.append(f"pod {who} asks for {vendor.count} and is bound to {node} without an allocation")
+            found.wrong.append(f"pod {who} requests {vendor.count} and is bound to {node} without an allocation")
 
 
 def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | None], text: str) -> None:
@@ -140,20 +140,20 @@ def mismatch(vendor: Vendor, ask: Ask | None, entry: list[Entry], cards: Mapping
              notes: Mapping[str, str]) -> list[str]:
     """Returns differences between *entry* and the request. *cards*: of the node and vendor; *notes*: of the pod."""
     if ask is None:
-        return [f"asks for no {vendor.count}, holds {entry}"] if entry else []
+        return [f"requests no {vendor.count}, holds {entry}"] if entry else []
     if missing := [share.uuid for share in entry if share.uuid not in cards]:
         return [f"holds {missing}, which the node does not have"]
     problems = []
     wanted = vendor.wants(ask, cards[entry[0].uuid]) if entry else max(ask.count, 1)
     if len(entry) != wanted:
-        problems.append(f"asks for {wanted} devices of {vendor.count}, holds {len(entry)}")
+        problems.append(f"requests {wanted} devices of {vendor.count}, holds {len(entry)}")
     uncut = [share.uuid for share in entry if vendor.key != "NVIDIA" or not cards[share.uuid].cut]
     if len(set(uncut)) != len(uncut):
         problems.append(f"holds one device twice: {entry}")
     for share in entry:
         card = cards[share.uuid]
         if (share.memory, share.cores) not in (right := vendor.gets(vendor, ask, card, notes)):
-            problems.append(f"asks for {ask}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} instead "
+            problems.append(f"requests {ask}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} instead "
                             f"of one of {right[:9]}")
         if share.type != (card.model if vendor.key == "AMD" else vendor.key):
             problems.append(f"holds {share.uuid} as {share.type!r}")
@@ -175,7 +175,7 @@ def all_cores(ask: Ask, shares: Shares) -> list[str]:
     """AWS: the requested number of cores, and adjacent devices."""
     problems = []
     if not ask.count and (cores := sum(share.cores.bit_count() for share, _ in shares)) != ask.cores:
-        problems.append(f"asks for {ask.cores} cores, holds {cores}")
+        problems.append(f"requests {ask.cores} cores, holds {cores}")
     indexes = sorted(card.index for _, card in shares)
     if indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
         problems.append(f"holds devices that are not neighbours: {indexes}")
@@ -331,14 +331,14 @@ def dead_locks(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
         if MLU_LOCK in annotations(node) and not any(
                 pod["spec"].get("nodeName") == name and annotations(pod).get(MLU_ASSIGNED) == "false"
                 for pod in by_name.values()):
-            problems.append(f"the MLU lock of {name} is held and nobody there waits for MLUs")
+            problems.append(f"the MLU lock of {name} is held, but no pod waits for MLUs")
         lock = annotations(node).get(MUTEX)
         if lock is None:
             continue
         parts = lock.split(",")
         pod = by_name.get((parts[1], parts[2])) if len(parts) == 3 else None
         if pod is None:
-            problems.append(f"the lock of {name} names nobody who exists: {lock!r}")
+            problems.append(f"the lock of {name} names a pod that does not exist: {lock!r}")
         elif pod["spec"].get("nodeName") not in (None, "", name) or not lives(pod):
             problems.append(f"the lock of {name} names a pod that has no use for it: {lock!r}")
         elif annotations(pod).get(PHASE) in ("success", "failed"):

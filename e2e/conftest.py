@@ -101,7 +101,7 @@ def on_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def local(cluster: Cluster) -> LocalCluster:
     """The control plane as processes, which a test may stop and start."""
     if not isinstance(cluster, LocalCluster):
-        pytest.skip("needs a control plane whose processes are ours")
+        pytest.skip("needs the local control plane")
     return cluster
 
 

@@ -132,7 +132,7 @@ def waiting_table(sandbox: Sandbox, outcome: Outcome) -> Table:
     """Returns the waiting pods with the reasons of the scheduler."""
     table = Table(title="waiting", title_justify="left", expand=True)
     table.add_column("pod", no_wrap=True)
-    table.add_column("asks for")
+    table.add_column("requests")
     table.add_column("why")
     for name in sorted(outcome.waiting):
         table.add_row(name, asks(outcome.pods[name]), why(outcome.reasons.get(name, []), sandbox.short))

@@ -57,7 +57,7 @@ def run(console: Console, *, keep: bool) -> int:
                 Scheduler(cluster, certificates, install(cluster, certificates)).start()
                 plugin = DevicePlugin(node)
                 plugin.insert(*cards(2))
-                plugin.install_limiter("a stand-in: there is no card whose use could be limited\n")
+                plugin.install_limiter("placeholder: there is no GPU to limit\n")
                 plugin.start().wait_offered(20)
                 with Sandbox.opened(cluster.kube, name="demo") as sandbox, node.lent(sandbox):
                     say("pods")
@@ -78,11 +78,11 @@ def run(console: Console, *, keep: bool) -> int:
 
 def show(console: Console, node: RealNode, sandbox: Sandbox) -> None:
     """Prints what the kubelet offers, and the output of each container."""
-    console.print(f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two cards")
+    console.print(f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two GPUs")
     table = Table(show_lines=True, expand=True)
     table.add_column("pod", no_wrap=True)
-    table.add_column("asks for", no_wrap=True)
-    table.add_column("its container prints", ratio=1, overflow="fold")
+    table.add_column("requests", no_wrap=True)
+    table.add_column("output of its container", ratio=1, overflow="fold")
     for name, asked in PODS.items():
         printed = node.output(sandbox.pod(name), until=END).partition(END)[0].strip()
         table.add_row(name, "\n".join(f"{key} {value}" for key, value in asked.items()), Text(printed))

@@ -77,7 +77,7 @@ class DevicePlugin:
         fresh.write_text(yaml.safe_dump({"cards": [asdict(card) for card in cards]}))
         fresh.rename(self._file)
 
-    def ail(self, uuid: str, health: bool | str) -> None:
+    def set_health(self, uuid: str, health: bool | str) -> None:
         """Sets the health of a GPU."""
         self.insert(*(replace(card, health=health) if card.uuid == uuid else card for card in self.cards))
 

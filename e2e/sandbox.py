@@ -123,7 +123,7 @@ class Sandbox:
 
     def node_event(self, name: str, reason: str, *, timeout: float = 20) -> str:
         """Waits for an event of the node and returns its message."""
-        return self._told(self._prefix + name, reason, "", "default", timeout)
+        return self._event_message(self._prefix + name, reason, "", "default", timeout)
 
     def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
         """Waits until *done*, given the annotations of the node, returns something true."""
@@ -221,9 +221,9 @@ class Sandbox:
 
     def event(self, pod: str, reason: str, containing: str = "", *, timeout: float = 20) -> str:
         """Waits for an event of *pod* and returns its message."""
-        return self._told(pod, reason, containing, self.namespace, timeout)
+        return self._event_message(pod, reason, containing, self.namespace, timeout)
 
-    def _told(self, name: str, reason: str, containing: str, namespace: str, timeout: float) -> str:
+    def _event_message(self, name: str, reason: str, containing: str, namespace: str, timeout: float) -> str:
         def told(events: dict[str, Object]) -> str | None:
             return next((event["message"] for event in events.values()
                          if event["reason"] == reason and containing in event["message"]), None)

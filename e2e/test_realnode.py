@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kind
 Object = dict[str, Any]
 ENDED_SECONDS = 20
 ELSEWHERE = ("" if not {"HAMI_E2E_KIND", "HAMI_E2E_KUBECONFIG"} & os.environ.keys() else
-             "needs a control plane whose processes are ours")
+             "needs the local control plane")
 
 
 def says(name: str, script: str) -> Object:

@@ -213,7 +213,7 @@ def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode,
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=1000))
     running = sandbox.running("before")
     ill = seen(sandbox, real, "before").limit[0]
-    plugin.ail(ill, "XID 79")
+    plugin.set_health(ill, "XID 79")
     plugin.wait_offered(SLOTS)
     real.wait_node(lambda node: annotations(node)[REGISTER].count('"health":true') == 1, what="one card is well")
     sandbox.create(shower(HOOK, "during", gpu=1, gpumem=1000))
@@ -221,7 +221,7 @@ def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode,
     assert {ill, seen(sandbox, real, "during").limit[0]} == {FIRST.uuid, SECOND.uuid}
     sandbox.create(shower(HOOK, "both", gpu=2, gpumem=1000))
     sandbox.refusal("both")
-    plugin.ail(ill, True)
+    plugin.set_health(ill, True)
     plugin.wait_offered(2 * SLOTS)
     assert sandbox.running("before", "both", timeout=120)[:1] == running
 

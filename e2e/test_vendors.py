@@ -51,7 +51,7 @@ def admitted(sandbox, name):
     return found["limits"]
 
 
-def told(sandbox, name):
+def agent_annotations(sandbox, name):
     """Returns the annotations for the vendors' agents, with placeholders for times."""
     return {key: re.sub(r"\b\d{10}\b", "<s>", re.sub(r"\b\d{19}\b", "<ns>", text))
             for key, text in sandbox.annotations(name).items() if key not in OF_ALL_VENDORS}
@@ -106,7 +106,7 @@ def test_hard_split_rounds_memory_up_to_a_template(sandbox):
     sandbox.add_node("n", nodes.ascend("Ascend310P", card("dev-0", 21_527)))
     start(sandbox, pod("a", **{"huawei.com/Ascend310P": 1, "huawei.com/Ascend310P-memory": 2000}))
     assert admitted(sandbox, "a") == {"huawei.com/Ascend310P": "1", "huawei.com/Ascend310P-memory": "3072"}
-    assert told(sandbox, "a") == {
+    assert agent_annotations(sandbox, "a") == {
         "hami.io/Ascend310P-devices-allocated": "dev-0,Ascend310P,3072,0:;",
         "hami.io/Ascend310P-devices-to-allocate": ";", "predicate-time": "<s>",
         "huawei.com/Ascend310P": '[{"UUID":"dev-0","temp":"vir01","memory":3072}]'}
@@ -164,7 +164,7 @@ MLU = {"cambricon.com/vmlu": 1, "cambricon.com/mlu.smlu.vmemory": 20, "cambricon
 def test_an_mlu_pod_carries_the_profile_of_its_slice(sandbox):
     sandbox.add_node("n", nodes.cambricon(4))
     start(sandbox, pod("a", **MLU))
-    assert told(sandbox, "a") == {
+    assert agent_annotations(sandbox, "a") == {
         "hami.io/cambricon-mlu-devices-allocated": "n-cambricon-mlu-3,MLU,5120,10:;",
         "hami.io/cambricon-mlu-devices-to-allocate": "n-cambricon-mlu-3,MLU,5120,10:;",
         "CAMBRICON_DSMLU_PROFILE": "3_10_20", "CAMBRICON_DSMLU_ASSIGNED": "true"}  # true: set by the agent
@@ -211,7 +211,7 @@ QUALITY = "metax-tech.com/sgpu-qos-policy"
 def test_an_sgpu_has_one_quality_of_service(sandbox):
     sandbox.add_node("n", nodes.sgpu("GPU-x"))
     start(sandbox, pod("a", **SGPU))
-    assert told(sandbox, "a") == {
+    assert agent_annotations(sandbox, "a") == {
         QUALITY: "best-effort",  # by the webhook
         "hami.io/metax-sgpu-devices-allocated": "GPU-x,Metax-SGPU,4096,60:;",
         "hami.io/metax-sgpu-devices-to-allocate": ";",
@@ -269,8 +269,8 @@ def test_whole_xpus_leave_others_what_is_linked(sandbox):
     sandbox.add_node("n", nodes.kunlun(8))
     start(sandbox, pod("used", annotations={"hami.io/use-xpu-uuid": f"{full_name(sandbox, 'n')}-kunlun-5"},
                        **{"kunlunxin.com/xpu": 1}), pod("k1", **{"kunlunxin.com/xpu": 1}))
-    assert told(sandbox, "k1") == {"hami.io/kunlun-allocated": "n-kunlun-4,kunlun,98304,100:;",
-                                   "BAIDU_COM_DEVICE_IDX": "4"}
+    assert agent_annotations(sandbox, "k1") == {"hami.io/kunlun-allocated": "n-kunlun-4,kunlun,98304,100:;",
+                                                "BAIDU_COM_DEVICE_IDX": "4"}
     sandbox.delete("k1")
     start(sandbox, pod("k2", **{"kunlunxin.com/xpu": 2}))
     assert sandbox.annotations("k2")["BAIDU_COM_DEVICE_IDX"] == "4,6"
@@ -287,7 +287,7 @@ def test_neuron_cores_are_handed_out_one_by_one(sandbox):
     agent = {"NEURON_ALLOCATED": "false", "NEURON_ALLOC_TIME": "<ns>", "NEURON_RESOURCE_TYPE": CORES,
              "aws.amazon.com/predicate-node": "n"}
     for name, mask, number in (("a", 1, "0"), ("b", 2, "1")):
-        assert told(sandbox, name) == agent | {
+        assert agent_annotations(sandbox, name) == agent | {
             "hami.io/aws-neuron-devices-allocated": f"n-AWSNeuron-0,AWSNeuron,0,{mask}:;", "AWS_NEURON_IDS": number}
     sandbox.delete("a")
     sandbox.create(pod("c", **{CORES: 2}))
@@ -395,7 +395,7 @@ def test_golden_examples(sandbox, outfit, asks, vendor, allocation, more):
     start(sandbox, pod("a", **asks))
     waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # the agent has emptied it
     keys = {vendor.allocated: allocation} | ({vendor.to_allocate: waiting} if vendor.to_allocate else {})
-    assert told(sandbox, "a") == keys | more
+    assert agent_annotations(sandbox, "a") == keys | more
 
 
 def test_iluvatar_containers_get_their_name(sandbox):

@@ -111,8 +111,8 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
                  "holds 8 MiB and 9 cores of d instead of one of [(9, 100)]", id="too-little"),
     pytest.param(DCU, [held("DCU", "d,NVIDIA,32752,100:;", {"hygon.com/dcunum": 1})], "holds d as 'NVIDIA'", id="type"),
     pytest.param(DCU, [held("NVIDIA", ";", {"hygon.com/dcunum": 1})],
-                 "asks for hygon.com/dcunum and is bound to n without an allocation", id="no-allocation"),
-    pytest.param(DCU, [held("DCU", "d,DCU,9,9:;", {})], "asks for no hygon.com/dcunum", id="not-asked-for"),
+                 "requests hygon.com/dcunum and is bound to n without an allocation", id="no-allocation"),
+    pytest.param(DCU, [held("DCU", "d,DCU,9,9:;", {})], "requests no hygon.com/dcunum", id="not-asked-for"),
     pytest.param(DCU, [held("DCU", "d,DCU,much,9:;", {"hygon.com/dcunum": 1})], "invalid literal", id="unreadable"),
     pytest.param(MIG_CARD, [mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 2, 2)),
                             mig("GPU-m,NVIDIA,19968,43:;", ("3g.20gb", 0, 4), name="b",
@@ -134,7 +134,7 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
     pytest.param(SGPU, [sgpu("a", 100), sgpu("b", 0)], "shared although someone has it whole", id="exclusive"),
     pytest.param(INF, [neuron("a", 1), neuron("b", 1)], "the parts [0] of n-AWSNeuron-0", id="neuron-core-twice"),
     pytest.param(INF, [neuron("a", 3), neuron("b", 2)], "the parts [1] of n-AWSNeuron-0", id="neuron-overlap"),
-    pytest.param(INF, [neuron("a", 3)], "asks for 1 cores, holds 2", id="neuron-too-many"),
+    pytest.param(INF, [neuron("a", 3)], "requests 1 cores, holds 2", id="neuron-too-many"),
     pytest.param(nodes.neuron("inf2", 3), [neurons(0, 2)], "not neighbours: [0, 2]", id="neuron-no-run"),
     pytest.param(nodes.neuron(None, 1), [neuron("a", 1)], "which the node does not have", id="neuron-no-label"),
     pytest.param(XPUS, [vxpu("a", 24_576, 0), vxpu("b", 49_152, 0)], "x0 on n is cut in slices of several sizes",
@@ -143,7 +143,7 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
     pytest.param(A910C, [held("Ascend910C", "c1,Ascend910C,65536,0:c2,Ascend910C,65536,0:;", PAIR)],
                  "holds half of modules: ['c1', 'c2']", id="910C-halves"),
     pytest.param(A910C, [held("Ascend910C", "c1,Ascend910C,65536,0:;", PAIR)],
-                 "asks for 2 devices of huawei.com/Ascend910C, holds 1", id="910C-one"),
+                 "requests 2 devices of huawei.com/Ascend910C, holds 1", id="910C-one"),
     pytest.param(A910C, [held("Ascend910C", "c1,Ascend910C,65536,0:c1,Ascend910C,65536,0:;", PAIR)],
                  "holds one device twice", id="910C-same"),
     pytest.param(nodes.drs(1), [drs("a", 3, 20, 50), drs("b", 6, 40, 100)],
@@ -160,7 +160,7 @@ def test_an_allocation_for_another_node_is_a_violation():
     astray = dcu("a", 9, 9)
     astray["metadata"]["annotations"]["hami.io/vgpu-node"] = "m"
     wrong, _ = violations([vendor_node("n", [DCU])], [astray])
-    assert wrong == ["pod test/a is bound to n, its allocation is made out for m"]
+    assert wrong == ["pod test/a is bound to n, its allocation names m"]
 
 
 def test_an_allocation_of_an_unbound_pod_is_a_violation():
@@ -184,11 +184,11 @@ def test_init_containers_that_have_ended_hold_nothing():
 @pytest.mark.parametrize(("locks", "pods", "found"), [
     pytest.param({MUTEX: f"{AT},test,a"}, [dcu("a", 9, 9, phase="allocating")], None, id="mutex-in-use"),
     pytest.param({MUTEX: f"{AT},test,a"}, [dcu("a", 9, 9)], "held after the end (success)", id="mutex-after-the-end"),
-    pytest.param({MUTEX: f"{AT},test,b"}, [dcu("a", 9, 9)], "names nobody who exists", id="mutex-of-nobody"),
+    pytest.param({MUTEX: f"{AT},test,b"}, [dcu("a", 9, 9)], "names a pod that does not exist", id="mutex-of-nobody"),
     pytest.param({MLU_LOCK: AT}, [mlu("a", CAMBRICON_DSMLU_ASSIGNED="false")], None, id="mlu-in-use"),
-    pytest.param({MLU_LOCK: AT}, [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")], "nobody there waits",
+    pytest.param({MLU_LOCK: AT}, [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")], "no pod waits",
                  id="mlu-after-the-end"),
-    pytest.param({MLU_LOCK: AT}, [], "nobody there waits for MLUs", id="mlu-of-nobody"),
+    pytest.param({MLU_LOCK: AT}, [], "no pod waits for MLUs", id="mlu-of-nobody"),
 ])
 def test_stale_locks_are_violations(locks, pods, found):
     node = vendor_node("n", [DCU, nodes.cambricon(1)], annotations=locks)
