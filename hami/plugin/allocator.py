@@ -110,7 +110,7 @@ class Allocator:
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns the grant of the requesting container.
 
-        Raises: AllocationRefused with the reason; HostError; ClusterError if the API server does not answer in time.
+        Raises: AllocationRefused with the reason; HostError; ClusterError if requests keep failing until the deadline.
         """
         with self._lock:
             progress = _CallProgress(self._clock.now())
@@ -126,7 +126,7 @@ class Allocator:
                     # the kubelet fails the container, which must not look served
                     self._forget_holder(progress.lock)
                     self._deferred.fail_pod(progress.match.pod.ref, str(error), progress.lock)
-                raise ClusterError(f"the API server did not answer: {error}", error.status) from error
+                raise ClusterError(f"a request to the API server failed: {error}", error.status) from error
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
         """Returns the ids that lie on the cards of the requesting container; empty if it cannot be determined.

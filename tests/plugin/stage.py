@@ -60,10 +60,10 @@ def placed(*containers, shares=None, text=None, left=None, name="p", node=NODE, 
     """A pod that the scheduler has bound, with the shares of each of its containers; *text*, *left*: the annotations
     themselves, where they are not just made of the shares."""
     text = render_shares(tuple(map(tuple, shares or ()))) if text is None else text
-    said = {ALLOCATED: text, TO_ALLOCATE: text if left is None else left, PHASE: bind_phase, "hami.io/vgpu-node": node,
-            "hami.io/bind-time": "1732072495"}
-    said |= annotations or {}
-    return make_pod(*containers, name=name, node_name=node, phase=phase, annotations=said, **fields)
+    scheduled = {ALLOCATED: text, TO_ALLOCATE: text if left is None else left, PHASE: bind_phase,
+                 "hami.io/vgpu-node": node, "hami.io/bind-time": "1732072495"}
+    return make_pod(*containers, name=name, node_name=node, phase=phase, annotations=scheduled | (annotations or {}),
+                    **fields)
 
 
 def lock_of(pod, at="2026-01-02T03:04:05Z"):
@@ -72,7 +72,7 @@ def lock_of(pod, at="2026-01-02T03:04:05Z"):
 
 
 def call(count=1, served=None, **fields):
-    """A call of the kubelet; *served*: (uid, container) pairs that it has devices for by its own record."""
+    """A call of the kubelet; *served*: (uid, container) pairs that have devices by its checkpoint."""
     return AllocateCall(**{"node": NODE, "resource": GPU, "ids": ids(*[A] * count), "vendor": NVIDIA,
                            "served": None if served is None else frozenset(served)} | fields)
 
@@ -81,14 +81,14 @@ class Events:
     """Remembers what was recorded."""
 
     def __init__(self):
-        self.said = []
+        self.recorded = []
 
     def record(self, subject, type, reason, message):
-        self.said.append((str(subject), type, reason, message))
+        self.recorded.append((str(subject), type, reason, message))
 
     def of(self, subject):
         """The messages about a pod, or the node."""
-        return [message for about, _, _, message in self.said if about == str(subject)]
+        return [message for about, _, _, message in self.recorded if about == str(subject)]
 
 
 class FakeHost:
@@ -165,7 +165,7 @@ class PromptAllocator(Allocator):
 
 
 class Stage:
-    """A node, its API server, and the plugin; *served* pods are put on it as bound and locked. *watched*: whether the
+    """A node, its API server, and the plugin, with *pods* on it. *lock*: text of the node lock. *watched*: whether the
     plugin watches the node's pods, ``watch``, and can read the kubelet's checkpoint. *prompt*: whether deferred writes
     are made at the end of each call."""
 
@@ -240,7 +240,7 @@ def limits(grant):
 class Kubelet:
     """Starts pods as a kubelet does: init containers first, one call a container, and it remembers who has devices.
 
-    *record*: whether what it remembers can be read by the plugin.
+    *record*: whether the plugin can read its checkpoint.
     """
 
     def __init__(self, stage, rng=None, record=True):
