@@ -1,4 +1,4 @@
-"""Records with defaults, so that a test names only what matters. Unless it says otherwise, a device is an idle A40."""
+"""Records with defaults, so that a test names only what matters. By default a device is an idle A40."""
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
@@ -29,12 +29,12 @@ def gpu(uuid="GPU-0", **fields):
 
 
 def usage(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
-    """A device of which something may be taken; *fields* are the device's."""
+    """The usage of a device; *fields* are the device's."""
     return DeviceUsage(gpu(uuid, **fields), slots_used, memory_used_mib, cores_used)
 
 
 def usages(*uuids, **fields):
-    """Idle devices of one make, with indexes in the order given."""
+    """Idle devices of one model, with indexes in the given order."""
     return [usage(uuid, index=index, **fields) for index, uuid in enumerate(uuids)]
 
 
@@ -45,13 +45,13 @@ def container(limits=None, *, kind=APP, requests=None, name="c"):
 
 
 def gpus(count=1, memory=None, cores=None, percent=None, kind=APP):
-    """A container that asks for NVIDIA's devices."""
+    """A container that requests NVIDIA devices."""
     asked = {"gpu": count, "gpumem": memory, "gpucores": cores, "gpumem-percentage": percent}
     return container({f"nvidia.com/{name}": value for name, value in asked.items() if value is not None}, kind=kind)
 
 
 def pod(*containers, name="pod1", namespace="default", uid=None, **fields):
-    """A pod; its init containers come first, whatever the order given."""
+    """A pod; its init containers come first, in any given order."""
     ordered = sorted(containers, key=lambda c: c.kind is APP)
     return Pod(ref=PodRef(namespace, name, uid or f"uid-{name}"), containers=tuple(ordered), **fields)
 
@@ -64,7 +64,7 @@ def node(name="n1", *devices, annotations=None, **fields):
 
 
 def request(count=1, memory_mib=0, memory_percent=None, cores=0, vendor="NVIDIA"):
-    """What one container asks of one vendor."""
+    """The request of one container for one vendor."""
     return Request(vendor=vendor, count=count, memory_mib=memory_mib, memory_percent=memory_percent, cores=cores)
 
 
@@ -74,9 +74,9 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
 
 
 def pod_request(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> PodRequest:
-    """What a pod of *containers* asks under the device policy *policy*."""
+    """The request of a pod with *containers* under the device policy *policy*."""
     found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
-    assert found is not None, "no container asks for a device"
+    assert found is not None, "no container requests a device"
     return found
 
 
@@ -88,17 +88,17 @@ def quota(name="quota", namespace="default", binary=(), **limits):
 
 
 def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):
-    """What one pod takes of one device."""
+    """The charge of one pod on one device."""
     return Charge(uuid, slots, memory_mib, cores)
 
 
 def booking(uid, node, *charges, namespace="default"):
-    """What one pod takes on one node."""
+    """The booking of one pod on one node."""
     return Booking(uid, namespace, node, (("NVIDIA", charges),) if charges else ())
 
 
 def cluster(**nodes):
-    """An index of nodes, each with these views: what is taken of a device is booked."""
+    """An index of nodes with these device usages; what is taken of a device is booked."""
     index = Index()
     for name, usages in nodes.items():
         index.set_devices(name, "NVIDIA", tuple(usage.device for usage in usages))

@@ -8,7 +8,7 @@ VENDORS = ("NVIDIA", "NVIDIA", "DCU")
 
 
 class Mirror:
-    """*index* has been told change by change what ``fresh()`` makes an index of at once."""
+    """*index* gets change by change what ``fresh()`` builds at once."""
 
     def __init__(self, names, pods=12):
         self.index = Index()

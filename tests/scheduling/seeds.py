@@ -11,7 +11,7 @@ MEMORIES = ((None, None), (0, 50), (100, None), (300, None), (500, 20), (1000, N
 
 
 def some_usages(rng, most=8, least=0):
-    """The devices of a node, some of them taken, a few beyond what they have."""
+    """The devices of a node, some of them in use, a few overcommitted."""
     uuids = [f"GPU-{place}" for place in range(rng.randint(least, most))]
     return [usage(uuid, slots_used=rng.choice((0, 0, 0, 1, 3)), memory_used_mib=rng.choice((0, 0, 0, 100, 500, 1000)),
                   cores_used=rng.choice((0, 0, 0, 30, 50, 120)), index=place, **some_device(rng, uuids))
@@ -28,14 +28,14 @@ def some_device(rng, uuids=()):
 
 
 def some_request(rng, kind=APP, most=3):
-    """A container that asks for devices."""
+    """A container that requests devices."""
     memory, percent = rng.choice(MEMORIES)
     cores = rng.choice((None, 0, 0, 10, 20, 30, 50, 100, 150))
     return gpus(rng.choice((1, 1, 2, most)), memory, cores, percent, kind)
 
 
 def some_annotations(rng):
-    """Annotations by which users narrow or steer the choice."""
+    """Annotations with which users select devices."""
     choices = {"nvidia.com/numa-bind": ["true"], "hami.io/gpu-scheduler-policy": POLICIES,
                "nvidia.com/use-gputype": ["A40", "a100,L4"], "nvidia.com/nouse-gputype": ["L4"],
                "nvidia.com/use-gpuuuid": ["GPU-0,GPU-1,GPU-2"], "nvidia.com/nouse-gpuuuid": ["GPU-1"],
@@ -45,14 +45,14 @@ def some_annotations(rng):
 
 
 def some_budgets(rng):
-    """What the namespace has left."""
+    """The remaining budgets of the namespace."""
     if rng.random() < 0.75:
         return {}
     return {"NVIDIA": Budget(rng.choice((None, 400, 1000, 3000)), rng.choice((None, 100, 300)))}
 
 
 def some_pod_request(rng, containers=4):
-    """A pod of up to so many containers that ask for devices, of all kinds, with others between them."""
+    """The request of a pod with containers of all kinds, some of which request no devices."""
     if containers == 1:
         asking = [some_request(rng)]
     else:

@@ -126,8 +126,8 @@ def test_a_node_that_returns_with_other_devices_is_asked_anew():
     assert decide(index, verdicts, asked, ["n1", "n2", "n3"], BINPACK).node == "n3"
 
 
-def naive(index, asked, names, policy):
-    """The answer by asking all nodes."""
+def exhaustive(index, asked, names, policy):
+    """The result of evaluating all nodes."""
     found = {name: place_pod(index.usages(name), asked) for name in names if name in index.nodes}
     scores = {name: node_score(index.nodes[name].all_usages()) for name in found}
     fitting = [name for name in found if not isinstance(found[name], Unfit)]
@@ -140,7 +140,7 @@ def naive(index, asked, names, policy):
 
 
 def same(answer, expected):
-    """The same answer; of many nodes no more are judged than it takes to find the best."""
+    """The same result; among many nodes, no more are evaluated than necessary to find the best."""
     if isinstance(answer, Refusal) or isinstance(expected, Refusal) or answer.candidates <= 16:
         return answer == expected
     return ((answer.node, answer.placement) == (expected.node, expected.placement) and answer.unfit <= expected.unfit
@@ -161,7 +161,7 @@ def test_what_is_remembered_and_skipped_never_changes_the_answer(seed):
         asked, policy = rng.choice(requests_devices), rng.choice((BINPACK, SPREAD))
         names = rng.sample([*mirror.names, "unknown"], rng.randint(1, len(mirror.names) + 1))
         answer = decide(mirror.index, verdicts, asked, names, policy)
-        assert same(answer, naive(mirror.fresh(), asked, names, policy))
+        assert same(answer, exhaustive(mirror.fresh(), asked, names, policy))
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -222,7 +222,7 @@ def test_fit_takes_only_what_is_free_and_nothing_twice(seed):
 
 @pytest.mark.parametrize("seed", range(300))
 def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
-    """Walking the devices in order loses nothing for one request alone, unless it asks for a percentage under a quota:
+    """Picking devices in order loses nothing for a single request, unless it requests a percentage under a quota:
     a large device that is taken first may leave too little of the quota for a second one. (Several containers may miss
     each other too: the first may take the only device that could have served the second. So it is upstream.)"""
     rng = random.Random(seed)
@@ -235,7 +235,7 @@ def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
 
 
 def serves(asked, wanted, choice):
-    """*choice* of devices can serve *wanted*; written down once more, from the reference."""
+    """Reports whether *choice* of devices fits *wanted*, implemented a second time from the reference."""
     vendor_request, policy = asked.vendor_request("NVIDIA"), asked.policy
     if policy.numa_bind and len({v.device.numa for v in choice}) > 1:
         return False

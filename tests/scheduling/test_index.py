@@ -1,4 +1,4 @@
-"""The books equal what adding everything up again would give."""
+"""An index that was updated step by step equals one that was built at once."""
 
 import random
 
@@ -108,7 +108,7 @@ def test_books_equal_adding_everything_up_again(seed):
 
 
 def facts(index, row):
-    """What the flat columns say of one node, with names in place of numbers."""
+    """The flat columns of one node, with names in place of numbers."""
     columns = index.columns
     vendors = {number: name for name, number in index.vendors.items()}
     models = {number: name for name, number in index.models.items()}

@@ -37,20 +37,20 @@ STATES = [  # handshake, seconds that we have seen it so; with no device allocat
 ]
 
 
-@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
-def test_no_device_allocatable(handshake, seen, offered, wants):
+@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
+def test_no_device_allocatable(handshake, seen, offered, needs_request):
     liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen)
-    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (offered, wants)
+    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (offered, needs_request)
 
 
-@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
-def test_devices_allocatable_keep_it_alive(handshake, seen, offered, wants):
+@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
+def test_devices_allocatable_keep_it_alive(handshake, seen, offered, needs_request):
     liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), CLOCK - seen)
-    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (True, wants)
+    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (True, needs_request)
 
 
-@pytest.mark.parametrize("handshake, seen, offered, wants", STATES)
-def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, wants):
+@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
+def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, needs_request):
     liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen, withdrawn=True)
     assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (False, False)
 

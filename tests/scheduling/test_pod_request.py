@@ -1,4 +1,4 @@
-"""PreFilter: what a pod asks."""
+"""PreFilter: a pod's request."""
 
 import pytest
 

@@ -22,13 +22,13 @@ def vendor(key, **names):
 
 
 def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, co_tenants=(), **fields):
-    """A device of which something may be taken; *fields* are the device's."""
+    """The usage of a device; *fields* are the device's."""
     made = {"uuid": uuid, "vendor": vendor.key, "model": vendor.key, "slots": 10, "memory_mib": 32768}
     return DeviceUsage(Device(**made | fields), slots_used, memory_used_mib, cores_used, co_tenants=co_tenants)
 
 
 def on_node(vendor, name="n", annotations=None, taken=None, **capacity):
-    """The devices that *vendor* finds on a node; *taken*: slots, memory and cores by index."""
+    """The devices of *vendor* on a node; *taken*: slots, memory and cores by index."""
     node = Node(name=name, annotations=annotations or {}, capacity={
         getattr(vendor, resource): str(amount) for resource, amount in capacity.items()})
     return [DeviceUsage(device, *(taken or {}).get(device.index, ())) for device in vendor.inventory(vendor, node)]
@@ -41,11 +41,11 @@ def given(vendor, count=None, memory=None, cores=None):
 
 
 def asked(vendor, count=1, memory_mib=0, memory_percent=None, cores=0):
-    """The request that follows."""
+    """The resulting request."""
     return Request(vendor=vendor.key, count=count, memory_mib=memory_mib, memory_percent=memory_percent, cores=cores)
 
 
-def asks(vendor, limits, request, id, **fields):
+def parses(vendor, limits, request, id, **fields):
     return param(Asked(vendor=vendor, limits=limits, request=request, **fields), id=id)
 
 

@@ -22,7 +22,7 @@ NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
 
 @dataclass(kw_only=True)
 class Asked:
-    """What a container with these *limits* (and *requests*) becomes at admission, and the request that follows.
+    """A container with these *limits* (and *requests*) after admission, and the resulting request.
 
     *added*: limits that are new or changed; *requested*: the same for requests; *env*: variables that it has
     afterwards; *annotations*: the pod's, before; *annotated*: what is new or changed of them; *pod_spec*: fields set in
@@ -53,7 +53,7 @@ class Asked:
 
 @dataclass(kw_only=True)
 class Denied:
-    """Why a pod with such a container is refused; one that comes in all the same asks for nothing, where *void*."""
+    """The reason to reject a pod with such a container. *void*: it requests nothing if it exists nevertheless."""
 
     vendor: Vendor
     limits: dict
@@ -65,7 +65,7 @@ class Denied:
 
 @dataclass(kw_only=True)
 class Fits:
-    """What the containers get of the devices *usages*, given in the order in which they are sorted (the last is tried
+    """The shares of the containers on *usages*, which are given in sorted order (the last is tried
     first), or why they get none.
 
     *limits*: of one container, or a list of them, one a container; they pass admission first. *request*: that, in
@@ -111,21 +111,21 @@ class Fits:
         return Pod(ref=PodRef("default", "pod1", "uid-1"), annotations=annotations, containers=tuple(containers))
 
     def pod_request(self, pod) -> PodRequest:
-        """What the pod asks, devices in the order given."""
+        """The pod's request, with devices in the given order."""
         catalog = Catalog([self.vendor])
         if self.request is not None:
             stand_in = container({self.vendor.count: "1"})
             found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
-            assert found is not None, "the stand-in for the request asks for nothing"
+            assert found is not None, "the stand-in for the request has no request"
             found = replace(found, containers=(ContainerRequest(APP, (self.request,)),))
         else:
             found = make_pod_request(pod, catalog, "spread", self.budgets)
-            assert found is not None, "no container asks for a device"
+            assert found is not None, "no container requests a device"
         return replace(found, policy=replace(found.policy, order=()))
 
 
 def admitted(vendor, limits, requests=(), annotations=()):
-    """Limits and requests as admission leaves them, and the whole outcome."""
+    """Limits and requests after admission, and its whole result."""
     resources = {"limits": {name: str(value) for name, value in dict(limits).items()}}
     if requests:
         resources["requests"] = {name: str(value) for name, value in dict(requests).items()}

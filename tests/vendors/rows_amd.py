@@ -1,6 +1,6 @@
-"""AMD's rows of the table. Cores are asked for in percent and given in compute units."""
+"""AMD's rows of the table. Cores are requested in percent and allocated in compute units."""
 
-from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given
+from tests.vendors.chart import CHART, MUTEX, asked, parses, card, denied, fits, given
 
 AMD = CHART["AMD"]
 MODEL = "AMD Instinct MI300X VF"
@@ -17,17 +17,17 @@ def small(uuid, cores=64, memory_mib=1000):
 
 M1 = given(AMD, 1, 16384, 25)
 ASKS = [
-    asks(AMD, M1, asked(AMD, 1, 16384, None, 25), id="AMD memory and cores"),
-    asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD a whole card"),
-    asks(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="memory and cores get a card",
-         added={AMD.count: "1"}),
-    asks(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="AMD memory alone gets a card",
-         added={AMD.count: "1"}),
-    asks(AMD, given(AMD, None, None, 25), asked(AMD, 1, 0, 100, 25), id="AMD cores alone get a card",
-         added={AMD.count: "1"}),
-    asks(AMD, {}, None, id="AMD requests alone do not count", requests=M1),
-    asks(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD memory among requests alone does not count",
-         requests=given(AMD, None, 16384)),
+    parses(AMD, M1, asked(AMD, 1, 16384, None, 25), id="AMD memory and cores"),
+    parses(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD a whole card"),
+    parses(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="memory and cores get a card",
+           added={AMD.count: "1"}),
+    parses(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="AMD memory alone gets a card",
+           added={AMD.count: "1"}),
+    parses(AMD, given(AMD, None, None, 25), asked(AMD, 1, 0, 100, 25), id="AMD cores alone get a card",
+           added={AMD.count: "1"}),
+    parses(AMD, {}, None, id="AMD requests alone do not count", requests=M1),
+    parses(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD memory among requests alone does not count",
+           requests=given(AMD, None, 16384)),
 ]
 
 DENIED = [

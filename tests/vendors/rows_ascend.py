@@ -44,7 +44,7 @@ def chips(*networks, used=(), **fields):
 
 
 def takes(vendor, *entries):
-    """What is written beside the allocation."""
+    """The annotations beside the allocation."""
     return {"predicate-time": "1787313600", f"huawei.com/{vendor.key}": json.dumps(entries, separators=(",", ":"))}
 
 
@@ -54,7 +54,7 @@ def whole(vendor, *uuids, memory=65536):
             takes(vendor, *({"UUID": uuid, "memory": memory} for uuid in uuids)))
 
 
-def asks(vendor, count, memory, becomes, request, id, core=None, annotations=None, **fields):
+def parses(vendor, count, memory, becomes, request, id, core=None, annotations=None, **fields):
     return param(Asked(vendor=vendor, limits=npu(vendor, count, memory, core), added=npu(vendor, *becomes),
                        requested=npu(vendor, None, becomes[1]), request=replace(request, vendor=vendor.key),
                        annotations=annotations or {}, **fields), id=id)
@@ -71,7 +71,7 @@ def fits(vendor, usages, limits, outcome, id, written=None, annotations=None):
 
 
 def gets(vendor, usages, count, uuids, id, memory=65536, annotations=None):
-    """A row of whole chips that are found."""
+    """A row of whole chips that fit."""
     outcome, written = whole(vendor, *uuids, memory=memory)
     return fits(vendor, usages, npu(vendor, count), outcome, id, written, annotations)
 
@@ -81,29 +81,29 @@ GIBI = ascend("Ascend910B3", memory_factor=1024)
 NO_POD = ascend("Ascend910C", super_pod=False)
 
 ASKS = [  # vendor, count, memory, what they become, the request
-    asks(P310, 1, 2000, (1, 3072), request(1, 3072), id="Ascend memory is rounded up to a template"),
-    asks(B910, 1, None, (1, 65536), request(1, 65536), id="Ascend a whole chip"),
-    asks(B910, 1, 15360, (1, 15360), request(1, 15360, cores=20), core=20, annotations=SOFT, id="Ascend soft split"),
-    asks(C910, 1, None, (2, 65536), request(2, 65536), id="Ascend chips come in pairs"),
-    asks(C910, 4, 65536, (4, 65536), request(4, 65536), id="Ascend two modules"),
-    asks(P310, 1, 3072, (1, 3072), request(1, 3072), id="Ascend exactly a template"),
-    asks(P310, 1, 3073, (1, 6144), request(1, 6144), id="Ascend above a template"),
-    asks(P310, 1, 12289, (1, 21527), request(1, 21527), id="Ascend above all templates"),
-    asks(P310, 1, 24576, (1, 21527), request(1, 21527), id="Ascend as much as the chip has"),
-    asks(P310, 1, 0, (1, 3072), request(1, 3072), id="Ascend no memory"),
-    asks(B910, 2, None, (2, 65536), request(2, 65536), id="Ascend two whole chips"),
-    asks(B910, 2, 40000, (2, 65536), request(2, 65536), id="Ascend two chips that become whole"),
-    asks(B910, 2, 1000, (2, 1000), request(2, 1000), annotations=SOFT, id="Ascend soft, two parts"),
-    asks(B910, 1, None, (1, 65536), request(1, 65536), annotations=SOFT, id="Ascend soft, a whole chip"),
-    asks(B910, 1, None, (1, 65536), request(1, 65536), core=0, id="Ascend no cores in hard split"),
-    asks(TENFOLD, 1, 307, (1, 307), request(1, 3070), id="307 tens of MiB are less than the template of 3072"),
-    asks(TENFOLD, 1, 308, (1, 614), request(1, 6140), id="308 tens of MiB need the next template"),
-    asks(GIBI, 1, 9, (1, 16), request(1, 16384), id="9 GiB need the template of 16"),
-    asks(GIBI, 2, 64, (2, 64), request(2, 65536), id="64 GiB are a whole chip"),
-    asks(GIBI, 1, 9, (1, 9), request(1, 9216), annotations=SOFT, id="9 GiB of a soft split"),
-    asks(NO_POD, 3, None, (3, 65536), request(3, 65536), id="an odd number where chips do not come in pairs"),
-    asks(ascend("Ascend910B3", runtime_class="ascend"), 1, None, (1, 65536), request(1, 65536),
-         pod_spec={"runtimeClassName": "ascend"}, id="Ascend runtime class"),
+    parses(P310, 1, 2000, (1, 3072), request(1, 3072), id="Ascend memory is rounded up to a template"),
+    parses(B910, 1, None, (1, 65536), request(1, 65536), id="Ascend a whole chip"),
+    parses(B910, 1, 15360, (1, 15360), request(1, 15360, cores=20), core=20, annotations=SOFT, id="Ascend soft split"),
+    parses(C910, 1, None, (2, 65536), request(2, 65536), id="Ascend chips come in pairs"),
+    parses(C910, 4, 65536, (4, 65536), request(4, 65536), id="Ascend two modules"),
+    parses(P310, 1, 3072, (1, 3072), request(1, 3072), id="Ascend exactly a template"),
+    parses(P310, 1, 3073, (1, 6144), request(1, 6144), id="Ascend above a template"),
+    parses(P310, 1, 12289, (1, 21527), request(1, 21527), id="Ascend above all templates"),
+    parses(P310, 1, 24576, (1, 21527), request(1, 21527), id="Ascend as much as the chip has"),
+    parses(P310, 1, 0, (1, 3072), request(1, 3072), id="Ascend no memory"),
+    parses(B910, 2, None, (2, 65536), request(2, 65536), id="Ascend two whole chips"),
+    parses(B910, 2, 40000, (2, 65536), request(2, 65536), id="Ascend two chips that become whole"),
+    parses(B910, 2, 1000, (2, 1000), request(2, 1000), annotations=SOFT, id="Ascend soft, two parts"),
+    parses(B910, 1, None, (1, 65536), request(1, 65536), annotations=SOFT, id="Ascend soft, a whole chip"),
+    parses(B910, 1, None, (1, 65536), request(1, 65536), core=0, id="Ascend no cores in hard split"),
+    parses(TENFOLD, 1, 307, (1, 307), request(1, 3070), id="307 tens of MiB are less than the template of 3072"),
+    parses(TENFOLD, 1, 308, (1, 614), request(1, 6140), id="308 tens of MiB need the next template"),
+    parses(GIBI, 1, 9, (1, 16), request(1, 16384), id="9 GiB need the template of 16"),
+    parses(GIBI, 2, 64, (2, 64), request(2, 65536), id="64 GiB are a whole chip"),
+    parses(GIBI, 1, 9, (1, 9), request(1, 9216), annotations=SOFT, id="9 GiB of a soft split"),
+    parses(NO_POD, 3, None, (3, 65536), request(3, 65536), id="an odd number where chips do not come in pairs"),
+    parses(ascend("Ascend910B3", runtime_class="ascend"), 1, None, (1, 65536), request(1, 65536),
+           pod_spec={"runtimeClassName": "ascend"}, id="Ascend runtime class"),
     param(Asked(vendor=C910, limits=npu(C910, 1), requests=npu(C910, 1), added=npu(C910, 2, 65536),
                 requested=npu(C910, 2, 65536), request=request(2, 65536, vendor="Ascend910C")),
           id="Ascend the request of a module, too"),

@@ -19,14 +19,14 @@ def asked(count=1, cores=0):
 
 
 def device(index=0, *partitions, each=2, kind="inf2.xlarge", used=None, healthy=True, mask=0):
-    """A device of node n; *partitions* are its cores that are taken, by one container each."""
+    """A device of node n; *partitions*: cores in use, each by one container."""
     found = Device(uuid=f"n-AWSNeuron-{index}", vendor="AWSNeuron", model="AWSNeuron", slots=each, memory_mib=0,
                    cores=(1 << each) - 1, index=index, healthy=healthy, info={"instance_type": kind})
     return DeviceUsage(found, len(partitions) if used is None else used, 0, mask, partitions)
 
 
 def devices(count, *taken, kind="trn1.32xlarge", **fields):
-    """Devices of one node, those *taken* by somebody."""
+    """Devices of one node; those in *taken* are in use."""
     return [device(i, *([ALL] if i in taken else []), kind=kind, **fields) for i in range(count)]
 
 
@@ -35,7 +35,7 @@ def shares(*pairs):
 
 
 def ids(*numbers, cores=False, **more):
-    """What the agent reads."""
+    """The annotations for the node agent."""
     found = {"AWS_NEURON_IDS": ",".join(map(str, numbers)), "NEURON_ALLOC_TIME": "1787313600000000000",
              "NEURON_ALLOCATED": "false", "aws.amazon.com/predicate-node": "n"}
     return found | ({"NEURON_RESOURCE_TYPE": CORES} if cores else {}) | more
@@ -46,7 +46,7 @@ def fits(usages, limits, outcome, id, written=None, annotations=None, **fields):
                       annotations=annotations or {}, **fields), id=id)
 
 
-def asks(limits, request, id, requests=None):
+def parses(limits, request, id, requests=None):
     return param(Asked(vendor=NEURON, limits=limits, requests=requests or {}, request=request), id=id)
 
 
@@ -55,16 +55,16 @@ def denied(limits, why, id, requests=None):
 
 
 ASKS = [
-    asks({CORES: "1"}, asked(cores=1), id="Neuron one core"),
-    asks({COUNT: "4"}, asked(4), id="Neuron four devices in a row"),
-    asks({CORES: "2"}, asked(cores=2), id="Neuron two cores, of which one is taken"),
-    asks({CORES: "4"}, asked(cores=4), id="Neuron cores of more than a device"),
-    asks({COUNT: "2", CORES: "3"}, asked(2), id="Neuron beside a count cores do not matter"),
-    asks({}, asked(2), requests={COUNT: "2"}, id="Neuron a count among requests alone"),
-    asks({CORES: "2"}, asked(3), requests={COUNT: "3"}, id="Neuron a count among requests goes before cores"),
-    asks({COUNT: "2k"}, asked(2000), id="Neuron 2k"),
-    asks({CORES: "4294967294"}, asked(cores=4294967294), id="Neuron the most cores"),
-    asks({"cpu": "1"}, None, id="Neuron nothing"),
+    parses({CORES: "1"}, asked(cores=1), id="Neuron one core"),
+    parses({COUNT: "4"}, asked(4), id="Neuron four devices in a row"),
+    parses({CORES: "2"}, asked(cores=2), id="Neuron two cores, of which one is taken"),
+    parses({CORES: "4"}, asked(cores=4), id="Neuron cores of more than a device"),
+    parses({COUNT: "2", CORES: "3"}, asked(2), id="Neuron beside a count cores do not matter"),
+    parses({}, asked(2), requests={COUNT: "2"}, id="Neuron a count among requests alone"),
+    parses({CORES: "2"}, asked(3), requests={COUNT: "3"}, id="Neuron a count among requests goes before cores"),
+    parses({COUNT: "2k"}, asked(2000), id="Neuron 2k"),
+    parses({CORES: "4294967294"}, asked(cores=4294967294), id="Neuron the most cores"),
+    parses({"cpu": "1"}, None, id="Neuron nothing"),
 ]
 
 DENIED = [

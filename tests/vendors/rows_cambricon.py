@@ -2,7 +2,7 @@
 
 from hami.model import QuotaLimits
 from hami.scheduling.quota import remaining_budget
-from tests.vendors.chart import CHART, asked, asks, card, denied, fits, given, on_node
+from tests.vendors.chart import CHART, asked, parses, card, denied, fits, given, on_node
 
 MLU = CHART["MLU"]
 FOUR = on_node(MLU, "n1", memory=400, cores=400)
@@ -15,10 +15,10 @@ def written(profile):
 
 C1 = given(MLU, 1, 20, 10)
 ASKS = [
-    asks(MLU, C1, asked(MLU, 1, 5120, None, 10), id="MLU memory and cores"),
-    asks(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="MLU one card is whole"),
-    asks(MLU, given(MLU, 1, 1000), asked(MLU, 1, 256000, None, 100), id="MLU memory in units of 256 MiB"),
-    asks(MLU, {}, asked(MLU, 1, 5120, None, 10), id="MLU requests alone count", requests=C1),
+    parses(MLU, C1, asked(MLU, 1, 5120, None, 10), id="MLU memory and cores"),
+    parses(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="MLU one card is whole"),
+    parses(MLU, given(MLU, 1, 1000), asked(MLU, 1, 256000, None, 100), id="MLU memory in units of 256 MiB"),
+    parses(MLU, {}, asked(MLU, 1, 5120, None, 10), id="MLU requests alone count", requests=C1),
 ]
 
 DENIED = [

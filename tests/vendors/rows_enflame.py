@@ -20,7 +20,7 @@ def asked(slices=0, memory=0, cores=0):
 
 
 def device(index=0, slots_used=0, memory=0, cores=0, profiles=(SIXTH, HALF, ALL), slices=6, healthy=True):
-    """A device of node n, of which so much is taken."""
+    """A device of node n with this usage."""
     most = max(profile.memory_gb for profile in profiles)
     found = Device(uuid=f"n-enflame-drs-{index}", vendor="Enflame", model="Enflame", slots=slices, index=index,
                    memory_mib=most * 1024, mode="drs", healthy=healthy,
@@ -33,7 +33,7 @@ def given(index, memory, percent):
 
 
 def agent(index, slices, containers):
-    """What Enflame's agent reads."""
+    """The annotations for Enflame's node agent."""
     return {"enflame.com/gcu-assigned": "false", "enflame.com/gcu-assigned-time": "1787313600000000000",
             "enflame.com/gcu-assigned-index": str(index), "enflame.com/gcu-assigned-id": str(index),
             "enflame.com/gcu-assigned-minor": str(index + 7), "enflame.com/gcu-request-size": str(slices),
@@ -49,8 +49,8 @@ WITH_ALL = agent(0, 6, f"{{{profile('6g.40gb', 6, 2)}}}")
 WITH_SIXTH = agent(0, 1, f"{{{profile('1g.6gb', 1, 0)}}}")
 
 
-def asks(limits, request, id, **fields):
-    """What is asked for among limits stands among requests afterwards, too."""
+def parses(limits, request, id, **fields):
+    """Limits are requests too after admission."""
     fields = {"requested": limits} | fields
     return param(Asked(vendor=DRS, limits=limits, request=request, **fields), id=id)
 
@@ -66,16 +66,16 @@ def fits(usages, limits, outcome, id, written=None, **fields):
 
 INT32 = "must be an integer between 0 and 2147483647"
 ASKS = [
-    asks({COUNT: "3"}, asked(3), id="DRS three slices"),
-    asks({MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40), id="DRS memory and cores"),
-    asks({CORES: "60"}, asked(0, 0, 60), id="DRS cores alone"),
-    asks({MEMORY: "20"}, asked(0, 20), id="DRS memory alone"),
-    asks({COUNT: "3", MEMORY: "40"}, asked(3), requested={COUNT: "3"}, id="DRS slices go before memory"),
-    asks({}, asked(3), requests={COUNT: "3"}, requested={}, added={COUNT: "3"}, id="DRS slices among requests"),
-    asks({MEMORY: "20"}, asked(0, 20, 40), requests={CORES: "40"}, requested={MEMORY: "20"}, added={CORES: "40"},
-         id="DRS memory among limits, cores among requests"),
-    asks({COUNT: "2"}, asked(2), requests={COUNT: "2"}, requested={}, id="DRS both are there"),
-    asks({"cpu": "1"}, None, requested={}, id="DRS nothing"),
+    parses({COUNT: "3"}, asked(3), id="DRS three slices"),
+    parses({MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40), id="DRS memory and cores"),
+    parses({CORES: "60"}, asked(0, 0, 60), id="DRS cores alone"),
+    parses({MEMORY: "20"}, asked(0, 20), id="DRS memory alone"),
+    parses({COUNT: "3", MEMORY: "40"}, asked(3), requested={COUNT: "3"}, id="DRS slices go before memory"),
+    parses({}, asked(3), requests={COUNT: "3"}, requested={}, added={COUNT: "3"}, id="DRS slices among requests"),
+    parses({MEMORY: "20"}, asked(0, 20, 40), requests={CORES: "40"}, requested={MEMORY: "20"}, added={CORES: "40"},
+           id="DRS memory among limits, cores among requests"),
+    parses({COUNT: "2"}, asked(2), requests={COUNT: "2"}, requested={}, id="DRS both are there"),
+    parses({"cpu": "1"}, None, requested={}, id="DRS nothing"),
 ]
 
 DENIED = [

@@ -1,6 +1,6 @@
 """Hygon's rows of the table."""
 
-from tests.vendors.chart import CHART, INT32, MUTEX, asked, asks, card, denied, fits, given, on_node, vendor
+from tests.vendors.chart import CHART, INT32, MUTEX, asked, parses, card, denied, fits, given, on_node, vendor
 
 DCU = CHART["DCU"]
 SCALED = vendor("DCU", memory_factor=1024)
@@ -12,14 +12,14 @@ def dcu(uuid, *taken, **fields):
 
 
 ASKS = [
-    asks(DCU, given(DCU, 1, 2000, 60), asked(DCU, 1, 2000, None, 60), id="Hygon memory and cores"),
-    asks(DCU, given(DCU, 2), asked(DCU, 2, 0, 100, 100), id="Hygon two cards are whole"),
-    asks(DCU, given(DCU, 1), asked(DCU, 1, 1024, None, 1),
-         id="Hygon memory and cores among requests", requests=given(DCU, None, 1024, 1)),
-    asks(SCALED, given(DCU, 1, 2), asked(DCU, 1, 2048, None, 100), id="Hygon memory in GiB"),
-    asks(DCU, given(DCU, 1, 0, 0), asked(DCU, 1, 0, 100, 0), id="Hygon no memory is all, no cores are none"),
-    asks(DCU, given(DCU, None, 2000, 60), None, id="Hygon no count"),
-    asks(DCU, given(DCU, 0), None, id="Hygon no card"),
+    parses(DCU, given(DCU, 1, 2000, 60), asked(DCU, 1, 2000, None, 60), id="Hygon memory and cores"),
+    parses(DCU, given(DCU, 2), asked(DCU, 2, 0, 100, 100), id="Hygon two cards are whole"),
+    parses(DCU, given(DCU, 1), asked(DCU, 1, 1024, None, 1),
+           id="Hygon memory and cores among requests", requests=given(DCU, None, 1024, 1)),
+    parses(SCALED, given(DCU, 1, 2), asked(DCU, 1, 2048, None, 100), id="Hygon memory in GiB"),
+    parses(DCU, given(DCU, 1, 0, 0), asked(DCU, 1, 0, 100, 0), id="Hygon no memory is all, no cores are none"),
+    parses(DCU, given(DCU, None, 2000, 60), None, id="Hygon no count"),
+    parses(DCU, given(DCU, 0), None, id="Hygon no card"),
 ]
 
 DENIED = [
@@ -55,5 +55,5 @@ FITS = [
     fits(DCU, [dcu("DCU-a", healthy=False), dcu("DCU-b", 10)], H1, "1/2 CardNotHealth, 1/2 CardTimeSlicingExhausted",
          id="Hygon a reason each"),
     fits(DCU, [dcu("DCU-a")], [{"cpu": "1"}, H1], ";DCU-a,DCU,2000,60:;",
-         id="Hygon a container that asks for nothing keeps its place"),
+         id="Hygon a container without a request keeps its place"),
 ]

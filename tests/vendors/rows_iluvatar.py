@@ -1,22 +1,22 @@
 """Iluvatar's rows of the table; all chips are alike."""
 
-from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given
+from tests.vendors.chart import CHART, MUTEX, asked, parses, card, denied, fits, given
 
 V150, V100 = CHART["BI-V150"], CHART["MR-V100"]
 NAMED = {"SOL_CONTINER_NAME": "c"}
 I1 = given(V150, 1, 64, 50)
 
 ASKS = [
-    asks(V150, I1, asked(V150, 1, 16384, None, 50), id="Iluvatar memory and cores", env=NAMED),
-    asks(V150, given(V150, 2), asked(V150, 2, 0, 100, 200),
-         id="Iluvatar two cards are whole", env=NAMED, added={V150.cores: "200"}),
-    asks(V150, given(V150, 1), asked(V150, 1, 0, 100, 0), id="Iluvatar one card without more", env=NAMED),
-    asks(V100, given(V100, 1, 1000, 100), asked(V100, 1, 256000, None, 100),
-         id="Iluvatar memory in units of 256 MiB", env=NAMED),
-    asks(V150, given(V150, 2, 64, 50), asked(V150, 2, 16384, None, 200), id="Iluvatar memory is that of one card",
-         env=NAMED, added={V150.cores: "200"}),
-    asks(V150, given(V150, 2, None, 50), asked(V150, 2, 0, 100, 200), id="Iluvatar requests stay equal to limits",
-         requests=given(V150, 2, None, 50), env=NAMED, added={V150.cores: "200"}, requested={V150.cores: "200"}),
+    parses(V150, I1, asked(V150, 1, 16384, None, 50), id="Iluvatar memory and cores", env=NAMED),
+    parses(V150, given(V150, 2), asked(V150, 2, 0, 100, 200),
+           id="Iluvatar two cards are whole", env=NAMED, added={V150.cores: "200"}),
+    parses(V150, given(V150, 1), asked(V150, 1, 0, 100, 0), id="Iluvatar one card without more", env=NAMED),
+    parses(V100, given(V100, 1, 1000, 100), asked(V100, 1, 256000, None, 100),
+           id="Iluvatar memory in units of 256 MiB", env=NAMED),
+    parses(V150, given(V150, 2, 64, 50), asked(V150, 2, 16384, None, 200), id="Iluvatar memory is that of one card",
+           env=NAMED, added={V150.cores: "200"}),
+    parses(V150, given(V150, 2, None, 50), asked(V150, 2, 0, 100, 200), id="Iluvatar requests stay equal to limits",
+           requests=given(V150, 2, None, 50), env=NAMED, added={V150.cores: "200"}, requested={V150.cores: "200"}),
 ]
 
 DENIED = [

@@ -15,7 +15,7 @@ USED = {"slots_used": 1, "memory_used_mib": 98304, "cores_used": 100}
 
 
 def cards(*used, name="n-kunlun-{}", order=range(8), **fields):
-    """Eight cards in a server, in this order; those in *used* are taken whole."""
+    """Eight cards in a server, in this order; those in *used* are fully used."""
     every = [usage(name.format(index), index=index, memory_mib=98304, slots=100, numa=index // 4,
                    **(USED if index in used else {}), **fields) for index in range(8)]
     return [every[index] for index in order]
@@ -40,7 +40,7 @@ def quarters(*indexes):
 
 
 def takes(usages, count, indexes, id, annotations=None):
-    """A row of whole cards that are found."""
+    """A row of whole cards that fit."""
     return param(Fits(vendor=CARDS, usages=usages, limits={"kunlunxin.com/xpu": count}, outcome=whole(*indexes),
                       node="n", annotations=annotations or {},
                       written={"BAIDU_COM_DEVICE_IDX": ",".join(map(str, indexes))}),
@@ -48,7 +48,7 @@ def takes(usages, count, indexes, id, annotations=None):
 
 
 def none(usages, count, why, id, annotations=None):
-    """A row of whole cards that are not found."""
+    """A row of whole cards that do not fit."""
     return param(Fits(vendor=CARDS, usages=usages, limits={"kunlunxin.com/xpu": count}, outcome=why,
                       annotations=annotations or {}), id=id)
 
@@ -97,7 +97,7 @@ DENIED = [
 ]
 
 FULL = [24576] * 4
-FITS = [  # cards used, how many are asked for, the indexes of those that are found
+FITS = [  # cards in use, requested count, indexes of the selected cards
     takes(cards(5), 1, (4,), id="Kunlun one card"),
     takes(cards(5), 2, (4, 6), id="Kunlun two cards beside a used one"),
     takes(cards(0, 1, 2, 4, 5, 6), 2, (3, 7), id="Kunlun two cards linked across the wings"),

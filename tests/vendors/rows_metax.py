@@ -3,7 +3,7 @@
 import json
 
 from tests.builders import APP, INIT
-from tests.vendors.chart import CHART, MUTEX, asked, asks, card, denied, fits, given, on_node
+from tests.vendors.chart import CHART, MUTEX, asked, parses, card, denied, fits, given, on_node
 
 GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]
 CLASS, QOS = "metax-tech.com/sgpu-app-class", "metax-tech.com/sgpu-qos-policy"
@@ -17,7 +17,7 @@ def sgpu(uuid="GPU-x", *taken, qos="", zone=0, **fields):
 
 
 def written(*containers):
-    """What MetaX's agent reads; each container's cards as uuid, memory and cores."""
+    """The annotation for MetaX's node agent: each container's cards as uuid, memory and cores."""
     cards = [[{"uuid": uuid, **({"compute": cores} if cores else {}), "vRam": memory} for uuid, memory, cores in one]
              for one in containers]
     return {"metax-tech.com/gpu-devices-allocated": json.dumps(cards, separators=(",", ":")),
@@ -35,23 +35,23 @@ def fails(usages, limits, outcome, id, annotations=None, **fields):
 
 
 def memory(text, mib, id):
-    return asks(SGPU, given(SGPU, 1, text, 60), asked(SGPU, 1, mib, None if mib else 100, 60), id=id, annotated=BEST)
+    return parses(SGPU, given(SGPU, 1, text, 60), asked(SGPU, 1, mib, None if mib else 100, 60), id=id, annotated=BEST)
 
 
 S1, S3 = given(SGPU, 1, 4, 60), given(SGPU, 1, 4)
 ASKS = [
-    asks(GPU, given(GPU, 2), asked(GPU, 2, 0, 100, 100), id="MetaX two cards"),
-    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU memory and cores", annotated=BEST),
+    parses(GPU, given(GPU, 2), asked(GPU, 2, 0, 100, 100), id="MetaX two cards"),
+    parses(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU memory and cores", annotated=BEST),
     memory("1024Mi", 1024, id="sGPU 1024Mi"),
-    asks(SGPU, S3, asked(SGPU, 1, 4096, None, 100), id="sGPU an online pod has no cores", annotations=ONLINE),
-    asks(SGPU, given(SGPU, 2), asked(SGPU, 2, 0, 100, 100), id="sGPU whole cards", annotated=BEST),
-    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU an offline pod has a quality", annotations=OFFLINE,
-         annotated=BEST),
-    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU a quality that was chosen",
-         annotations={QOS: "burst-share"}),
-    asks(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU an online pod's quality does not matter",
-         annotations=ONLINE | {QOS: "any"}),
-    asks(SGPU, {}, None, id="sGPU requests alone do not count", requests=S1),
+    parses(SGPU, S3, asked(SGPU, 1, 4096, None, 100), id="sGPU an online pod has no cores", annotations=ONLINE),
+    parses(SGPU, given(SGPU, 2), asked(SGPU, 2, 0, 100, 100), id="sGPU whole cards", annotated=BEST),
+    parses(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU an offline pod has a quality", annotations=OFFLINE,
+           annotated=BEST),
+    parses(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU a quality that was chosen",
+           annotations={QOS: "burst-share"}),
+    parses(SGPU, S1, asked(SGPU, 1, 4096, None, 60), id="sGPU an online pod's quality does not matter",
+           annotations=ONLINE | {QOS: "any"}),
+    parses(SGPU, {}, None, id="sGPU requests alone do not count", requests=S1),
     memory("4Gi", 4096, id="sGPU 4Gi"),
     memory("512Mi", 512, id="sGPU 512Mi"),
     memory("1536Ki", 1, id="sGPU MiB are rounded down"),

@@ -1,7 +1,7 @@
 """Moore Threads' rows of the table. Memory and cores are written for all cards together."""
 
 from tests.builders import APP, INIT
-from tests.vendors.chart import CHART, INT32, asked, asks, denied, fits, given, on_node
+from tests.vendors.chart import CHART, INT32, asked, parses, denied, fits, given, on_node
 
 MT = CHART["Mthreads"]
 LEGAL = "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]"
@@ -23,18 +23,19 @@ def written(*indexes):
 T1, ALL = given(MT, 1, 32, 8), given(MT, None, 96, 16)
 COUNTED = {"mthreads.com/request-gpu-num": "2"}
 ASKS = [
-    asks(MT, T1, asked(MT, 1, 16384, None, 8), id="Mthreads memory and cores"),
-    asks(MT, given(MT, 2), asked(MT, 2, 49152, None, 16),
-         id="Mthreads two cards are whole", added=given(MT, None, 192, 32), annotated=COUNTED),
-    asks(MT, given(MT, 1), asked(MT, 1, 49152, None, 16), id="Mthreads one card", added=ALL),
-    asks(MT, given(MT, 1, None, 8), asked(MT, 1, 49152, None, 16), id="Mthreads cores alone are all", added=ALL),
-    asks(MT, given(MT, 1, 32), asked(MT, 1, 16384, None, 0), id="Mthreads memory alone has no cores"),
-    asks(MT, given(MT, 2, 4, 1), asked(MT, 2, 49152, None, 16), id="Mthreads several cards are whole",
-         added=given(MT, None, 192, 32), annotated=COUNTED),
-    asks(MT, {}, asked(MT, 1, 49152, None, 16), id="Mthreads a count among requests", requests=given(MT, 1), added=ALL),
-    asks(MT, given(MT, 2, 4, 1), asked(MT, 2, 49152, None, 16), id="Mthreads requests stay equal to limits",
-         requests=given(MT, 2, 4, 1), added=given(MT, None, 192, 32), requested=given(MT, None, 192, 32),
-         annotated=COUNTED),
+    parses(MT, T1, asked(MT, 1, 16384, None, 8), id="Mthreads memory and cores"),
+    parses(MT, given(MT, 2), asked(MT, 2, 49152, None, 16),
+           id="Mthreads two cards are whole", added=given(MT, None, 192, 32), annotated=COUNTED),
+    parses(MT, given(MT, 1), asked(MT, 1, 49152, None, 16), id="Mthreads one card", added=ALL),
+    parses(MT, given(MT, 1, None, 8), asked(MT, 1, 49152, None, 16), id="Mthreads cores alone are all", added=ALL),
+    parses(MT, given(MT, 1, 32), asked(MT, 1, 16384, None, 0), id="Mthreads memory alone has no cores"),
+    parses(MT, given(MT, 2, 4, 1), asked(MT, 2, 49152, None, 16), id="Mthreads several cards are whole",
+           added=given(MT, None, 192, 32), annotated=COUNTED),
+    parses(MT, {}, asked(MT, 1, 49152, None, 16), id="Mthreads a count among requests",
+           requests=given(MT, 1), added=ALL),
+    parses(MT, given(MT, 2, 4, 1), asked(MT, 2, 49152, None, 16), id="Mthreads requests stay equal to limits",
+           requests=given(MT, 2, 4, 1), added=given(MT, None, 192, 32), requested=given(MT, None, 192, 32),
+           annotated=COUNTED),
 ]
 
 DENIED = [

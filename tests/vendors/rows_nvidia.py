@@ -16,7 +16,7 @@ def nv(count=None, **amounts):
     return {f"nvidia.com/{name.replace('_', '-')}": str(value) for name, value in asked.items()}
 
 
-def asks(vendor, limits, added, request, id):
+def parses(vendor, limits, added, request, id):
     return param(Asked(vendor=vendor, limits=limits, added=added, request=request), id=id)
 
 
@@ -30,40 +30,41 @@ def fits(vendor, usages, limits, annotations, outcome, id, written=None):
 
 
 ASKS = [  # vendor, limits, what admission adds to them, the request
-    asks(NVIDIA, nv(1, gpumem=3000, gpucores=30), {}, request(1, 3000, None, 30), id="NVIDIA memory and cores"),
-    asks(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="NVIDIA one card is whole"),
-    asks(NVIDIA, nv(2, gpumem_percentage=50, gpucores=30), {}, request(2, 0, 50, 30), id="NVIDIA two halves of memory"),
-    asks(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="NVIDIA memory alone"),
-    asks(NVIDIA, nv(1, gpumem_percentage=0), {}, request(1, 0, 100, 0), id="NVIDIA zero percent of memory is all"),
-    asks(NVIDIA, nv(gpucores=30), nv(1), request(1, 0, 100, 30), id="NVIDIA cores alone"),
-    asks(NVIDIA, nv(gpumem_percentage=100), nv(1, gpucores=100), request(1, 0, 100, 100), id="NVIDIA all memory"),
-    asks(NVIDIA, nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0), id="NVIDIA percent"),
-    asks(NVIDIA, nv(1, gpumem=3000, gpumem_percentage=50), {}, request(1, 3000, 50, 0),
-         id="NVIDIA memory and percent"),
-    asks(NVIDIA, nv(1, gpumem=3000, gpucores=150), {}, request(1, 3000, None, 150), id="NVIDIA cores above a card's"),
-    asks(NVIDIA, nv(1, gpumem="3k"), {}, request(1, 3000, None, 0), id="NVIDIA 3k"),
-    asks(NVIDIA, nv(1, gpumem="1e3"), {}, request(1, 1000, None, 0), id="NVIDIA 1e3"),
-    asks(NVIDIA, nv(1, gpumem=0), {}, request(1, 0, 100, 0), id="NVIDIA no memory is all"),
-    asks(NVIDIA, nv(0, gpumem=3000), {}, None, id="NVIDIA no card"),
+    parses(NVIDIA, nv(1, gpumem=3000, gpucores=30), {}, request(1, 3000, None, 30), id="NVIDIA memory and cores"),
+    parses(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="NVIDIA one card is whole"),
+    parses(NVIDIA, nv(2, gpumem_percentage=50, gpucores=30), {}, request(2, 0, 50, 30),
+           id="NVIDIA two halves of memory"),
+    parses(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="NVIDIA memory alone"),
+    parses(NVIDIA, nv(1, gpumem_percentage=0), {}, request(1, 0, 100, 0), id="NVIDIA zero percent of memory is all"),
+    parses(NVIDIA, nv(gpucores=30), nv(1), request(1, 0, 100, 30), id="NVIDIA cores alone"),
+    parses(NVIDIA, nv(gpumem_percentage=100), nv(1, gpucores=100), request(1, 0, 100, 100), id="NVIDIA all memory"),
+    parses(NVIDIA, nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0), id="NVIDIA percent"),
+    parses(NVIDIA, nv(1, gpumem=3000, gpumem_percentage=50), {}, request(1, 3000, 50, 0),
+           id="NVIDIA memory and percent"),
+    parses(NVIDIA, nv(1, gpumem=3000, gpucores=150), {}, request(1, 3000, None, 150), id="NVIDIA cores above a card's"),
+    parses(NVIDIA, nv(1, gpumem="3k"), {}, request(1, 3000, None, 0), id="NVIDIA 3k"),
+    parses(NVIDIA, nv(1, gpumem="1e3"), {}, request(1, 1000, None, 0), id="NVIDIA 1e3"),
+    parses(NVIDIA, nv(1, gpumem=0), {}, request(1, 0, 100, 0), id="NVIDIA no memory is all"),
+    parses(NVIDIA, nv(0, gpumem=3000), {}, None, id="NVIDIA no card"),
     param(Asked(vendor=NVIDIA, limits=nv(priority=1), request=None, env={"CUDA_TASK_PRIORITY": "1"}),
           id="NVIDIA priority alone"),
-    asks(NVIDIA, {"cpu": "1"}, {}, None, id="NVIDIA nothing"),
-    asks(NVIDIA, {}, {}, None, id="NVIDIA no limits"),
-    asks(nvidia(memory_factor=512), nv(1, gpumem=6), {}, request(1, 3072, None, 0), id="NVIDIA factor"),
-    asks(nvidia(default_memory=5000), nv(1), nv(gpucores=100), request(1, 5000, None, 100),
-         id="NVIDIA default memory"),
-    asks(nvidia(default_memory=5000), nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0),
-         id="NVIDIA percent before default memory"),
-    asks(nvidia(default_cores=20), nv(1, gpumem=1), {}, request(1, 1, None, 20), id="NVIDIA default cores"),
-    asks(nvidia(default_gpu_num=2), nv(gpumem=1), nv(2), request(2, 1, None, 0), id="NVIDIA default count"),
-    asks(nvidia(default_gpu_num=0), nv(gpumem=1), {}, None, id="NVIDIA no default count"),
-    asks(nvidia(resource_core_name=""), nv(1), {}, request(1, 0, 100, 0), id="NVIDIA without cores"),
-    asks(nvidia(resource_count_name="x.io/card"), nv(1, gpumem=1), {"x.io/card": "1"}, request(1, 1, None, 0),
-         id="NVIDIA under another name"),
+    parses(NVIDIA, {"cpu": "1"}, {}, None, id="NVIDIA nothing"),
+    parses(NVIDIA, {}, {}, None, id="NVIDIA no limits"),
+    parses(nvidia(memory_factor=512), nv(1, gpumem=6), {}, request(1, 3072, None, 0), id="NVIDIA factor"),
+    parses(nvidia(default_memory=5000), nv(1), nv(gpucores=100), request(1, 5000, None, 100),
+           id="NVIDIA default memory"),
+    parses(nvidia(default_memory=5000), nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0),
+           id="NVIDIA percent before default memory"),
+    parses(nvidia(default_cores=20), nv(1, gpumem=1), {}, request(1, 1, None, 20), id="NVIDIA default cores"),
+    parses(nvidia(default_gpu_num=2), nv(gpumem=1), nv(2), request(2, 1, None, 0), id="NVIDIA default count"),
+    parses(nvidia(default_gpu_num=0), nv(gpumem=1), {}, None, id="NVIDIA no default count"),
+    parses(nvidia(resource_core_name=""), nv(1), {}, request(1, 0, 100, 0), id="NVIDIA without cores"),
+    parses(nvidia(resource_count_name="x.io/card"), nv(1, gpumem=1), {"x.io/card": "1"}, request(1, 1, None, 0),
+           id="NVIDIA under another name"),
 ]
 
 INT32 = "must be an integer between 0 and 2147483647"
-DENIED = [  # vendor, limits, why; a pod that comes in nevertheless asks for nothing
+DENIED = [  # vendor, limits, reason; such a pod requests nothing if it exists nevertheless
     denied(NVIDIA, nv(1, gpumem="16Gi"), f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}",
            id="NVIDIA memory that is no integer"),
     denied(NVIDIA, nv(1, gpumem="-1"), f"invalid nvidia.com/gpumem value -1 in container c: {INT32}",
@@ -98,7 +99,7 @@ MIG = usage("GPU-m", memory_mib=40960, slots=7, mode="mig", mig_profiles=(
 
 
 def places(*instances):
-    """The annotation that says where a container's instances lie on the card."""
+    """The annotation with the placements of a container's instances."""
     entries = [{"containerIndex": 0, "deviceIndex": place, "gpuUUID": "GPU-m", "profile": profile,
                 "placement": {"start": start, "size": size}} for place, (profile, start, size) in enumerate(instances)]
     return {"hami.io/vgpu-mig-allocations": json.dumps(entries, separators=(",", ":"))}

@@ -16,13 +16,13 @@ def va(count):
 
 
 def die(uuid, card, slots_used=0, **fields):
-    """A die on that physical card (AIC); ``None``: it does not say."""
+    """A die on that physical card (AIC); ``None`` if unknown."""
     info = {"DeviceStrategy": "die"} | ({} if card is None else {"AIC": card})
     return usage(uuid, slots_used, **{"info": info, "slots": 2} | fields)
 
 
 def dies(*cards, used=()):
-    """Dies ``d0``, ``d1`` … on these cards; those in *used* have a user."""
+    """Dies ``d0``, ``d1`` … on these cards; those in *used* are in use."""
     return [die(f"d{index}", card, int(index in used)) for index, card in enumerate(cards)]
 
 
@@ -48,7 +48,7 @@ DENIED = [
 ]
 
 WHOLE = [usage("d0", slots=1), usage("d1", slots=1)]
-FITS = [  # devices, how many are asked for, the outcome
+FITS = [  # devices, requested count, outcome
     fits(WHOLE, 1, gets("d1"), id="Vastai one device"),
     fits(dies("1", "1", "2", "3"), 2, gets("d1", "d0"), id="Vastai two dies of one card"),
     fits(dies("1", "1", "2", used={0}), 1, gets("d2"), annotations=MUTEX, id="Vastai mutex takes a free card"),

@@ -1,6 +1,6 @@
 """Rows of the table for whole cards that are counted only: Biren and Enflame."""
 
-from tests.vendors.chart import CHART, INT32, MUTEX, asked, asks, card, denied, fits, given, on_node
+from tests.vendors.chart import CHART, INT32, MUTEX, asked, parses, card, denied, fits, given, on_node
 
 BIREN, GCU = CHART["Biren"], CHART["GCU"]
 
@@ -14,11 +14,11 @@ def gcus(count, **taken):
 
 
 ASKS = [
-    asks(BIREN, given(BIREN, 2), asked(BIREN, 2, 0, 100, 0), id="Biren two cards"),
-    asks(BIREN, given(BIREN, 1), asked(BIREN, 1, 0, 100, 0), id="Biren one card"),
-    asks(BIREN, given(BIREN, 3), asked(BIREN, 3, 0, 100, 0), id="Biren three cards"),
-    asks(GCU, given(GCU, 2), asked(GCU, 2, 0, 100, 100), id="GCU two cards"),
-    asks(GCU, {}, asked(GCU, 2, 0, 100, 100), id="GCU requests alone", requests=given(GCU, 2)),
+    parses(BIREN, given(BIREN, 2), asked(BIREN, 2, 0, 100, 0), id="Biren two cards"),
+    parses(BIREN, given(BIREN, 1), asked(BIREN, 1, 0, 100, 0), id="Biren one card"),
+    parses(BIREN, given(BIREN, 3), asked(BIREN, 3, 0, 100, 0), id="Biren three cards"),
+    parses(GCU, given(GCU, 2), asked(GCU, 2, 0, 100, 100), id="GCU two cards"),
+    parses(GCU, {}, asked(GCU, 2, 0, 100, 100), id="GCU requests alone", requests=given(GCU, 2)),
 ]
 
 DENIED = [
@@ -30,7 +30,7 @@ DENIED = [
 FITS = [
     fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 2), "c1,Biren,0,0:c0,Biren,0,0:;", id="Biren two cards"),
     fits(BIREN, [biren("c0", 1)], given(BIREN, 1), "1/1 CardTimeSlicingExhausted", id="Biren a card in use"),
-    # of fewer cards than are asked for the scheduler says so before any of them is looked at
+    # with fewer cards than requested, the scheduler rejects the node before it checks any card
     fits(BIREN, [biren("c0"), biren("c1")], given(BIREN, 3), "NodeInsufficientDevice",
          id="Biren more cards than the node has"),
     fits(BIREN, [biren("c0"), biren("c1"), biren("c2", 1)], given(BIREN, 3),

@@ -158,7 +158,7 @@ PODS = st.lists(st.tuples(st.sampled_from([1, 1, 2]), st.integers(1, 65536), st.
 
 @given(pods=PODS, word=st.sampled_from(["Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"]))
 def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
-    """Hard and soft split on the same chips, until one does not fit; in hard split it is templates that are taken."""
+    """Hard and soft split on the same chips, until one does not fit. Hard split takes templates."""
     vendor = ALL[word]
     (config,) = (one for one in CHART.ascends if one.common_word == word)
     held = chips(*[None] * 4, soft=True, memory_mib=config.memory_allocatable, slots=8)

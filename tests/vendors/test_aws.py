@@ -126,7 +126,7 @@ def test_a_count_among_requests_alone_is_of_devices():
 
 
 def test_the_cores_of_a_device_are_those_of_its_own_node():
-    """Upstream keeps the number of the first node that it ever saw."""
+    """Upstream uses the number of the first node that it has seen."""
     cache = cache_of(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
     found = {}
     for name in ("two", "four"):

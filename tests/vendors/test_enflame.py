@@ -24,7 +24,7 @@ def sliced(*capacities, profiles=None, name="n"):
 
 
 def asking(*limits):
-    """Containers with these limits; their profiles are told by their names."""
+    """Containers with these limits, named after their profiles."""
     return [container(amounts, name=f"c{place}") for place, amounts in enumerate(limits)]
 
 

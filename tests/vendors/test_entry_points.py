@@ -25,7 +25,7 @@ ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Installs modules as packages: what pip leaves behind, on the path for one test."""
+    """Installs modules as packages, as pip does, for one test."""
     before = set(sys.modules)
 
     def install(package, points, **modules):

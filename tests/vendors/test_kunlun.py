@@ -55,7 +55,7 @@ REGISTERED = '[{"id":"xpu-0","count":1,"devmem":98304,"devcore":%d,"type":"XPU",
 
 @pytest.mark.parametrize("cores", [100, 0])
 def test_a_card_is_not_over_while_there_is_memory_for_slices(cores):
-    """Whatever is registered as the number of its slots and cores: a pod that fits is not turned away at bind."""
+    """With any registered number of slots and cores, a pod that fits is not rejected at bind."""
     (device,) = SLICES.inventory(SLICES, node("n", annotations={SLICES.register: REGISTERED % cores}))
     card, taken = [DeviceUsage(device)], 0
     slice_request = pod_request(container(vxpu(1, 24576)), vendors=[SLICES])

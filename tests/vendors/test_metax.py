@@ -112,7 +112,7 @@ def test_no_report_is_no_inventory():
 
 
 def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
-    """Shares of a pod, as the rule for shares makes them."""
+    """Shares of a pod, as ``make_share`` returns them."""
     vendor = aware_vendor(aware)
     asked = pod_request(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
     (request,) = asked.containers[0].requests

@@ -46,7 +46,7 @@ def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2
 
 
 def bound(allocated, *entries, containers=None, places=None):
-    """A pod that was bound with this allocation and these places."""
+    """A bound pod with this allocation and these placements."""
     text = json.dumps(list(entries)) if places is None else places
     return pod(*(containers or [gpus(memory=8000)]), node_name="n1", annotations={
         "hami.io/vgpu-node": "n1", NVIDIA.allocated: allocated, **({} if text == "" else {PLACES: text})})
@@ -184,7 +184,7 @@ def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, g
 
 
 def read_anew(listed, alive):
-    """The views of a scheduler that has just started and sees what stands on the pods."""
+    """The usage in a scheduler that has just started and reads the annotations of pods."""
     again = cache_of(listed)
     for one in reversed(alive.values()):
         again.pods.upsert(one)

@@ -93,7 +93,7 @@ def test_quotas(vendor, limits, left):
 
 @pytest.mark.parametrize("limit, covered", [(200, True), (199, False)])
 def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
-    """Iluvatar's admission writes those of all cards together: 200 for two, which are 100 on each."""
+    """Iluvatar's admission sets the total of all cards: 200 for two, which is 100 on each."""
     cache = cache_of(Node(name="n"))
     cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.cores: limit}))
     assert cache.quota_allows("default", pod(container(given(V150, 2, None, 200)))) is covered

@@ -1,4 +1,4 @@
-"""What holds for every vendor that shares cards by amounts or counts them whole, whatever is asked: by seeds.
+"""Invariants of all vendors that share cards by amounts or count whole cards, by seeds.
 
 What a card has to offer is written down once more here, from the reference, a line a vendor.
 """
@@ -28,7 +28,7 @@ POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa,binpack")
 
 @dataclass(frozen=True)
 class Plain:
-    """What a vendor's cards are like, and what they must pass; amounts in the units of its resources."""
+    """A vendor's cards and the checks that they must pass; amounts in the units of its resources."""
 
     must: str
     slots: tuple = (1, 2, 5)
@@ -70,14 +70,14 @@ def some_devices(rng, key, plain, most=5):
 
 
 def some_view(rng, device):
-    """The device with something taken, now and then all of it, or more than there is."""
+    """The device with some usage, sometimes all of it or more."""
     used = rng.choice((0, 0, 0, 1, device.slots))
     parts = (0, 0, 0, 0.1, 0.5, 1, 1.1)
     return DeviceUsage(device, used, int(device.memory_mib * rng.choice(parts)), int(device.cores * rng.choice(parts)))
 
 
 def some_annotations(rng):
-    """Annotations that narrow the choice, for all vendors at once."""
+    """Annotations that select devices, for all vendors at once."""
     wanted = {use: "c0, c1,c2" for use in USE} if rng.random() < 0.15 else {}
     wanted |= {nouse: "c1" for nouse in NOUSE} if rng.random() < 0.15 else {}
     wanted |= {type: "k100" for type in TYPE} if rng.random() < 0.15 else {}
@@ -116,7 +116,7 @@ def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
 
 
 def serves(usage, request, must, annotations, policy):
-    """The card is one that *request* may have a part of."""
+    """Reports whether *request* may have a part of the card."""
     device, cores = usage.device, min(request.cores, 100)
     memory = request.memory_mib or device.memory_mib * (request.memory_percent or 0) // 100
     free_mib, free_cores = device.memory_mib - usage.memory_used_mib, device.cores - usage.cores_used
@@ -154,7 +154,7 @@ def test_the_walks_lead_somewhere(key):
 
 
 def walk(key, seed):
-    """Pods come and go on one node; the books after each that came. They are kept by what is written alone."""
+    """Adds and removes pods on one node; yields the index after each addition. Bookings come from annotations."""
     rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN.get(key, SGPU)
     index = Index()
     index.set_devices("n", key, some_devices(rng, key, plain, most=8))
@@ -179,7 +179,7 @@ def some_classes(rng):
 
 
 def bound(pod, vendor, asked, found, index):
-    """The booking that is read back from what is written, which says all that was decided."""
+    """The booking read from the annotations, which contain the whole decision."""
     devices = {usage.device.uuid: usage.device for usage in index.usages("n")[vendor.key]}
     context = AnnotationContext(pod=pod, node="n", shares=found, devices=devices, now=NOW)
     texts = render_vendor_annotations(vendor, context)
@@ -190,7 +190,7 @@ def bound(pod, vendor, asked, found, index):
 
 
 def is_overcommitted(usage):
-    """More is taken of the card than there is, or pods share it that may not."""
+    """Reports whether the card is overcommitted, or shared by pods that must not share it."""
     device, words = usage.device, [set(tag.split()) for tag in usage.co_tenants]
     of_class = {bool(one & {"online", "offline"}) for one in words}
     qualities = {word for one in words for word in one} - {"online", "offline"}

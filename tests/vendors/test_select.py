@@ -31,7 +31,7 @@ def test_wings_give_a_linked_set_whenever_there_is_one(count):
 
 
 def wings_in_the_words_of_the_reference(free, count):
-    """The choice as upstream describes it, its rule for six free devices included."""
+    """The selection as upstream describes it, including its rule for six free devices."""
     left, right = sorted(free & WINGS[0]), sorted(free & WINGS[1])
     if count == 8:
         return sorted(free) if len(free) == 8 else []
