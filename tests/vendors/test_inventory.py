@@ -36,7 +36,7 @@ def test_a_device_without_uuid_does_not_count():
 
 
 @pytest.mark.parametrize("text, problem", [
-    ("[]", "no gpu found on node"), (":", "no gpu found on node"), ("[null]", "expected an object"),
+    ("[]", "no gpu found on node"), (":", "no gpu found on node"), ("[null]", "expected a mapping"),
 ])
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):
