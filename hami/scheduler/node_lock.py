@@ -390,4 +390,5 @@ class NodeLocks:
 
 
 def _names(text: str, ref: PodRef) -> bool:
+    """Reports whether the lock *text* names the pod."""
     return text.endswith(f",{ref.namespace},{ref.name}")
