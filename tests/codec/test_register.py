@@ -14,16 +14,16 @@ from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
-G1_JSON = ('[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40","mode":"hami-core",'
-           '"health":true},{"id":"GPU-a1","index":1,"count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40",'
-           '"numa":1,"mode":"hami-core","health":true}]')
-G1_TEXT = ("GPU-a0,10,46068,100,NVIDIA A40,0,true,0,hami-core:"
+A40_JSON = ('[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40","mode":"hami-core",'
+            '"health":true},{"id":"GPU-a1","index":1,"count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40",'
+            '"numa":1,"mode":"hami-core","health":true}]')
+A40_TEXT = ("GPU-a0,10,46068,100,NVIDIA A40,0,true,0,hami-core:"
            "GPU-a1,10,46068,100,NVIDIA A40,1,true,1,hami-core:")
-G1_V24 = "GPU-a0,10,46068,100,NVIDIA-NVIDIA A40,0,true:GPU-a1,10,46068,100,NVIDIA-NVIDIA A40,0,true:"
+A40_TEXT_V24 = "GPU-a0,10,46068,100,NVIDIA-NVIDIA A40,0,true:GPU-a1,10,46068,100,NVIDIA-NVIDIA A40,0,true:"
 V24 = (gpu("GPU-a0", model="NVIDIA-NVIDIA A40"), gpu("GPU-a1", model="NVIDIA-NVIDIA A40"))
-G1_MIG = ('[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100","mode":"mig","migProfiles":'
-          '[{"name":"1g.5gb","memoryMB":4864,"core":15,"sliceCount":1,"placements":[{"start":6,"size":1}]}],'
-          '"health":true}]')
+MIG_JSON = ('[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100","mode":"mig","migProfiles":'
+            '[{"name":"1g.5gb","memoryMB":4864,"core":15,"sliceCount":1,"placements":[{"start":6,"size":1}]}],'
+            '"health":true}]')
 MIG = (gpu("GPU-m", slots=7, memory_mib=40960, model="NVIDIA A100", mode="mig", mig_profiles=(
     MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(6, 1),)),)),)
 
@@ -44,10 +44,10 @@ def devices(text, **fields):
 
 
 @pytest.mark.parametrize("text, expected", [
-    param(G1_JSON, A40S, id="JSON"),
-    param(G1_TEXT, A40S, id="text"),
-    param(G1_V24, V24, id="text of v2.4"),
-    param(G1_MIG, MIG, id="MIG profile"),
+    param(A40_JSON, A40S, id="JSON"),
+    param(A40_TEXT, A40S, id="text"),
+    param(A40_TEXT_V24, V24, id="text of v2.4"),
+    param(MIG_JSON, MIG, id="MIG profile"),
     param(":", (), id="empty text"),
     param("::", (), id="two empty segments"),
     param("[]", (), id="empty list"),
@@ -69,7 +69,7 @@ def test_parse(text, expected):
 
 
 @pytest.mark.parametrize("render, given, text", [
-    (render_devices_json, A40S, G1_JSON), (render_devices_text, A40S, G1_TEXT), (render_devices_json, MIG, G1_MIG),
+    (render_devices_json, A40S, A40_JSON), (render_devices_text, A40S, A40_TEXT), (render_devices_json, MIG, MIG_JSON),
 ], ids=["JSON", "text", "MIG profile"])
 def test_render(render, given, text):
     assert render(given) == text
