@@ -18,7 +18,7 @@ A40_JSON = ('[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVI
             '"health":true},{"id":"GPU-a1","index":1,"count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40",'
             '"numa":1,"mode":"hami-core","health":true}]')
 A40_TEXT = ("GPU-a0,10,46068,100,NVIDIA A40,0,true,0,hami-core:"
-           "GPU-a1,10,46068,100,NVIDIA A40,1,true,1,hami-core:")
+            "GPU-a1,10,46068,100,NVIDIA A40,1,true,1,hami-core:")
 A40_TEXT_V24 = "GPU-a0,10,46068,100,NVIDIA-NVIDIA A40,0,true:GPU-a1,10,46068,100,NVIDIA-NVIDIA A40,0,true:"
 V24 = (gpu("GPU-a0", model="NVIDIA-NVIDIA A40"), gpu("GPU-a1", model="NVIDIA-NVIDIA A40"))
 MIG_JSON = ('[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100","mode":"mig","migProfiles":'
