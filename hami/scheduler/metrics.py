@@ -23,8 +23,8 @@ OUTCOMES = ("ok", "refused", "error")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSources:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MetricSources(Collector):
     """Functions that are called at each scrape, in the thread that serves it.
 
     *reserved*: number of unbound reservations. *waiting*: pods that wait for a node lock, by node. *ages*: seconds
@@ -43,6 +43,26 @@ class MetricSources:
     events: Mapping[str, Callable[[], int]]
     handshakes: Callable[[], int]
     certificate_expiry: Callable[[], float | None] = lambda: None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the current gauges and counters."""
+        waiting = list(self.waiting().values())
+        yield _gauge("reservations", "Pods with reserved devices that are not bound yet", self.reserved())
+        yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
+        yield _gauge("node_lock_longest_line_pods", "Pods in the longest queue for a node lock",
+                     max(waiting, default=0))
+        yield _labelled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
+                        ("resource",), {(name,): age() for name, age in self.ages.items()})
+        yield _gauge("leader", "1 in the replica that leads", int(self.leads()))
+        yield _labelled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
+                        ("node", "vendor"), {key: 1 for key in self.unreadable_inventories()})
+        yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(self.unreadable_pods()))
+        yield _labelled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
+                        {(outcome,): count() for outcome, count in self.events.items()})
+        yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
+                                  value=self.handshakes())
+        if (expiry := self.certificate_expiry()) is not None:
+            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
 
 
 class Metrics:
@@ -79,35 +99,7 @@ class Metrics:
 
     def register(self, sources: MetricSources) -> None:
         """Add the metrics of *sources*. Call it once."""
-        self._registry.register(_SourceCollector(sources))
-
-
-class _SourceCollector(Collector):
-    """Reads the sources at each scrape."""
-
-    def __init__(self, sources: MetricSources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the current gauges and counters."""
-        sources = self._sources
-        waiting = list(sources.waiting().values())
-        yield _gauge("reservations", "Pods with reserved devices that are not bound yet", sources.reserved())
-        yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
-        yield _gauge("node_lock_longest_line_pods", "Pods in the longest queue for a node lock",
-                     max(waiting, default=0))
-        yield _labelled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
-                        ("resource",), {(name,): age() for name, age in sources.ages.items()})
-        yield _gauge("leader", "1 in the replica that leads", int(sources.leads()))
-        yield _labelled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
-                        ("node", "vendor"), {key: 1 for key in sources.unreadable_inventories()})
-        yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(sources.unreadable_pods()))
-        yield _labelled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
-                        {(outcome,): count() for outcome, count in sources.events.items()})
-        yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
-                                  value=sources.handshakes())
-        if (expiry := sources.certificate_expiry()) is not None:
-            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
+        self._registry.register(sources)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:
