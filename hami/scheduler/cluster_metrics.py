@@ -7,13 +7,15 @@ Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from hami.cache.cache import Snapshot
-from hami.model import Device, QuotaLimits, DeviceUsage
+from hami.model import Device, DeviceUsage, Partition, QuotaLimits
 from hami.scheduling.index import Booking
 from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.vendors.spec import Catalog, CoreUnit
@@ -31,14 +33,13 @@ def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> l
     The new names convert compute units to percent, the old ones do not. ``hami_build_info`` is not among them.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
-    bookings = _by_node(snapshot.bookings)
+    bookings = sorted(snapshot.bookings, key=attrgetter("node"))
     in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
-        *(gauge.family(_devices(snapshot, in_units)) for gauge in _DEVICE_GAUGES + legacy * _LEGACY_DEVICE_GAUGES),
-        *(gauge.family(_instances(snapshot)) for gauge in _INSTANCE_GAUGES + legacy * _LEGACY_INSTANCE_GAUGES),
-        *(gauge.family(_allocations(snapshot, bookings, in_units))
-          for gauge in _ALLOCATION_GAUGES + legacy * _LEGACY_ALLOCATION_GAUGES),
-        *(gauge.family(_quotas(snapshot, vendors)) for gauge in _QUOTA_GAUGES + legacy * _LEGACY_QUOTA_GAUGES),
+        *_families(_DEVICE_GAUGES, lambda: _devices(snapshot, in_units), legacy),
+        *_families(_INSTANCE_GAUGES, lambda: _instances(snapshot), legacy),
+        *_families(_ALLOCATION_GAUGES, lambda: _allocations(snapshot, bookings, in_units), legacy),
+        *_families(_QUOTA_GAUGES, lambda: _quotas(snapshot, vendors), legacy),
     ]
     return sorted(found, key=lambda family: family.name)
 
@@ -49,9 +50,6 @@ class _DeviceRow(NamedTuple):
     node: str
     uuid: str
     type: str
-    device_index: int
-    cores: int
-    memory_mib: int
     usage: DeviceUsage
     in_units: bool
 
@@ -61,13 +59,12 @@ class _InstanceRow(NamedTuple):
 
     node: str
     uuid: str
-    device_index: int
+    usage: DeviceUsage
+    partition: Partition
     mig_uuid: str
     profile: str
     gpu_instance: str
     compute_instance: str
-    start: int
-    size: int
     name: str
 
 
@@ -108,25 +105,37 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class _Gauge(Generic[Row]):
-    """Renders rows as samples. *labels*: label name to row field. A *value* of None yields no sample."""
+    """A gauge under its new and its old name. *labels*: label name to row field. A *value* of None yields no sample.
+
+    *old_name*: upstream's, empty if there is none. *old_value*: if it differs from *value*.
+    """
 
     name: str
     help: str
     labels: Mapping[str, str]
     value: Callable[[Row], int | float | None]
+    old_name: str = ""
+    old_labels: Mapping[str, str] = field(default_factory=dict)
+    old_value: Callable[[Row], int | float | None] | None = None
 
-    def family(self, rows: Iterable[Row]) -> Family:
-        """Returns the gauge with a sample for each row."""
-        return Family(self.name, self.help, self._samples(rows))
 
-    def _samples(self, rows: Iterable[Row]) -> Iterator[str]:
-        names = sorted(self.labels)
-        pairs = [*(f'{name}="%s"' for name in names), f'zone="{ZONE}"']
-        template = f"{self.name}{{{','.join(pairs)}}} %s"
-        texts, value = attrgetter(*(self.labels[name] for name in names)), self.value
-        for row in rows:
-            if (amount := value(row)) is not None:
-                yield template % (*texts(row), amount)
+def _families(gauges: Iterable[_Gauge[Row]], rows: Callable[[], Iterable[Row]], legacy: bool) -> Iterator[Family]:
+    """Yields *gauges* with a sample for each of *rows*; with *legacy* also under their old names."""
+    for gauge in gauges:
+        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows()))
+        if legacy and gauge.old_name:
+            yield Family(gauge.old_name, f"Old name of {gauge.name}",
+                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows()))
+
+
+def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | float | None],
+             rows: Iterable[Row]) -> Iterator[str]:
+    pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
+    template = f"{name}{{{','.join(pairs)}}} %s"
+    texts = attrgetter(*(labels[label] for label in sorted(labels)))
+    for row in rows:
+        if (amount := value(row)) is not None:
+            yield template % (*texts(row), amount)
 
 
 def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
@@ -138,8 +147,8 @@ def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_Dev
                 device = usage.device
                 if device.uuid not in seen:
                     seen.add(device.uuid)
-                    yield _DeviceRow(node, escape_label(device.uuid), escape_label(device.model), device.index,
-                                     device.cores, device.memory_mib, usage, device.vendor in in_units)
+                    yield _DeviceRow(node, escape_label(device.uuid), escape_label(device.model), usage,
+                                     device.vendor in in_units)
 
 
 def _instances(snapshot: Snapshot) -> Iterator[_InstanceRow]:
@@ -149,25 +158,19 @@ def _instances(snapshot: Snapshot) -> Iterator[_InstanceRow]:
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)
                 profile = escape_label(partition.name)
-                yield _InstanceRow(row.node, row.uuid, row.device_index, uuid, profile, gpu_instance, compute_instance,
-                                   partition.start, partition.size, f"{profile}-{gpu_instance}")
+                yield _InstanceRow(row.node, row.uuid, row.usage, partition, uuid, profile, gpu_instance,
+                                   compute_instance, f"{profile}-{gpu_instance}")
 
 
-def _by_node(bookings: Iterable[Booking]) -> dict[str, list[Booking]]:
-    nodes: dict[str, list[Booking]] = {}
-    for booking in bookings:
-        nodes.setdefault(booking.node, []).append(booking)
-    return nodes
-
-
-def _allocations(snapshot: Snapshot, bookings: Mapping[str, Sequence[Booking]],
+def _allocations(snapshot: Snapshot, bookings: Iterable[Booking],
                  in_units: Collection[str]) -> Iterator[_AllocationRow]:
-    """Yields each pod's share of each device. A terminating pod and its successor of the same name are summed up."""
-    for name in sorted(bookings):
+    """Yields each pod's share of each device, given *bookings* sorted by node. A terminating pod and its successor of
+    the same name are summed up."""
+    for name, on_node in groupby(bookings, key=attrgetter("node")):
         node = escape_label(name)
         usages = snapshot.nodes.get(name, {})
         devices = {usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())}
-        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(bookings[name], snapshot).items()):
+        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(on_node, snapshot).items()):
             percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
             yield _AllocationRow(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores,
                                  percent)
@@ -192,6 +195,10 @@ def _percent(device: Device | None, cores: int) -> int | None:
     return -(-cores * 100 // device.cores) if device is not None and device.cores > 0 else None
 
 
+def _ratio(part: int, whole: int | None) -> float | None:
+    return part / whole if whole and whole > 0 else None
+
+
 def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
     """Yields resources with a limit or usage, also in namespaces without a ResourceQuota."""
     limits: dict[str, list[QuotaLimits]] = {}
@@ -203,17 +210,16 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
         for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
-                yield _QuotaRow(escape_label(namespace), escape_label(resource), used.get(resource, 0), limit,
+                yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
                                 allowed.get(resource))
 
 
-def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> dict[str, int]:
+def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> Counter[str]:
     """Returns the usage of *namespace* by resource name. Vendors may share a name."""
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for vendor in vendors:
-        if (amounts := snapshot.used.get((namespace, vendor.key))) is not None:
-            for resource, amount in zip((vendor.memory, vendor.cores), amounts):
-                used[resource] = used.get(resource, 0) + amount
+        for resource, amount in zip((vendor.memory, vendor.cores), snapshot.used.get((namespace, vendor.key), ())):
+            used[resource] += amount
     return used
 
 
@@ -225,25 +231,12 @@ def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int
             if amount is not None}
 
 
-def _memory_used(row: _DeviceRow) -> int:
-    return row.usage.memory_used_mib * MIB
-
-
-def _memory_ratio(row: _DeviceRow) -> float | None:
-    return row.usage.memory_used_mib / row.memory_mib if row.memory_mib > 0 else None
-
-
-def _cores_used(row: _DeviceRow) -> int | None:
-    usage = row.usage
-    return _percent(usage.device, usage.cores_used) if row.in_units else usage.cores_used
-
-
-_DEVICE = {"node": "node", "device_uuid": "uuid", "device_index": "device_index", "device_type": "type"}
-_OLD_UNTYPED = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "device_index"}
+_DEVICE = {"node": "node", "device_uuid": "uuid", "device_index": "usage.device.index", "device_type": "type"}
+_OLD_UNTYPED = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "usage.device.index"}
 _OLD_DEVICE = {**_OLD_UNTYPED, "devicetype": "type"}
-_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "device_index", "mig_uuid": "mig_uuid",
-             "profile": "profile", "gpu_instance_id": "gpu_instance",
-             "compute_instance_id": "compute_instance", "placement_start": "start", "placement_size": "size"}
+_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "usage.device.index", "mig_uuid": "mig_uuid",
+             "profile": "profile", "gpu_instance_id": "gpu_instance", "compute_instance_id": "compute_instance",
+             "placement_start": "partition.start", "placement_size": "partition.size"}
 _ALLOCATION = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
                "device_uuid": "uuid"}
 _OLD_ALLOCATION = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
@@ -252,60 +245,42 @@ _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 
 _DEVICE_GAUGES: tuple[_Gauge[_DeviceRow], ...] = (
     _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _DEVICE,
-           lambda row: row.memory_mib * MIB),
+           lambda row: row.usage.device.memory_mib * MIB, "GPUDeviceMemoryLimit", _OLD_DEVICE),
     _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _DEVICE,
-           lambda row: 100 if row.in_units else row.cores),
+           lambda row: 100 if row.in_units else row.usage.device.cores,
+           "GPUDeviceCoreLimit", _OLD_DEVICE, lambda row: row.usage.device.cores),
     _Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
-           {**_DEVICE, "device_cores": "cores"}, _memory_used),
-    _Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used),
+           {**_DEVICE, "device_cores": "usage.device.cores"}, lambda row: row.usage.memory_used_mib * MIB,
+           "GPUDeviceMemoryAllocated", {**_OLD_DEVICE, "devicecores": "usage.device.cores"}),
+    _Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used,
+           "GPUDeviceSharedNum", _OLD_DEVICE),
     _Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _DEVICE,
-           _cores_used),
+           lambda row: _percent(row.usage.device, row.usage.cores_used) if row.in_units else row.usage.cores_used,
+           "GPUDeviceCoreAllocated", _OLD_DEVICE, lambda row: row.usage.cores_used),
     _Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
-           {**_DEVICE, "device_cores": "cores", "device_memory_limit": "memory_mib"}, _memory_used),
+           {**_DEVICE, "device_cores": "usage.device.cores", "device_memory_limit": "usage.device.memory_mib"},
+           lambda row: row.usage.memory_used_mib * MIB, "nodeGPUOverview",
+           {**_OLD_DEVICE, "devicecores": "usage.device.cores", "devicememorylimit": "usage.device.memory_mib"}),
     _Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
-           _DEVICE, _memory_ratio),
-)
-_LEGACY_DEVICE_GAUGES: tuple[_Gauge[_DeviceRow], ...] = (
-    _Gauge("GPUDeviceMemoryLimit", "Old name of hami_gpu_memory_limit_bytes", _OLD_DEVICE,
-           lambda row: row.memory_mib * MIB),
-    _Gauge("GPUDeviceCoreLimit", "Old name of hami_gpu_core_limit_ratio", _OLD_DEVICE, lambda row: row.cores),
-    _Gauge("GPUDeviceMemoryAllocated", "Old name of hami_gpu_memory_allocated_bytes",
-           {**_OLD_DEVICE, "devicecores": "cores"}, _memory_used),
-    _Gauge("GPUDeviceSharedNum", "Old name of hami_gpu_shared_count", _OLD_DEVICE, lambda row: row.usage.slots_used),
-    _Gauge("GPUDeviceCoreAllocated", "Old name of hami_gpu_core_allocated_ratio", _OLD_DEVICE,
-           lambda row: row.usage.cores_used),
-    _Gauge("nodeGPUOverview", "Old name of hami_node_gpu_overview",
-           {**_OLD_DEVICE, "devicecores": "cores", "devicememorylimit": "memory_mib"}, _memory_used),
-    _Gauge("nodeGPUMemoryPercentage", "Old name of hami_node_gpu_memory_allocated_ratio", _OLD_UNTYPED, _memory_ratio),
+           _DEVICE, lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
+           "nodeGPUMemoryPercentage", _OLD_UNTYPED),
 )
 _INSTANCE_GAUGES: tuple[_Gauge[_InstanceRow], ...] = (
     _Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
-           lambda row: 1),
-)
-_LEGACY_INSTANCE_GAUGES: tuple[_Gauge[_InstanceRow], ...] = (
-    _Gauge("nodeGPUMigInstance", "Old name of hami_node_gpu_mig_instance_info", {**_OLD_UNTYPED, "migname": "name"},
-           lambda row: 1),
+           lambda row: 1, "nodeGPUMigInstance", {**_OLD_UNTYPED, "migname": "name"}),
 )
 _ALLOCATION_GAUGES: tuple[_Gauge[_AllocationRow], ...] = (
     _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _ALLOCATION,
-           lambda row: row.memory_mib * MIB),
+           lambda row: row.memory_mib * MIB, "vGPUMemoryAllocated", _OLD_ALLOCATION),
     _Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _ALLOCATION,
-           lambda row: row.percent),
-)
-_LEGACY_ALLOCATION_GAUGES: tuple[_Gauge[_AllocationRow], ...] = (
-    _Gauge("vGPUMemoryAllocated", "Old name of hami_vgpu_memory_allocated_bytes", _OLD_ALLOCATION,
-           lambda row: row.memory_mib * MIB),
-    _Gauge("vGPUCoreAllocated", "Old name of hami_vgpu_core_allocated_ratio", _OLD_ALLOCATION, lambda row: row.cores),
+           lambda row: row.percent, "vGPUCoreAllocated", _OLD_ALLOCATION, lambda row: row.cores),
 )
 _QUOTA_GAUGES: tuple[_Gauge[_QuotaRow], ...] = (
     _Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
-           {**_QUOTA, "limit": "limit_text"}, lambda row: row.used),
+           {**_QUOTA, "limit": "limit_text"}, lambda row: row.used,
+           "QuotaUsed", {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}),
     _Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
            lambda row: row.limit),
     _Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
-           _QUOTA, lambda row: row.used / row.allowed if row.allowed else None),
-)
-_LEGACY_QUOTA_GAUGES: tuple[_Gauge[_QuotaRow], ...] = (
-    _Gauge("QuotaUsed", "Old name of hami_resource_quota_used",
-           {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}, lambda row: row.used),
+           _QUOTA, lambda row: _ratio(row.used, row.allowed)),
 )
