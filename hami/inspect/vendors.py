@@ -16,7 +16,7 @@ __all__ = ["FORMATS", "Entry", "entries", "render"]
 
 NONE = "–"  # an empty cell in plain text
 CHIP = "‹chip›"  # the name of a vendor in a shared row
-_NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")
+_NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")  # names and flags, shown as code in Markdown
 _CORES: Mapping[CoreUnit, str] = MappingProxyType({
     CoreUnit.PERCENT: "% of a device",
     CoreUnit.SIXTEENTHS: "1/16 of a device",
@@ -71,33 +71,29 @@ def entries(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
     return tuple(Entry(vendor, *switches.get(vendor.key, ("", True))) for vendor in full_catalog(devices))
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    title: str
-    cell: Callable[[Entry], str]
-
+_Column = tuple[str, Callable[[Entry], str]]  # title, text of a cell
 
 _TABLES: Mapping[str, tuple[_Column, ...]] = MappingProxyType({
     "Resources": (
-        _Column("backend", lambda entry: entry.vendor.key),
-        _Column("devices", lambda entry: entry.vendor.count),
-        _Column("memory", lambda entry: ", ".join(filter(None, (entry.vendor.memory, entry.vendor.memory_percent)))),
-        _Column("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.memory_percent else "")),
-        _Column("cores", lambda entry: entry.vendor.cores),
-        _Column("in", lambda entry: entry.cores_unit),
-        _Column("default", lambda entry: entry.default),
-        _Column("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
+        ("backend", lambda entry: entry.vendor.key),
+        ("devices", lambda entry: entry.vendor.count),
+        ("memory", lambda entry: ", ".join(filter(None, (entry.vendor.memory, entry.vendor.memory_percent)))),
+        ("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.memory_percent else "")),
+        ("cores", lambda entry: entry.vendor.cores),
+        ("in", lambda entry: entry.cores_unit),
+        ("default", lambda entry: entry.default),
+        ("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
     ),
     "Annotations": (
-        _Column("backend", lambda entry: entry.vendor.key),
-        _Column("node: devices", lambda entry: entry.vendor.register),
-        _Column("node: handshake", lambda entry: entry.vendor.handshake),
-        _Column("node: lock", lambda entry: entry.vendor.lock),
-        _Column("pod: to allocate", lambda entry: entry.vendor.to_allocate),
-        _Column("pod: allocated", lambda entry: entry.vendor.allocated),
-        _Column("pod: selectors", lambda entry: ", ".join(entry.vendor.selectors.names)),
-        _Column("node: also read", lambda entry: ", ".join(entry.vendor.node_keys)),
-        _Column("pod: also read", lambda entry: ", ".join(entry.vendor.pod_keys)),
+        ("backend", lambda entry: entry.vendor.key),
+        ("node: devices", lambda entry: entry.vendor.register),
+        ("node: handshake", lambda entry: entry.vendor.handshake),
+        ("node: lock", lambda entry: entry.vendor.lock),
+        ("pod: to allocate", lambda entry: entry.vendor.to_allocate),
+        ("pod: allocated", lambda entry: entry.vendor.allocated),
+        ("pod: selectors", lambda entry: ", ".join(entry.vendor.selectors.names)),
+        ("node: also read", lambda entry: ", ".join(entry.vendor.node_keys)),
+        ("pod: also read", lambda entry: ", ".join(entry.vendor.pod_keys)),
     ),
 })
 
@@ -107,8 +103,7 @@ def _text(entries: Sequence[Entry]) -> str:
 
 
 def _aligned(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
-    rows = [[column.title for column in columns],
-            *([column.cell(entry) or NONE for column in columns] for entry in entries)]
+    rows = [[title for title, _ in columns], *([cell(entry) or NONE for _, cell in columns] for entry in entries)]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                      for row in rows)
@@ -120,20 +115,15 @@ def _markdown(entries: Sequence[Entry]) -> str:
 
 
 def _piped(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
-    rows: dict[tuple[str, ...], list[Entry]] = {}
+    rows: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for entry in entries:
-        rest = tuple(_quoted(column.cell(entry).replace(entry.vendor.key, CHIP)) for column in columns[1:])
-        rows.setdefault(rest, []).append(entry)
-    lines = [[column.title for column in columns], ["---"] * len(columns)]
-    for rest, same in rows.items():
-        cells = rest if len(same) > 1 else tuple(_quoted(column.cell(same[0])) for column in columns[1:])
-        lines.append([", ".join(entry.vendor.key for entry in same), *cells])
+        cells = tuple(cell(entry) for _, cell in columns)
+        rows.setdefault(tuple(cell.replace(cells[0], CHIP) for cell in cells[1:]), []).append(cells)
+    lines = [[title for title, _ in columns], ["---"] * len(columns)]
+    for shared, same in rows.items():
+        cells = shared if len(same) > 1 else same[0][1:]
+        lines.append([", ".join(name for name, *_ in same), *(_NAME.sub(r"`\g<0>`", cell) for cell in cells)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _quoted(cell: str) -> str:
-    """Returns *cell* with names and flags as code."""
-    return _NAME.sub(r"`\g<0>`", cell)
 
 
 def _json(entries: Sequence[Entry]) -> str:
