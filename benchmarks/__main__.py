@@ -28,20 +28,20 @@ from e2e.binaries import BinariesMissing
 ALL = ("filter", "webhook", *GROUPS, "realnode")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
-"""Columns of the table where standard output is no terminal."""
+"""Width of the table if standard output is not a terminal."""
 
 
 def options(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="The targets of the design, measured.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures the targets of the design.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"rows to measure: {', '.join(ALL)} (default: all)")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(SIZES), metavar="N",
                         help="cluster sizes for filter (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each end-to-end case (default: 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (default: benchmarks/results/)")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results (default: in benchmarks/results/)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     chosen = parser.parse_args(words)
     if unknown := set(chosen.groups) - set(ALL):
-        parser.error(f"there are no rows called {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+        parser.error(f"unknown groups {', '.join(sorted(unknown))}; valid: {', '.join(ALL)}")
     chosen.groups = chosen.groups or list(ALL)
     return chosen
 

@@ -212,9 +212,9 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
                                      description="Runs the suite on each minor of Kubernetes and writes the table.")
     known = tuple(minors())
     parser.add_argument("--minors", default=",".join(known), metavar="MINOR,...", help="default: %(default)s")
-    parser.add_argument("--real-node", action="store_true", help="with the tests that need a kubelet of that minor")
-    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="where pytest's reports stay; default: nowhere")
-    parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="handed to pytest, after --")
+    parser.add_argument("--real-node", action="store_true", help="include the tests that need a kubelet")
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep pytest's reports here")
+    parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="passed to pytest, after --")
     chosen = parser.parse_args(words)
     chosen.minors = chosen.minors.split(",")
     if unknown := [minor for minor in chosen.minors if minor not in known]:

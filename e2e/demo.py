@@ -242,8 +242,8 @@ def run(console: Console, *, keep: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C, and say how to talk to it")
-    parser.add_argument("--real-node", action="store_true", help="containers on a real kubelet print their limits")
+    parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
+    parser.add_argument("--real-node", action="store_true", help="show the limits of containers on a real kubelet")
     arguments = parser.parse_args()
     console = Console()
     if not console.is_terminal:
