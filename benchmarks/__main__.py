@@ -37,7 +37,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", nargs="+", type=int, default=list(SIZES), metavar="N",
                         help="cluster sizes for filter (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each end-to-end case (default: 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results (default: in benchmarks/results/)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results (default: benchmarks/results/)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     chosen = parser.parse_args(words)
     if unknown := set(chosen.groups) - set(ALL):
