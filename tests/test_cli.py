@@ -196,7 +196,7 @@ def test_the_file_goes_before_the_flags(tmp_path):
     config.write_text("hygon: {resourceCountName: a.b/c}")
     result, settings = scheduler(f"--device-config-file={config}", "--dcu-name=d.e/f", "--log-format=json")
     assert settings.devices.names["DCU"].count == "a.b/c"
-    assert json.loads(result.stderr)["note"] == f"{config}: hygon.resourceCountName: goes before --dcu-name d.e/f"
+    assert json.loads(result.stderr)["note"] == f"{config}: hygon.resourceCountName: overrides --dcu-name d.e/f"
 
 
 def test_the_command_line_of_hami_2_3_is_understood():

@@ -378,7 +378,7 @@ class _DocumentReader:
             self._origins[f"{path}.{key}"] = flagged.flag
         elif section[key] != flagged.value:
             shown = str(flagged.value).lower() if isinstance(flagged.value, bool) else flagged.value
-            self._notes.append(f"{self._place(f'{path}.{key}')}: goes before {flagged.flag} {shown}")
+            self._notes.append(f"{self._place(f'{path}.{key}')}: overrides {flagged.flag} {shown}")
 
     def _set_in_chip(self, path: str, word: str, entries: list[Any], key: str, flagged: Flagged) -> None:
         """Sets *key* in the one chip that lacks it: the one called *word*, else any that has no flags of its own."""

@@ -1,4 +1,4 @@
-"""Which container holds what, as annotations say it."""
+"""Allocations in annotations."""
 
 import pytest
 from hypothesis import given

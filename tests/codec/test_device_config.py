@@ -42,7 +42,7 @@ def ascend(text="", word="Ascend910B4", **options):
 
 
 def flags(**values):
-    """What flags stand in for, by path: ``flags(hygon={"resourceCountName": "a.b/c"})``; each is called as its key."""
+    """Values of flags by path: ``flags(hygon={"resourceCountName": "a.b/c"})``. A flag is named after its key."""
     return {path: {key: Flagged(value, f"--{key}") for key, value in keys.items()} for path, keys in values.items()}
 
 
@@ -458,7 +458,7 @@ def test_a_flag_names_what_the_file_does_not(text, says):
 def test_an_empty_name_in_the_file_is_a_name():
     config = parse("hygon: {resourceCountName: ''}", fallback=flags(hygon={"resourceCountName": "flag.com/dcu"}))
     assert "DCU" not in config.names
-    assert config.notes == ("device.yaml: hygon.resourceCountName: goes before --resourceCountName flag.com/dcu",)
+    assert config.notes == ("device.yaml: hygon.resourceCountName: overrides --resourceCountName flag.com/dcu",)
 
 
 def test_a_flag_that_the_file_agrees_with_is_not_worth_a_note():

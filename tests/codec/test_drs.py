@@ -1,4 +1,4 @@
-"""What Enflame's nodes say that their devices can be cut into."""
+"""Capacities of Enflame's nodes."""
 
 import json
 

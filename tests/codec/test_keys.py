@@ -1,4 +1,4 @@
-"""Which names only the scheduler may write, and what may stand in a label."""
+"""Keys that only the scheduler may write, and label values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What MetaX's node agent writes and reads."""
+"""Annotations of MetaX's node agent."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which MIG instances a pod's containers hold, on the wire."""
+"""MIG instances of a pod's containers in annotations."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the device plugin is told, and who goes before whom."""
+"""Settings of the device plugin, and their precedence."""
 
 import json
 
@@ -29,14 +29,14 @@ def read(given=(), environ=(), **flags):
     return read_plugin_settings({"node": "n1"} | dict(given) | flags, dict(environ))
 
 
-def test_without_anything_the_chart_holds():
+def test_the_chart_applies_without_any_setting():
     settings = read()
     allowlist = chart_config().nvidia.mig_profile_allowlist
     assert settings.config == PluginConfig(node="n1", log_level="1", mig_allowlist=allowlist)
     assert settings.devices.nvidia.resource_count_name == "nvidia.com/gpu"
 
 
-def test_the_node_has_to_be_known():
+def test_the_name_of_the_node_is_required():
     with pytest.raises(HamiError, match="--node-name, or NODE_NAME"):
         read_plugin_settings({}, {})
 
@@ -44,7 +44,7 @@ def test_the_node_has_to_be_known():
 @pytest.mark.parametrize("environ, node", [
     ({"NODE_NAME": "a"}, "a"), ({"NodeName": "b", "NODE_NAME": "a"}, "b"), ({"NODE_NAME": "a", "NodeName": ""}, "a"),
 ])
-def test_the_environment_says_which_node_it_is(environ, node):
+def test_the_environment_names_the_node(environ, node):
     assert read_plugin_settings({}, environ).config.node == node
 
 
@@ -68,7 +68,7 @@ def test_the_device_configuration_is_read(files):
     ("core_scaling", 1.5, "DEVICE_CORES_SCALING", "1.25", 1.25, 2.0),
     ("disable_core_limit", False, "DISABLE_CORE_LIMIT", "0", False, True),
 ])
-def test_flag_before_environment_before_file(files, field, flag, variable, text, of_environment, of_file):
+def test_flags_override_environment_and_file(files, field, flag, variable, text, of_environment, of_file):
     given = files(SECTION)
     assert getattr(read(given).config, field) == of_file
     assert getattr(read(given, {variable: text}).config, field) == of_environment
@@ -114,12 +114,12 @@ def test_the_environment_sets(variable, text, field, value):
     ("MIG_STRATEGY", "all"), ("IMEX_CHANNEL_IDS", "1"), ("PASS_DEVICE_SPECS", "yes"),
     ("DEVICE_DISCOVERY_STRATEGY", "tegra"), ("DP_DISABLE_HEALTHCHECKS", "x"),
 ])
-def test_what_the_environment_says_wrong_is_refused_by_name(variable, text):
+def test_a_malformed_variable_is_refused_by_name(variable, text):
     with pytest.raises(MalformedInput, match=f"environment variable {variable}"):
         read((), {variable: text})
 
 
-def test_flags_of_nvidia_s_own_configuration_count_after_flag_and_environment(files):
+def test_flags_and_environment_override_the_flags_section_of_nvidia_s_plugin(files):
     yaml = SECTION + """
 version: v1
 flags: {migStrategy: single, failOnInitError: false, nvidiaDriverRoot: /drv,
@@ -156,11 +156,11 @@ def test_a_wrong_flag_in_the_file_is_refused_by_its_place(files):
     ({"filterdevices": {"uuid": [], "index": [1, 2]}}, "filtered_indexes", (1, 2)),
     ({"DeviceSplitCount": 6}, "split_count", 6),
 ], ids=str)
-def test_the_node_s_entry_goes_before_the_file(files, entry, field, value):
+def test_the_node_s_entry_overrides_the_file(files, entry, field, value):
     assert getattr(read(files(SECTION, [{"name": "n1"} | entry])).config, field) == value
 
 
-def test_the_node_s_entry_goes_before_flags_which_are_the_same_for_all_nodes(files):
+def test_the_node_s_entry_overrides_flags(files):
     given = files(SECTION, [{"name": "n1", "devicesplitcount": 5}])
     assert read(given, {"DEVICE_SPLIT_COUNT": "8"}, split_count=9).config.split_count == 5
 
@@ -185,7 +185,7 @@ def test_a_node_configuration_that_cannot_be_used_is_refused(files, node, says):
         read(files(SECTION, node))
 
 
-def test_a_node_configuration_that_was_named_has_to_be_there(tmp_path):
+def test_a_named_node_configuration_must_exist(tmp_path):
     with pytest.raises(HamiError, match="No such file"):
         read((), {}, node_config_file=str(tmp_path / "config.json"))
 
@@ -211,7 +211,7 @@ def test_paths_are_absolute():
 
 
 @pytest.mark.parametrize("mode, noted", [("hami-core", False), ("mig", True)])
-def test_instances_are_either_cut_here_or_by_others(files, mode, noted):
+def test_mig_strategy_is_skipped_in_mode_mig(files, mode, noted):
     allowlist = "nvidia: {resourceCountName: a/b, migProfileAllowlist: [{models: [A100], profiles: [1g.10gb]}]}"
     notes = read(files(allowlist), mig_strategy="single", operating_mode=mode).notes
     assert any("--mig-strategy single: skipped" in note for note in notes) is noted
