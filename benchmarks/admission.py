@@ -15,8 +15,8 @@ __all__ = ["webhook_rows"]
 
 NODES = 100
 SECONDS = 5.0
-RATE = 1400.0
-P99_MS = 25.0
+RATE = 1800.0
+P99_MS = 20.0
 
 
 def webhook_rows(run: Run) -> Iterator[Row]:

@@ -286,7 +286,7 @@ class _Connection(TConn):  # type: ignore[misc]
         self.sock.settimeout(WRITE_SECONDS)
 
     def _receive(self) -> Iterator[bytes]:
-        """Yields the bytes that the client sends. If they end within a request, that is an error, also in its body."""
+        """What the client sends. Its end within a request is an error, also within the body."""
         while True:
             self.is_reading = True
             data = self.sock.recv(RECEIVE_BYTES)

@@ -176,7 +176,7 @@ def test_a_client_that_does_not_read_is_dropped(serve):
         finally:
             left.set()
 
-    exporter = serve(lambda: [Family("f", "Endless", endless())], timeout=0.05)
+    exporter = serve(lambda: [Family("f", "Endless", endless())], timeout=0.5)
     with socket.create_connection(exporter.address, timeout=30) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert left.wait(30)
