@@ -83,11 +83,11 @@ def describe(refusal: Refusal, usages_of: Callable[[str], NodeUsage]) -> str:
     """Returns the pod's requests and, for the devices of the closest nodes, the free amounts and the failed rule."""
     request = refusal.pod_request
     vendors = {found.vendor.key: found.vendor for found in request.vendor_requests}
-    asked = "; ".join(_request_text(one, vendors[one.vendor]) for one in request.distinct_requests)
+    requests = "; ".join(_request_text(one, vendors[one.vendor]) for one in request.distinct_requests)
     nodes = [f"{node.node}: " + (", ".join(_device_text(device, vendors[device.request.vendor])
                                            for device in node.devices) or "no such device")
              for node in explain(refusal, usages_of)]
-    return f"requests {asked}. {'. '.join(nodes) or 'no node offers such devices'}"
+    return f"requests {requests}. {'. '.join(nodes) or 'no node offers such devices'}"
 
 
 def _refusal(usage: DeviceUsage, request: Request, context: FitContext) -> DeviceRefusal:

@@ -38,8 +38,8 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tuple[Request, ...]:
     container = Container(name="", limits=dict(limits), requests=dict(requests))
-    asked = vendors.requested_by(container.limits, container.requests)
-    return tuple(request for vendor in asked if (request := device_request(vendor, container)) is not None)
+    requested = vendors.requested_by(container.limits, container.requests)
+    return tuple(request for vendor in requested if (request := device_request(vendor, container)) is not None)
 
 
 def device_request(vendor: Vendor, container: Container) -> Request | None:

@@ -41,7 +41,7 @@ SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), hold
     param(([APP], [(), holds(A, 1, 1)]), False, [charge(A, 1, 1, 1)], id="more entries than containers"),
     param(([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"),
 ])
-def test_collapse(pod, init_done, charges):
+def test_peak_charges(pod, init_done, charges):
     assert peak_charges(*pod, init_done=init_done) == tuple(charges)
 
 
@@ -50,7 +50,7 @@ def test_total():
     assert total_charge([]) == (0, 0)
 
 
-def test_charge_views():
+def test_charge_shares():
     before = (usage(A, 1, 100, 10), usage(B))
     assert charge_shares(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (usage(A, 3, 151, 15),
                                                                                              usage(B))
