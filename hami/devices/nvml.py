@@ -6,7 +6,6 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +18,12 @@ from hami.devices.cards import Card, HealthReport
 from hami.devices.health import XidRules
 from hami.devices.mig_profiles import allowed_profiles
 from hami.devices.nvml_health import XidWatch
-from hami.devices.nvml_library import decode, is_unsupported
+from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.runtime.once import OncePerKey
 
 __all__ = ["NvmlCards"]
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,24 +53,15 @@ class NvmlCards:
     def cards(self) -> Sequence[Card]:
         """Returns the cards sorted by index. Raises: HamiError when NVML cannot even count them."""
         try:
-            count = self._nvml.nvmlDeviceGetCount()
+            handles, _ = card_handles(self._nvml, self._skipped)
         except self._nvml.NVMLError as error:
             raise HamiError(f"NVML cannot count the cards: {error}") from error
-        found: list[tuple[Card, Any]] = []
-        for index in range(count):
-            try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = decode(self._nvml.nvmlDeviceGetUUID(handle))
-            except self._nvml.NVMLError as error:
-                if self._skipped.is_new(index, str(error)):
-                    log.warning("card skipped", extra={"index": index, "reason": str(error)})
-                continue
-            if (card := self._card(index, uuid, handle)) is not None:
-                found.append((card, handle))
+        cards = [card for one in handles if (card := self._card(*one)) is not None]
         if self._links is None:
-            return [card for card, _ in found]
-        handles = {card.uuid: handle for card, handle in found}
-        return [replace(card, links=self._links.scores(card.uuid, handles)) for card, _ in found]
+            return cards
+        uuids = {card.uuid for card in cards}
+        linked = {uuid: handle for _, uuid, handle in handles if uuid in uuids}
+        return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
     def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Report cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hami.devices.cards import HealthReport
 from hami.devices.health import XidRules
-from hami.devices.nvml_library import decode, is_unsupported
+from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.runtime.once import OncePerKey
 
 __all__ = ["XidWatch"]
@@ -35,7 +35,7 @@ class XidWatch:
         self._rules = rules
         self._pause = pause
         self._failed: dict[str, str] = {}  # permanent reasons by UUID; an empty UUID means all cards
-        self._reported: dict[str, str] = {}
+        self._reported = OncePerKey()
         self._skipped = OncePerKey()
 
     def run(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ class XidWatch:
                     log.info("health not watched: the driver has no events", extra={"reason": str(error)})
                     return
                 report("", f"health cannot be watched: {error}")
-                self._reported.clear()
+                self._reported.keep_only(())
                 self._sleep(RETRY_SECONDS, stopped)
                 continue
             try:
@@ -65,26 +65,20 @@ class XidWatch:
         nvml = self._nvml
         events = nvml.nvmlEventSetCreate()
         try:
-            registered = [self._register_card(index, events, report) for index in range(nvml.nvmlDeviceGetCount())]
-            return events, all(registered)
+            handles, count = card_handles(nvml, self._skipped)
+            registered = [self._register_card(uuid, handle, events, report) for _, uuid, handle in handles]
+            return events, sum(registered) == count
         except nvml.NVMLError:
             with suppress(nvml.NVMLError):
                 nvml.nvmlEventSetFree(events)
             raise
 
-    def _register_card(self, index: int, events: Any, report: HealthReport) -> bool:
+    def _register_card(self, uuid: str, handle: Any, events: Any, report: HealthReport) -> bool:
         nvml = self._nvml
-        uuid = ""
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = decode(nvml.nvmlDeviceGetUUID(handle))
             if wanted := nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
                 nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
         except nvml.NVMLError as error:
-            if not uuid:
-                if self._skipped.is_new(index, str(error)):
-                    log.warning("card skipped", extra={"index": index, "reason": str(error)})
-                return False
             if not is_unsupported(nvml, error):
                 self._report(uuid, f"health cannot be watched: {error}", report)
                 return False
@@ -95,8 +89,7 @@ class XidWatch:
     def _report(self, uuid: str, reason: str, report: HealthReport) -> None:
         """Report a change of a card's health. A permanent reason overrides *reason*."""
         current = self._failed.get(uuid) or self._failed.get("") or reason
-        if self._reported.get(uuid) != current:
-            self._reported[uuid] = current
+        if self._reported.is_new(uuid, current):
             report(uuid, current)
 
     def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: Callable[[], bool]) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 from pathlib import Path
 from typing import Any
 
 from hami.errors import HamiError
+from hami.runtime.once import OncePerKey
 
-__all__ = ["LIBRARY", "LIBRARY_FOLDERS", "decode", "is_unsupported", "library_path", "open_nvml"]
+__all__ = ["LIBRARY", "LIBRARY_FOLDERS", "card_handles", "decode", "is_unsupported", "library_path", "open_nvml"]
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64",
@@ -42,6 +46,23 @@ def open_nvml(root: str = "/") -> Any:
     except nvml.NVMLError as error:
         raise HamiError(f"no NVIDIA driver available: {error}") from error
     return nvml
+
+
+def card_handles(nvml: Any, skipped: OncePerKey) -> tuple[list[tuple[int, str, Any]], int]:
+    """Returns index, UUID and handle of each readable card, and the number of all cards.
+
+    *skipped* remembers the unreadable cards that have been logged. Raises: NVMLError if the cards cannot be counted.
+    """
+    found = []
+    count: int = nvml.nvmlDeviceGetCount()
+    for index in range(count):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            found.append((index, decode(nvml.nvmlDeviceGetUUID(handle)), handle))
+        except nvml.NVMLError as error:
+            if skipped.is_new(index, str(error)):
+                log.warning("card skipped", extra={"index": index, "reason": str(error)})
+    return found, count
 
 
 def decode(value: Any) -> str:
