@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.certificates.revision import (
-    CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, expiry_of, is_usable, revise,
+    CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, revise, usable_until,
 )
 from hami.kube.cluster import Cluster
 from hami.kube.lease import LeaderTerm
@@ -110,7 +110,10 @@ class CertificateManager(PeriodicTask):
         if problem is not None:
             self._is_trusted = True  # nothing says otherwise
             raise problem
-        self._publish(configuration, secret.data[CA_CERTIFICATES])
+        bundle = secret.data[CA_CERTIFICATES]
+        if configuration is not None and not _is_published(configuration, bundle) and self._leads():
+            self._cluster.publish_bundle(configuration, bundle)
+            log.info("CA bundle published", extra={"webhook": configuration.name})
         self._is_trusted = True
 
     def prepare(self, wait: Callable[[float], object]) -> None:
@@ -122,7 +125,7 @@ class CertificateManager(PeriodicTask):
         while True:
             try:
                 secret = self._cluster.secret(self._settings.namespace, self._settings.secret)
-                if secret is None or not is_usable(secret.data, self._now()):
+                if secret is None or usable_until(secret.data, self._now()) is None:
                     secret = self._revise(secret, self._configuration()[0], None)
                 self._store(secret)
                 return
@@ -130,7 +133,8 @@ class CertificateManager(PeriodicTask):
                 continue  # another replica has created one
             except ClusterError as error:
                 self._report_failure(error)
-                if self._is_stored():
+                content = self._read_file()
+                if usable_until({CERTIFICATE: content, KEY: content}, self._now()) is not None:
                     return
                 wait(RETRY_SECONDS)
 
@@ -170,29 +174,18 @@ class CertificateManager(PeriodicTask):
                                                 "reasons": "; ".join(revision.reasons)})
         return stored
 
-    def _publish(self, configuration: WebhookConfiguration | None, bundle: bytes) -> None:
-        if configuration is None or _is_published(configuration, bundle):
-            return
-        if self._leads():
-            self._cluster.publish_bundle(configuration, bundle)
-            log.info("CA bundle published", extra={"webhook": configuration.name})
-
     def _store(self, secret: SecretRecord | None) -> None:
         """Write the serving certificate of *secret* to the file. An unusable one leaves the file unchanged."""
-        if secret is None or not is_usable(secret.data, self._now()):
+        expiry = usable_until(secret.data, self._now()) if secret is not None else None
+        if secret is None or expiry is None:
             return
         content = secret.data[CERTIFICATE].rstrip() + b"\n" + secret.data[KEY]
         try:
             if self._read_file() != content:
                 _replace(self._settings.file, content)
-            expiry = expiry_of(secret.data)
-            self._expiry = expiry.timestamp() if expiry else None
+            self._expiry = expiry.timestamp()
         except OSError as error:
             raise HamiError(f"certificate file {error.filename or self._settings.file}: {error.strerror}") from error
-
-    def _is_stored(self) -> bool:
-        content = self._read_file()
-        return is_usable({CERTIFICATE: content, KEY: content}, self._now())
 
     def _read_file(self) -> bytes:
         try:

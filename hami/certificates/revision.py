@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Lifetimes", "PublishedBundles", "Revision", "expiry_of",
-           "is_usable", "revise"]
+__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Lifetimes", "PublishedBundles", "Revision", "revise",
+           "usable_until"]
 
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 BACKDATE = timedelta(minutes=5)  # allowance for clock skew: certificates are valid from this long before now
@@ -59,7 +59,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Authority:
+class _KeyPair:
     certificate: x509.Certificate
     key: _Key
 
@@ -78,15 +78,16 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     reasons = []
     signer, problem = _signer(data, trusted, now)
     if signer is None:
-        signer = _make_authority(now, lifetimes)
+        signer = _sign(f"hami CA of {now:%Y-%m-%dT%H:%M:%SZ}", None, now, now + lifetimes.authority)
         reasons.append(f"new CA: {problem}")
     serving = _serving(data)
     names = names or _names(serving) or default
     reason = (_unusable_reason(serving, trusted, names, now)
               or _renewal_reason(serving, signer, published, now, lifetimes))
-    pair = {CERTIFICATE: data.get(CERTIFICATE, b""), KEY: data.get(KEY, b"")}
+    changed = {}
     if reason:
-        serving, pair = _issue(signer, names, now, lifetimes)
+        made = _make_serving(signer, names, now, lifetimes)
+        serving, changed = made.certificate, {CERTIFICATE: _pem((made.certificate,)), KEY: _key_pem(made.key)}
         reasons.append(f"new certificate: {reason}")
     older = [certificate for certificate in trusted if certificate != signer.certificate]
     kept = [certificate for certificate in older
@@ -96,23 +97,17 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     if not reasons:
         return None
     bundle = _pem((signer.certificate, *kept[:MAX_AUTHORITIES - 1]))
-    return Revision({**data, **pair, CA_CERTIFICATES: bundle, CA_KEY: _key_pem(signer.key)}, tuple(reasons))
+    return Revision({**data, **changed, CA_CERTIFICATES: bundle, CA_KEY: _key_pem(signer.key)}, tuple(reasons))
 
 
-def is_usable(data: Mapping[str, bytes], now: datetime) -> bool:
-    """Reports whether *data* holds a serving certificate that is valid at *now*, and its key."""
+def usable_until(data: Mapping[str, bytes], now: datetime) -> datetime | None:
+    """Returns when the serving certificate in *data* expires; None unless it is valid at *now* and has its key."""
     serving = _serving(data)
-    return serving is not None and _is_valid(serving, now)
-
-
-def expiry_of(data: Mapping[str, bytes]) -> datetime | None:
-    """Returns when the serving certificate in *data* expires; None if there is none with its key."""
-    serving = _serving(data)
-    return None if serving is None else serving.not_valid_after_utc
+    return serving.not_valid_after_utc if serving is not None and _is_valid(serving, now) else None
 
 
 def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
-            now: datetime) -> tuple[_Authority | None, str]:
+            now: datetime) -> tuple[_KeyPair | None, str]:
     """Returns the CA that signs, or the reason for a new one."""
     key = _key(data.get(CA_KEY, b""))
     if key is None:
@@ -122,7 +117,7 @@ def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
         return None, f"{CA_CERTIFICATES} has no valid certificate for {CA_KEY}"
     if _is_due(certificate, now):
         return None, f"the current one expires at {certificate.not_valid_after_utc:%F %T}"
-    return _Authority(certificate, key), ""
+    return _KeyPair(certificate, key), ""
 
 
 def _unusable_reason(serving: x509.Certificate | None, trusted: Iterable[x509.Certificate], names: Collection[str],
@@ -139,7 +134,7 @@ def _unusable_reason(serving: x509.Certificate | None, trusted: Iterable[x509.Ce
     return ""
 
 
-def _renewal_reason(serving: x509.Certificate | None, signer: _Authority, published: PublishedBundles | None,
+def _renewal_reason(serving: x509.Certificate | None, signer: _KeyPair, published: PublishedBundles | None,
                     now: datetime, lifetimes: Lifetimes) -> str:
     """Returns why *serving*, still usable, should and can be replaced now; empty if it should or can not."""
     if not _has_signed(signer.certificate, serving):
@@ -156,42 +151,34 @@ def _is_trusted(authority: x509.Certificate, published: PublishedBundles | None,
     return all(authority in _load(bundle) for bundle in published.bundles)
 
 
-def _make_authority(now: datetime, lifetimes: Lifetimes) -> _Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name(f"hami CA of {now:%Y-%m-%dT%H:%M:%SZ}")
-    builder = _builder(name, name, key, now, now + lifetimes.authority, is_authority=True).add_extension(
-        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return _Authority(builder.sign(key, hashes.SHA256()), key)
-
-
-def _issue(signer: _Authority, names: Collection[str], now: datetime,
-           lifetimes: Lifetimes) -> tuple[x509.Certificate, dict[str, bytes]]:
-    """Returns a new serving certificate, and it with its key as the Secret holds them. It never outlives its CA."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def _make_serving(signer: _KeyPair, names: Collection[str], now: datetime, lifetimes: Lifetimes) -> _KeyPair:
+    """Returns a new serving certificate, which does not outlive its CA."""
     expiry = min(now + lifetimes.serving, signer.certificate.not_valid_after_utc)
-    subject, issuer = _common_name("hami-scheduler"), signer.certificate.subject
-    builder = _builder(subject, issuer, key, now, expiry, is_authority=False).add_extension(
-        x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]), critical=False).add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False).add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()), critical=False)
-    certificate = builder.sign(signer.key, hashes.SHA256())
-    return certificate, {CERTIFICATE: _pem((certificate,)), KEY: _key_pem(key)}
+    return _sign("hami-scheduler", signer, now, expiry,
+                 x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]),
+                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]))
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime, expiry: datetime, *,
-             is_authority: bool) -> x509.CertificateBuilder:
+def _sign(common_name: str, signer: _KeyPair | None, now: datetime, expiry: datetime,
+          *extensions: x509.ExtensionType) -> _KeyPair:
+    """Returns a new key and its certificate: a self-signed CA if there is no *signer*."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    is_authority = signer is None
     usage = x509.KeyUsage(digital_signature=True, key_cert_sign=is_authority, crl_sign=is_authority,
                           content_commitment=False, key_encipherment=False, data_encipherment=False,
                           key_agreement=False, encipher_only=False, decipher_only=False)
     builder = x509.CertificateBuilder(
-        subject_name=subject, issuer_name=issuer, public_key=key.public_key(),
-        serial_number=x509.random_serial_number(), not_valid_before=now - BACKDATE, not_valid_after=expiry)
+        subject_name=subject, issuer_name=signer.certificate.subject if signer else subject,
+        public_key=key.public_key(), serial_number=x509.random_serial_number(), not_valid_before=now - BACKDATE,
+        not_valid_after=expiry)
     constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
-    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
-
-
-def _common_name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
+    identifier = (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()) if signer
+                  else x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
+    for extension in (*extensions, identifier):
+        builder = builder.add_extension(extension, critical=False)
+    return _KeyPair(builder.sign(signer.key if signer else key, hashes.SHA256()), key)
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from hami.certificates.revision import (
-    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles, is_usable,
-    revise,
+    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles,
+    revise, usable_until,
 )
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
@@ -64,7 +64,7 @@ def test_the_first_start_creates_a_ca_and_a_certificate():
     assert authority.not_valid_after_utc == START + 3650 * DAY
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert isinstance(certificate.public_key().curve, ec.SECP256R1)
-    assert is_usable(data, START)
+    assert usable_until(data, START)
 
 
 def test_valid_certificates_are_kept():
@@ -91,20 +91,20 @@ def test_a_certificate_is_renewed_by_the_same_ca_after_two_thirds_of_its_lifetim
 
 def test_an_expired_certificate_is_replaced():
     data = made()
-    assert not is_usable(data, START + 91 * DAY)
-    assert is_usable(revised(data, START + 91 * DAY).data, START + 91 * DAY)
+    assert not usable_until(data, START + 91 * DAY)
+    assert usable_until(revised(data, START + 91 * DAY).data, START + 91 * DAY)
 
 
 def test_a_certificate_from_the_future_is_replaced():
     data = made(START + DAY)
-    assert not is_usable(data, START)
-    assert is_usable(revised(data).data, START)
+    assert not usable_until(data, START)
+    assert usable_until(revised(data).data, START)
 
 
 def test_a_replica_with_a_slow_clock_keeps_the_other_replicas_ca():
     data = made(START + DAY)
     renewed = revised(data).data
-    assert is_usable(renewed, START) and signed_by(renewed) == [0]
+    assert usable_until(renewed, START) and signed_by(renewed) == [0]
     assert authorities(renewed)[1:] == authorities(data)
 
 
@@ -165,7 +165,7 @@ def test_an_expired_ca_and_its_certificate_are_replaced_at_once():
     data = made(lifetimes=Lifetimes(serving=9 * DAY, authority=9 * DAY))
     later = revised(data, START + 10 * DAY).data
     assert signed_by(later) == [0] and len(authorities(later)) == 1
-    assert is_usable(later, START + 10 * DAY)
+    assert usable_until(later, START + 10 * DAY)
 
 
 OTHER = made()
@@ -229,7 +229,7 @@ def test_the_number_of_cas_is_bounded():
     for _ in range(2 * MAX_AUTHORITIES):
         data = revised(data | {CA_KEY: b""}).data
     assert len(authorities(data)) == MAX_AUTHORITIES
-    assert is_usable(data, START) and any(signed_by(data))  # the newest CA's certificate is not served yet
+    assert usable_until(data, START) and any(signed_by(data))  # the newest CA's certificate is not served yet
 
 
 def test_the_overlap_fits_into_the_remaining_lifetime_at_renewal():
@@ -256,7 +256,7 @@ def test_the_serving_certificate_is_trusted_at_every_moment(seed):
         observed = rng.choice([None, PublishedBundles((published,), since)])
         revision = revised(data, now, published=observed, lifetimes=lifetimes)
         data = revision.data if revision else data
-        assert is_usable(data, now)
+        assert usable_until(data, now)
         assert any(has_signed(one, serving(data)) for one in x509.load_pem_x509_certificates(published))
         assert len(authorities(data)) <= 2
         if published != data[CA_CERTIFICATES]:
