@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from hami.codec.device_config import MigAllowance
 from hami.errors import HamiError
 from hami.model import MigProfile, Partition
 from hami.devices.cards import Instance, MigDevice
-from hami.devices.mig_profiles import allowed_names, allowed_profiles
+from hami.devices.mig_profiles import allowed_names
 from hami.devices.nvml_library import decode
 
 __all__ = ["NvmlInstances", "OfferedProfile", "offered_profiles"]
@@ -55,7 +55,8 @@ def offered_profiles(nvml: Any, handle: Any) -> tuple[OfferedProfile, ...]:
     return tuple(OfferedProfile(
         MigProfile(name=name, memory_mib=info.memorySizeMB, cores=math.ceil(100 * info.multiprocessorCount / largest),
                    slices=info.sliceCount, placements=placements),
-        info.id, _compute_profile(nvml, info.sliceCount, number)) for info, name, placements, number in found)
+        info.id, getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{info.sliceCount}_SLICE", number))
+        for info, name, placements, number in found)
 
 
 class NvmlInstances:
@@ -87,7 +88,8 @@ class NvmlInstances:
         nvml = self._nvml
         with self._errors(gpu):
             handle = self._handle(gpu)
-            offers = self._allowed_offers(handle)
+            found = {offer.profile.name: offer for offer in reversed(offered_profiles(nvml, handle))}
+            offers = {name: found[driver_name] for driver_name, name in self._allowed(handle, reversed(found)).items()}
         if profile not in offers:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(offers) or 'none'}")
         offer = offers[profile]
@@ -166,11 +168,11 @@ class NvmlInstances:
         nvml = self._nvml
         infos = list(self._profile_infos(handle))
         names = self._profile_names(handle, infos)
-        allowed = allowed_names(decode(nvml.nvmlDeviceGetName(handle)),
-                                [name for name in names.values() if _PLAIN.fullmatch(name)], self._allowlist)
+        allowed = self._allowed(handle, filter(_PLAIN.fullmatch, names.values()))
         migs = [(*self._instance_ids(mig), mig) for mig in self._mig_handles(handle)]
         for info in infos:
-            for outer in self._gpu_instances(handle, info):
+            for outer in _read_array(nvml.c_nvmlGpuInstance_t, info.instanceCount,
+                                     partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id)):
                 found = nvml.nvmlGpuInstanceGetInfo(outer)
                 parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == found.id]
                 number, mig = parts[0] if parts else (0, None)
@@ -203,12 +205,9 @@ class NvmlInstances:
     def _profile_names(self, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
         return {info.id: _profile_name(self._nvml, handle, info) for info in infos}
 
-    def _allowed_offers(self, handle: Any) -> dict[str, OfferedProfile]:
-        """Returns the allowed profiles, by the device configuration's names."""
-        model = decode(self._nvml.nvmlDeviceGetName(handle))
-        offers = {offer.profile.name: offer for offer in reversed(offered_profiles(self._nvml, handle))}
-        allowed = allowed_profiles(model, [offer.profile for offer in reversed(offers.values())], self._allowlist)
-        return {profile.name: replace(offers[name], profile=profile) for name, profile in allowed.items()}
+    def _allowed(self, handle: Any, names: Iterable[str]) -> Mapping[str, str]:
+        """Returns the device configuration's names of the allowed profiles among *names*, by the driver's name."""
+        return allowed_names(decode(self._nvml.nvmlDeviceGetName(handle)), list(names), self._allowlist)
 
     def _mig_handles(self, handle: Any) -> Iterator[Any]:
         """Yields the handles of a card's MIG devices. Their indexes may have gaps."""
@@ -225,11 +224,6 @@ class NvmlInstances:
 
     def _uuid(self, mig: Any) -> str:
         return decode(self._nvml.nvmlDeviceGetUUID(mig))
-
-    def _gpu_instances(self, handle: Any, info: Any) -> list[Any]:
-        nvml = self._nvml
-        return _read_array(nvml.c_nvmlGpuInstance_t, info.instanceCount,
-                           partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id))
 
     def _compute_instances(self, outer: Any) -> list[Any]:
         """Returns the compute instances in a GPU instance, of all profiles."""
@@ -295,8 +289,3 @@ def _placements(nvml: Any, handle: Any, profile_id: int) -> tuple[Partition, ...
     array = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, array, ctypes.byref(count))
     return tuple(Partition(place.start, place.size) for place in array[:count.value])
-
-
-def _compute_profile(nvml: Any, slices: int, number: int) -> int:
-    """Returns the compute profile that fills a GPU instance of that many slices."""
-    return int(getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{slices}_SLICE", number))
