@@ -30,7 +30,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -91,7 +91,9 @@ class _MockMigEntry(_MockEntry):
     profiles: list[_MockProfileEntry] = []
 
 
-class _MockCardEntry(_MockEntry):
+class MockCard(_MockEntry):
+    """One card of the file with all profiles that it supports."""
+
     uuid: _Uuid
     memory: _Natural
     index: _Natural | None = None
@@ -103,32 +105,44 @@ class _MockCardEntry(_MockEntry):
         description=f"a mapping of UUIDs to whole numbers from 0 to {INT32_MAX}")] = {}
     mig: _MockMigEntry = msgspec.field(default_factory=_MockMigEntry)
 
+    @property
+    def card(self) -> Card:
+        """The card as a card source returns it."""
+        index = self.index or 0
+        profiles = tuple(
+            MigProfile(name=one.name, memory_mib=one.memory, cores=one.cores, slices=one.slices,
+                       placements=tuple(Partition(place.start, place.size) for place in one.placements))
+            for one in self.mig.profiles)
+        return Card(uuid=self.uuid, index=index, minor=index if self.minor is None else self.minor, model=self.model,
+                    memory_mib=self.memory, numa=None if self.numa < 0 else self.numa, mig=self.mig.enabled,
+                    profiles=profiles, links=self.links)
+
+    @property
+    def devices(self) -> Sequence[MigDevice]:
+        """The existing instances."""
+        return [MigDevice(gpu=self.uuid, uuid=one.uuid, profile=one.profile, memory_mib=one.memory,
+                          gpu_instance=number if one.gpu_instance is None else one.gpu_instance,
+                          compute_instance=one.compute_instance)
+                for number, one in enumerate(self.mig.instances, 1)]
+
+    @property
+    def unhealthy_reason(self) -> str:
+        """The reason why the card is unhealthy, empty if it is healthy."""
+        return self.health if isinstance(self.health, str) else "" if self.health else "health is false"
+
 
 class _MockFile(_MockEntry):
-    cards: list[_MockCardEntry]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MockCard:
-    """One card of the file with all profiles that it supports.
-
-    *unhealthy_reason*: empty if healthy. *busy*: UUIDs of instances with running processes. *devices*: existing
-    instances.
-    """
-
-    card: Card
-    unhealthy_reason: str = ""
-    busy: frozenset[str] = frozenset()
-    devices: tuple[MigDevice, ...] = ()
+    cards: list[MockCard]
 
 
 def parse_mock_cards(text: str, source: str) -> tuple[MockCard, ...]:
     """Returns the cards in *text*; *source* is the file's name, for errors. Raises: MalformedInput."""
-    entries = decode_yaml(text, _MockFile, source, unique_keys=True).cards
-    cards = tuple(_card(entry, position) for position, entry in enumerate(entries))
-    _check_unique(source, "uuid", [one.card.uuid for one in cards])
-    _check_unique(source, "index", [one.card.index for one in cards])
-    return cards
+    cards = decode_yaml(text, _MockFile, source, unique_keys=True).cards
+    for position, card in enumerate(cards):
+        card.index = position if card.index is None else card.index
+    _check_unique(source, "uuid", [card.uuid for card in cards])
+    _check_unique(source, "index", [card.index for card in cards])
+    return tuple(cards)
 
 
 class MockCards:
@@ -153,8 +167,8 @@ class MockCards:
         self._refresh()
         enabled, entries = self.instances.enabled(), self.entries
         self._returned = entries
-        return [replace(one.card, mig=one.card.mig or one.card.uuid in enabled,
-                        profiles=tuple(self.allowed(one.card).values())) for one in entries]
+        cards = [one.card for one in entries]
+        return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
 
     def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
         """Report each change of a card's health; at first, the unhealthy cards."""
@@ -164,16 +178,16 @@ class MockCards:
             entries = self.entries
             if entries is not self._returned:
                 self._on_change()
-            current = {one.card.uuid: one.unhealthy_reason for one in entries}
+            current = {one.uuid: one.unhealthy_reason for one in entries}
             for card, reason in current.items():
                 if reported.get(card, "") != reason:
                     report(card, reason)
             reported = current
             self._pause(POLL_SECONDS)
 
-    def allowed(self, card: Card) -> dict[str, MigProfile]:
-        """Returns the allowed profiles of *card*, keyed by their names in the file."""
-        return dict(allowed_profiles(card.model, card.profiles, self._allowlist))
+    def allowed(self, card: Card) -> tuple[MigProfile, ...]:
+        """Returns the allowed profiles of *card*."""
+        return tuple(allowed_profiles(card.model, card.profiles, self._allowlist).values())
 
     def _read(self) -> None:
         """Read the file. Raises: HamiError when it cannot be read, MalformedInput."""
@@ -220,7 +234,7 @@ class MockInstances:
         """Returns the instances of a card, sorted by placement. Raises: HamiError when there is no such card, or the
         state cannot be read."""
         self._entry(gpu)
-        busy = {name for one in self._source.entries for name in one.busy}
+        busy = {name for one in self._source.entries for name in one.mig.busy}
         with self._lock:
             found = self._load().instances
         return sorted((replace(one, busy=one.uuid in busy) for one in found if one.gpu == gpu),
@@ -233,11 +247,11 @@ class MockInstances:
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Create an instance. Raises: HamiError when the card is not in MIG mode, or the placement is occupied."""
         card = self._entry(gpu).card
-        profiles = {one.name: one for one in self._source.allowed(card).values()}
+        profiles = {one.name: one for one in self._source.allowed(card)}
         if profile not in profiles:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(profiles) or 'none'}")
         wanted = Partition(start, size)
-        if not any((place.start, place.size) == (start, size) for place in profiles[profile].placements):
+        if wanted not in profiles[profile].placements:
             raise HamiError(f"{gpu}: {profile} has no placement at {start}, size {size}")
         with self._lock:
             state = self._load()
@@ -264,7 +278,7 @@ class MockInstances:
             remaining = [one for one in state.instances if one.uuid != instance.uuid]
             if len(remaining) == len(state.instances):
                 raise HamiError(f"{instance.gpu}: no instance {instance.uuid}")
-            if any(instance.uuid in one.busy for one in self._source.entries):
+            if any(instance.uuid in one.mig.busy for one in self._source.entries):
                 raise HamiError(f"{instance.gpu}: {instance.uuid} is in use by another client")
             state.instances = remaining
             self._save(state)
@@ -286,7 +300,7 @@ class MockInstances:
             return frozenset(self._load().enabled)
 
     def _entry(self, gpu: str) -> MockCard:
-        found = next((one for one in self._source.entries if one.card.uuid == gpu), None)
+        found = next((one for one in self._source.entries if one.uuid == gpu), None)
         if found is None:
             raise HamiError(f"{gpu}: no such card")
         return found
@@ -306,25 +320,6 @@ class MockInstances:
             temporary.replace(self._path)
         except OSError as error:
             raise HamiError(f"{self._path}: cannot write the state of mock devices: {error}") from error
-
-
-def _card(entry: _MockCardEntry, position: int) -> MockCard:
-    index = position if entry.index is None else entry.index
-    profiles = tuple(
-        MigProfile(name=one.name, memory_mib=one.memory, cores=one.cores, slices=one.slices,
-                   placements=tuple(Partition(place.start, place.size) for place in one.placements))
-        for one in entry.mig.profiles)
-    card = Card(
-        uuid=entry.uuid, index=index, minor=index if entry.minor is None else entry.minor, model=entry.model,
-        memory_mib=entry.memory, numa=None if entry.numa < 0 else entry.numa, mig=entry.mig.enabled, profiles=profiles,
-        links=entry.links)
-    devices = tuple(
-        MigDevice(gpu=entry.uuid, uuid=one.uuid, profile=one.profile, memory_mib=one.memory,
-                  gpu_instance=number if one.gpu_instance is None else one.gpu_instance,
-                  compute_instance=one.compute_instance)
-        for number, one in enumerate(entry.mig.instances, 1))
-    reason = entry.health if isinstance(entry.health, str) else "" if entry.health else "health is false"
-    return MockCard(card=card, unhealthy_reason=reason, busy=frozenset(entry.mig.busy), devices=devices)
 
 
 def _check_unique(source: str, field: str, values: Collection[object]) -> None:
