@@ -44,8 +44,10 @@ class XidWatch:
             log.info("health not watched: all XIDs are ignored")
             return
         while not stopped():
+            events = None
             try:
-                events, is_complete = self._register(report)
+                events = self._nvml.nvmlEventSetCreate()
+                is_complete = self._register(events, report)
             except self._nvml.NVMLError as error:
                 if is_unsupported(self._nvml, error):
                     log.info("health not watched: the driver has no events", extra={"reason": str(error)})
@@ -53,25 +55,18 @@ class XidWatch:
                 report("", f"health cannot be watched: {error}")
                 self._reported.keep_only(())
                 self._sleep(RETRY_SECONDS, stopped)
-                continue
-            try:
+            else:
                 self._receive(events, is_complete, report, stopped)
             finally:
-                with suppress(self._nvml.NVMLError):
-                    self._nvml.nvmlEventSetFree(events)
+                if events is not None:
+                    with suppress(self._nvml.NVMLError):
+                        self._nvml.nvmlEventSetFree(events)
 
-    def _register(self, report: HealthReport) -> tuple[Any, bool]:
-        """Returns an event set with all cards that can be watched, and whether those are all cards."""
-        nvml = self._nvml
-        events = nvml.nvmlEventSetCreate()
-        try:
-            handles, count = card_handles(nvml, self._skipped)
-            registered = [self._register_card(uuid, handle, events, report) for _, uuid, handle in handles]
-            return events, sum(registered) == count
-        except nvml.NVMLError:
-            with suppress(nvml.NVMLError):
-                nvml.nvmlEventSetFree(events)
-            raise
+    def _register(self, events: Any, report: HealthReport) -> bool:
+        """Register all cards that can be watched. Reports whether those are all cards."""
+        handles, count = card_handles(self._nvml, self._skipped)
+        registered = [self._register_card(uuid, handle, events, report) for _, uuid, handle in handles]
+        return sum(registered) == count
 
     def _register_card(self, uuid: str, handle: Any, events: Any, report: HealthReport) -> bool:
         nvml = self._nvml
