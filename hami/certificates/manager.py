@@ -100,9 +100,7 @@ class CertificateManager(PeriodicTask):
             self._published = None  # a follower does not see every change of the bundles
             self._store(secret)
             if not self._is_trusted and secret is not None:
-                configuration = self._configuration()[0]
-                self._is_trusted = configuration is None or (
-                    CA_CERTIFICATES in secret.data and _is_published(configuration, secret.data[CA_CERTIFICATES]))
+                self._is_trusted = _is_published(self._configuration()[0], secret.data.get(CA_CERTIFICATES))
             return
         configuration, problem = self._configuration()
         secret = self._revise(secret, configuration, None if problem else self._observe(configuration))
@@ -200,8 +198,8 @@ class CertificateManager(PeriodicTask):
             log.warning("certificate sync failed", extra={"error": error})
 
 
-def _is_published(configuration: WebhookConfiguration, bundle: bytes) -> bool:
-    return all(webhook.bundle == bundle for webhook in configuration.webhooks)
+def _is_published(configuration: WebhookConfiguration | None, bundle: bytes | None) -> bool:
+    return configuration is None or all(webhook.bundle == bundle for webhook in configuration.webhooks)
 
 
 def _server_names(configuration: WebhookConfiguration | None) -> frozenset[str]:
