@@ -29,7 +29,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -204,13 +204,11 @@ class MockCards:
                 log.warning("mock devices not reloaded", extra={"error": error})
 
     def _file_version(self) -> tuple[int, int, int] | None:
-        """Returns a value that differs between versions of the file; None if it does not exist. Raises: HamiError."""
+        """Returns a value that differs between versions of the file; None if there is no file."""
         try:
             found = self._path.stat()
-        except FileNotFoundError:
+        except OSError:
             return None
-        except OSError as error:
-            raise HamiError(f"--mock-devices {self._path}: {error.strerror}") from error
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -322,9 +320,7 @@ class MockInstances:
             raise HamiError(f"{self._path}: cannot write the state of mock devices: {error}") from error
 
 
-def _check_unique(source: str, field: str, values: Collection[object]) -> None:
-    seen: set[object] = set()
+def _check_unique(source: str, field: str, values: Sequence[object]) -> None:
     for position, value in enumerate(values):
-        if value in seen:
+        if value in values[:position]:
             raise MalformedInput(f"{source}: cards[{position}].{field}", value, "expected a value of no other card")
-        seen.add(value)
