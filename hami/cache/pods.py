@@ -81,7 +81,7 @@ class PodCache:
         self._now = now
         self._records: dict[str, PodRecord] = {}
         self._uids: dict[tuple[str, str], str] = {}
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
 
@@ -101,14 +101,14 @@ class PodCache:
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""
         with self._lock:
-            self._bury(pod.ref.uid)
+            self._bury(pod.ref.uid, bool(pod.node_name) and is_allocating(pod, self._vendors))
 
     def prune(self, seen: set[str], started: float) -> None:
         """Removes the pods that are not in a complete list (*seen*) requested at *started* (monotonic clock)."""
         with self._lock:
             gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
             for uid in gone:
-                self._bury(uid)
+                self._bury(uid, not self._records[uid].is_settled)
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
@@ -141,6 +141,10 @@ class PodCache:
     def is_deleted(self, uid: str) -> bool:
         """Reports whether the pod is known to be deleted."""
         return uid in self._tombstones
+
+    def was_allocating(self, uid: str) -> bool:
+        """Reports whether the deleted pod may have been bound and still without an answer of its device plugin."""
+        return self._tombstones.get(uid, True)
 
     def all(self) -> list[PodRecord]:
         """Returns all records."""
@@ -206,11 +210,11 @@ class PodCache:
     def _requests_devices(self, pod: Pod) -> bool:
         return requests_devices(self._vendors, pod.containers)
 
-    def _bury(self, uid: str) -> None:
+    def _bury(self, uid: str, was_allocating: bool) -> None:
         self._remove_record(uid)
         self._reservations.forget(uid)
         self._bookings.unbook(uid)
-        self._tombstones[uid] = None
+        self._tombstones[uid] = was_allocating
         if len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
 

@@ -45,12 +45,16 @@ class LockTimeouts:
     *allocation*: the holder has not been allocated its devices. *unbound*: the holder has not been bound (a bind gives
     up long before). *inherited*: the same for a lock that is older than this replica's term: its writer can send no
     Binding any more. *finished*: the holder has finished, and its device plugin should have released the lock.
+    *deleted*: the holder was deleted after it was bound and before its device plugin answered. Its kubelet may still
+    call Allocate for it, and a plugin that trusts the lock would then serve the next holder's devices to that call, and
+    be one pod off from there on. A kubelet hears of a deletion within a second; the rest is for a slow one.
     """
 
     allocation: float = 300.0
     unbound: float = 40.0
     inherited: float = 2.0
     finished: float = 5.0
+    deleted: float = 10.0
 
 
 VENDOR_TIMEOUTS = LockTimeouts(allocation=120.0)  # of vendors' own locks. Source: HAMi v2.10, cambricon/device.go
@@ -62,13 +66,15 @@ class _LockState:
 
     *claimed*: one of our threads works on it. *releasable*: the lock that this thread may release. *leftover*: a lock
     of ours that may still be there and should not. *first_seen*: the text seen last and when it was seen first.
-    *written*: the text that we wrote last, and the uid of its pod.
+    *holder_gone*: the text whose holder was found deleted last, and since when. *written*: the text that we wrote last,
+    and the uid of its pod.
     """
 
     claimed: bool = False
     releasable: str = ""
     leftover: str | None = None
     first_seen: tuple[str, float] = ("", 0.0)
+    holder_gone: tuple[str, float] = ("", 0.0)
     written: tuple[str, str] = ("", "")
 
 
@@ -302,7 +308,8 @@ class NodeLocks:
     def _is_free(self, lock: LockId, text: str) -> bool:
         """Reports whether the lock *text* may be replaced. Revokes its holder if necessary."""
         if self._is_orphaned(lock, text):
-            return True
+            return (not self._pods.was_allocating(self._states[lock].written[1])
+                    or self._is_holder_long_gone(lock, text))
         try:
             parsed = parse_lock(text)
             if parsed.holder is not None and not all(map(_NAME.fullmatch, parsed.holder)):
@@ -314,7 +321,7 @@ class NodeLocks:
         age = max((self._now() - parsed.at).total_seconds(), seen_for)
         found = _FoundLock(lock, age, seen_for, min(seen_for, leading_for) if age > leading_for + 1.0 else 0.0)
         if parsed.holder is not None:
-            return self._is_holder_done(found, *parsed.holder)
+            return self._is_holder_done(found, text, *parsed.holder)
         return age > self._timeouts(lock).allocation or self._is_abandoned(found)
 
     def _is_orphaned(self, lock: LockId, text: str) -> bool:
@@ -333,7 +340,7 @@ class NodeLocks:
         return not any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
                        for pod in self._cluster.pods_on(found.lock.node))
 
-    def _is_holder_done(self, found: _FoundLock, namespace: str, name: str) -> bool:
+    def _is_holder_done(self, found: _FoundLock, text: str, namespace: str, name: str) -> bool:
         """Reports whether the holder no longer needs the lock, or has been revoked.
 
         The API server is asked before a lock is taken over: the watch may be late.
@@ -343,7 +350,7 @@ class NodeLocks:
             return False
         pod = self._cluster.pod(namespace, name)
         if pod is None:
-            return True
+            return found.age > self._timeouts(found.lock).allocation or self._is_holder_long_gone(found.lock, text)
         self._pods.upsert(pod)
         need = self._need(found, pod.node_name, pod.annotations.get(BIND_PHASE, ""), pod.is_terminated)
         return need is _Need.DONE or (need is _Need.OVERDUE and self._revoke(found.lock.node, pod))
@@ -380,6 +387,13 @@ class NodeLocks:
 
     def _timeouts(self, lock: LockId) -> LockTimeouts:
         return self._lock_timeouts if lock.key == NODE_LOCK else VENDOR_TIMEOUTS
+
+    def _is_holder_long_gone(self, lock: LockId, text: str) -> bool:
+        """Reports whether the holder of *text* was found deleted long enough ago. No kubelet asks for it any more."""
+        clock, state = self._clock(), self._states[lock]
+        if state.holder_gone[0] != text:
+            state.holder_gone = text, clock
+        return clock - state.holder_gone[1] > self._timeouts(lock).deleted
 
     def _seen_for(self, lock: LockId, text: str) -> float:
         """Returns for how many seconds this process has seen the lock read *text*."""

@@ -189,13 +189,13 @@ def test_an_unknown_outcome_is_resolved(became):
 # locks
 
 def test_locks_without_a_holder_are_released():
-    made = world(lock="2026-08-21T12:00:00Z,default,gone")
+    made = world(lock="2026-08-21T11:00:00Z,default,gone")
     made.controller.tick()
     assert made.fake.lock_of("n1") is None
 
 
 def test_a_lock_that_cannot_be_examined_does_not_stop_the_others():
-    locked = {NODE_LOCK: "2026-08-21T12:00:00Z,default,gone", NVIDIA.handshake: "Requesting_2026-08-21 12:00:00"}
+    locked = {NODE_LOCK: "2026-08-21T11:00:00Z,default,gone", NVIDIA.handshake: "Requesting_2026-08-21 12:00:00"}
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}"), annotations=locked) for n in range(2)])
     made.fake.fail("pod", ClusterError("forbidden", 403))
     made.controller.tick()
@@ -218,7 +218,7 @@ def test_a_failed_release_is_retried_by_a_former_leader_too():
 # leader and followers
 
 def test_a_follower_writes_nothing():
-    made = world(bound(labels=False), stale(), lock="2026-08-21T12:00:00Z,default,gone", answered=False, leads=False)
+    made = world(bound(labels=False), stale(), lock="2026-08-21T11:00:00Z,default,gone", answered=False, leads=False)
     made.controller.tick()
     assert writes(made) == []
 
@@ -238,7 +238,7 @@ def test_a_failing_duty_does_not_stop_the_others(caplog):
 
 
 def test_a_duty_without_an_answer_does_not_end_the_round():
-    made = world(bound(labels=False), lock="2026-08-21T12:00:00Z,default,gone", answered=False)
+    made = world(bound(labels=False), lock="2026-08-21T11:00:00Z,default,gone", answered=False)
     for method in ("annotate_pod", "annotate_node", "pod"):
         made.fake.fail(method, no_answer())
     made.controller.tick()

@@ -363,7 +363,7 @@ def plain():
 
 
 def behind_a_holder_that_is_gone():
-    return one_card(pod(gpus(1, memory=30000), name="a"), lock="2026-08-21T12:00:00Z,default,gone")
+    return one_card(pod(gpus(1, memory=30000), name="a"), lock="2026-08-21T11:00:00Z,default,gone")
 
 
 def behind_a_holder_that_never_finished():

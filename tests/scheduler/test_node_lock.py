@@ -110,7 +110,7 @@ def test_a_pod_that_holds_the_lock_already_takes_it_again():
 # taking over
 
 @pytest.mark.parametrize(("lock", "pods", "free", "writes"), [
-    (f"{NOW},default,gone", [], True, ["annotate_node"]),
+    (f"{OLD},default,gone", [], True, ["annotate_node"]),
     (f"{NOW},default,held", [holder()], False, []),
     (f"{NOW},default,held", [holder(deleting=True)], False, []),
     (f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
@@ -152,6 +152,49 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     assert scene.is_taken() and scene.replica.revoked == []
 
 
+def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_for_it():
+    scene = Scene(f"{NOW},default,gone")
+    assert not scene.is_taken()
+    scene.clock.seconds += LockTimeouts().deleted
+    assert not scene.is_taken()
+    scene.clock.seconds += 1
+    assert scene.is_taken()
+
+
+@pytest.mark.parametrize(("held", "kept"), [
+    (holder(name="a", uid="earlier"), True),
+    (holder("success", name="a", uid="earlier"), False),
+    (holder("failed", name="a", uid="earlier"), False),
+    (pod(gpus(), name="a", uid="earlier"), False),
+], ids=["allocating", "allocated", "failed", "not bound"])
+def test_the_lock_of_a_deleted_pod_is_kept_only_if_its_plugin_has_not_answered(held, kept):
+    scene = Scene(None, held)
+    scene.locks.acquire("n1", (NODE_LOCK,), held.ref, scene.clock(), lambda: True)
+    scene.locks.hand_over("n1", (NODE_LOCK,))
+    scene.fake.delete_pod("default", "a")
+    scene.replica.watch()
+    try:
+        scene.take("b")
+    except NodeLocked:
+        assert kept
+    else:
+        assert not kept
+
+
+def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for_a_deleted_one():
+    """HAMi's own plugin answers each Allocate with the devices of the pod that the lock names."""
+    scene = Scene(None, *(pod(gpus(1, memory=memory), name=name) for name, memory in (("dead", 1000), ("next", 2000))))
+    scene.replica.schedule(scene.fake.pods["default", "dead"])
+    scene.fake.delete_pod("default", "dead")  # by force: its kubelet is about to call Allocate
+    scene.replica.watch()
+    with pytest.raises(NodeLocked):
+        scene.replica.schedule(scene.fake.pods["default", "next"])
+    assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
+    scene.clock.seconds += LockTimeouts().deleted + 1
+    scene.replica.schedule(scene.fake.pods["default", "next"])
+    assert scene.fake.allocate("n1").ref.name == "next"
+
+
 @pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
 def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
     scene = Scene(None, holder(name="a", uid="earlier"))
@@ -160,8 +203,10 @@ def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker)
     scene.fake.delete_pod("default", "a")
     scene.fake.put_pod(pod(gpus(), name="a"))
     scene.replica.watch()
+    assert not scene.is_taken()
+    scene.clock.seconds += LockTimeouts().deleted + 1
     scene.take(taker)
-    assert scene.lock == f"{NOW},default,{taker}"
+    assert scene.lock.endswith(f",default,{taker}")
     scene.locks.release("n1", (NODE_LOCK,), pod(name=taker).ref)
     assert scene.lock is None
 
@@ -317,7 +362,7 @@ def test_a_lock_that_cannot_be_released_does_not_stop_the_others():
 # releasing unneeded locks
 
 def test_an_unneeded_lock_is_released():
-    scene = Scene(f"{NOW},default,gone")
+    scene = Scene(f"{OLD},default,gone")
     assert scene.locks.release_unneeded("n1") and scene.lock is None
     assert not scene.locks.release_unneeded("n1")
 
