@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from hami.codec.allocation import parse_shares
@@ -117,14 +118,13 @@ class DynamicMig:
             existing = self._read(cards)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
-        created: list[Instance] = []
-        try:
+        with ExitStack() as undo:
             for one in wanted:
                 instance = _usable(one, existing)
                 if instance is None:
                     instance = self._create(one, existing, enable_mig=one.gpu not in mig_enabled)
+                    undo.callback(self._destroy, instance)
                     mig_enabled.add(one.gpu)
-                    created.append(instance)
                     existing.append(instance)
                 elif instance.busy and instance.uuid not in one.partition.instance[:1]:
                     raise AllocationRefused(f"MIG instance {instance.uuid} of card {one.gpu} is in use by processes "
@@ -132,10 +132,7 @@ class DynamicMig:
                 prepared.append(instance)
             self._read_all([card for card in self._all_cards() if card not in self._known])
             self._publish_known()
-        except HamiError:
-            for instance in reversed(created):
-                self._destroy(instance)
-            raise
+            undo.pop_all()
         return prepared
 
     def _create(self, one: MigAllocation, existing: Sequence[Instance], *, enable_mig: bool) -> Instance:
@@ -246,11 +243,9 @@ def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
 def _usable(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
     """Returns the existing instance for a share. The recorded instance is usable under any profile name."""
     placement = one.gpu, one.partition.start, one.partition.size
-    for instance in existing:
-        if (instance.gpu, instance.start, instance.size) == placement and instance.uuid and (
-                instance.profile == one.partition.name or instance.uuid in one.partition.instance[:1]):
-            return instance
-    return None
+    return next((other for other in existing
+                 if (other.gpu, other.start, other.size) == placement and other.uuid
+                 and (other.profile == one.partition.name or other.uuid in one.partition.instance[:1])), None)
 
 
 def _obstacle(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
