@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,7 +90,7 @@ class CardSource(Protocol):
 
     def cards(self) -> Sequence[Card]: ...
 
-    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
         """Report changes of the cards' health. Returns when *stopped*."""
 
     @property

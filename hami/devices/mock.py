@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -149,12 +148,11 @@ class MockCards:
     """A card source that reads a file. *entries* holds the cards as last read. Threads may share it."""
 
     def __init__(self, path: Path, allowlist: Sequence[MigAllowance] = (), *,
-                 pause: Callable[[float], None] = time.sleep, on_change: Callable[[], None] = lambda: None) -> None:
-        """*pause* waits between two checks of the file. `watch_health` calls *on_change* when the file has other
-        cards than `cards` returned last. Raises: HamiError when the file cannot be read."""
+                 on_change: Callable[[], None] = lambda: None) -> None:
+        """`watch_health` calls *on_change* when the file has other cards than `cards` returned last. Raises: HamiError
+        when the file cannot be read."""
         self._path = path
         self._allowlist = tuple(allowlist)
-        self._pause = pause
         self._on_change = on_change
         self._returned: tuple[MockCard, ...] | None = None
         self._lock = threading.Lock()  # held by the thread that reads the file and replaces entries
@@ -170,10 +168,10 @@ class MockCards:
         cards = [one.card for one in entries]
         return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
 
-    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
         """Report each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
-        while not stopped():
+        while not stopped.is_set():
             self._refresh()
             entries = self.entries
             if entries is not self._returned:
@@ -183,7 +181,7 @@ class MockCards:
                 if reported.get(card, "") != reason:
                     report(card, reason)
             reported = current
-            self._pause(POLL_SECONDS)
+            stopped.wait(POLL_SECONDS)
 
     def allowed(self, card: Card) -> tuple[MigProfile, ...]:
         """Returns the allowed profiles of *card*."""

@@ -6,7 +6,7 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,17 +36,15 @@ class NvmlCards:
 
     def __init__(self, nvml: Any, allowlist: Sequence[MigAllowance] = (), *, xids: XidRules = XidRules(),
                  links: bool = False, shared_node: str = "", sysfs: Path = Path("/sys"),
-                 pause: Callable[[float], None] = time.sleep,
                  warn: Callable[[str, str], None] = lambda reason, message: None) -> None:
         """*nvml*: the module pynvml. *links*: score the links between cards, which takes many calls. *shared_node*: the
-        device node that all cards share, if any. *pause* waits while health cannot be watched. *warn* receives reason
-        and message of a broken link, once."""
+        device node that all cards share, if any. *warn* receives reason and message of a broken link, once."""
         self._nvml = nvml
         self._allowlist = tuple(allowlist)
         self._links = NvLinks(nvml, warn) if links else None
         self._shared_node = shared_node
         self._sysfs = sysfs
-        self._health = XidWatch(nvml, xids, pause)
+        self._health = XidWatch(nvml, xids)
         self._skipped = OncePerKey()
         self.instances = NvmlInstances(nvml, allowlist)
 
@@ -63,7 +61,7 @@ class NvmlCards:
         linked = {uuid: handle for _, uuid, handle in handles if uuid in uuids}
         return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
-    def watch_health(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
         """Report cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
         self._health.run(report, stopped)
 

@@ -6,7 +6,7 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm/health.go.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -29,21 +29,19 @@ class XidWatch:
     """Reports cards with a critical XID, permanently: the driver never says that an error is over. Also reports cards
     that cannot be watched, until they can. For one thread."""
 
-    def __init__(self, nvml: Any, rules: XidRules, pause: Callable[[float], None]) -> None:
-        """*pause* waits while no events can be received."""
+    def __init__(self, nvml: Any, rules: XidRules) -> None:
         self._nvml = nvml
         self._rules = rules
-        self._pause = pause
         self._failed: dict[str, str] = {}  # permanent reasons by UUID; an empty UUID means all cards
         self._reported = OncePerKey()
         self._skipped = OncePerKey()
 
-    def run(self, report: HealthReport, stopped: Callable[[], bool]) -> None:
+    def run(self, report: HealthReport, stopped: threading.Event) -> None:
         """Watch until *stopped*, or return at once if nothing can or need be watched."""
         if self._rules.is_off:
             log.info("health not watched: all XIDs are ignored")
             return
-        while not stopped():
+        while not stopped.is_set():
             events = None
             try:
                 events = self._nvml.nvmlEventSetCreate()
@@ -54,7 +52,7 @@ class XidWatch:
                     return
                 report("", f"health cannot be watched: {error}")
                 self._reported.keep_only(())
-                self._sleep(RETRY_SECONDS, stopped)
+                stopped.wait(RETRY_SECONDS)
             else:
                 self._receive(events, is_complete, report, stopped)
             finally:
@@ -87,11 +85,11 @@ class XidWatch:
         if self._reported.is_new(uuid, current):
             report(uuid, current)
 
-    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: Callable[[], bool]) -> None:
+    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: threading.Event) -> None:
         """Handle events until *stopped*, or until a new registration is due: after an error, or to add cards."""
         nvml = self._nvml
         remaining_ms = RETRY_SECONDS * 1000
-        while not stopped() and (is_complete or remaining_ms > 0):
+        while not stopped.is_set() and (is_complete or remaining_ms > 0):
             try:
                 event = nvml.nvmlEventSetWait(events, EVENT_TIMEOUT_MS)
             except nvml.NVMLError as error:
@@ -99,7 +97,7 @@ class XidWatch:
                 if error.value == nvml.NVML_ERROR_TIMEOUT:
                     continue
                 log.warning("health events interrupted", extra={"reason": str(error)})
-                self._sleep(PAUSE_SECONDS, stopped)
+                stopped.wait(PAUSE_SECONDS)
                 return
             self._handle(event, report)
 
@@ -118,8 +116,3 @@ class XidWatch:
             return
         self._failed[uuid] = reason
         self._report(uuid, reason, report)
-
-    def _sleep(self, seconds: float, stopped: Callable[[], bool]) -> None:
-        while seconds > 0 and not stopped():
-            self._pause(min(seconds, PAUSE_SECONDS))
-            seconds -= PAUSE_SECONDS

@@ -228,7 +228,7 @@ class DevicePluginProgram:
     def _watch_health(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._source.watch_health(self._report, self._stopped.is_set)
+                self._source.watch_health(self._report, self._stopped)
                 return
             except Exception:
                 log.exception("health watch failed, retrying")
@@ -343,7 +343,7 @@ class _NoCards:
     def cards(self) -> Sequence[Card]:
         return ()
 
-    def watch_health(self, report: Callable[[str, str], None], stopped: Callable[[], bool]) -> None:
+    def watch_health(self, report: Callable[[str, str], None], stopped: threading.Event) -> None:
         """Returns at once: there is nothing to watch."""
 
     @property

@@ -1,9 +1,20 @@
 """Builders of cards with defaults, so that tests name only what matters. By default, a card is an A100 with 80 GB."""
 
+import threading
+
 from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile, Partition
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
+
+
+class Stop(threading.Event):
+    """Set whenever *is_set* says so. *wait* gets the seconds of each wait."""
+
+    def __init__(self, is_set, wait=lambda seconds: None):
+        super().__init__()
+        self.is_set, self.wait = is_set, wait
+
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "3g.40gb", "7g.79gb")),)
 SMALL = MigProfile(name="1g.10gb", memory_mib=9728, cores=15, slices=1,

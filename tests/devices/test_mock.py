@@ -7,7 +7,7 @@ import pytest
 from hami.errors import HamiError, MalformedInput
 from hami.devices.cards import MigDevice
 from hami.devices.mock import MockCards, parse_mock_cards
-from tests.devices.cards import ALLOWLIST
+from tests.devices.cards import ALLOWLIST, Stop
 
 TWO = """\
 cards:
@@ -188,8 +188,8 @@ def test_health_follows_the_file(file):
     def change(seconds):
         rewrite(file, next(changes))
     left = iter([False] * len(texts) + [True])
-    source = MockCards(file, pause=change)
-    source.watch_health(lambda uuid, reason: reported.append((uuid, reason)), lambda: next(left))
+    source = MockCards(file)
+    source.watch_health(lambda uuid, reason: reported.append((uuid, reason)), Stop(lambda: next(left), change))
     assert reported == [("GPU-b", "XID 79"), ("GPU-b", ""), ("GPU-b", "lost")]
 
 
@@ -204,8 +204,8 @@ def test_a_changed_file_is_reported_until_its_cards_are_read(file):
     def on_change():
         reported.append(len(source.cards()))
     left = iter([False] * 4 + [True])
-    source = MockCards(file, pause=change, on_change=on_change)
-    source.watch_health(lambda uuid, reason: None, lambda: next(left))
+    source = MockCards(file, on_change=on_change)
+    source.watch_health(lambda uuid, reason: None, Stop(lambda: next(left), change))
     assert reported == [2, 2, 1, 1]
 
 

@@ -1,5 +1,7 @@
 """Cards through NVML. Any call may fail for a single card."""
 
+import threading
+
 import pynvml
 import pytest
 
@@ -7,7 +9,7 @@ from hami.errors import HamiError
 from hami.devices.health import XidRules
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, library_path
-from tests.devices.cards import ALLOWLIST
+from tests.devices.cards import ALLOWLIST, Stop
 from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
 
 LOST, TIMEOUT, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_UNKNOWN
@@ -142,9 +144,9 @@ class Watch:
             self.pauses.append(seconds)
             after()
         checks = iter(range(50))  # bounds a watch that does not end
-        NvmlCards(nvml, xids=rules, pause=pause).watch_health(
+        NvmlCards(nvml, xids=rules).watch_health(
             lambda uuid, reason: self.reports.append((uuid, reason)),
-            lambda: not nvml.events or next(checks) >= 49)
+            Stop(lambda: not nvml.events or next(checks) >= 49, pause))
         assert nvml.open_sets == 0
 
     @property
@@ -197,7 +199,7 @@ def test_an_xid_of_an_unknown_card_makes_all_cards_unhealthy():
             return list.pop(self, place)
     nvml.events = Late([event])
     reports = []
-    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), lambda: not nvml.events)
+    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), Stop(lambda: not nvml.events))
     assert reports[-1] == ("", "XID 79 on an unknown card: GPU is lost")
 
 
@@ -213,7 +215,7 @@ def test_a_card_that_cannot_be_watched_is_unhealthy_until_it_can(function):
             return list.pop(self, place)
     nvml.events = Recovering([TIMEOUT] * 12)
     reports = []
-    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), lambda: not nvml.events)
+    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), Stop(lambda: not nvml.events))
     assert reports == [("GPU-0", ""), ("GPU-1", "health cannot be watched: GPU is lost"), ("GPU-2", ""),
                        ("GPU-1", "")]
 
@@ -241,7 +243,7 @@ def test_cards_are_unhealthy_until_events_can_be_registered():
 def test_cards_of_a_driver_without_events_are_healthy():
     nvml, reports = three(), []
     nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
-    NvmlCards(nvml).watch_health(lambda uuid, reason: reports.append((uuid, reason)), lambda: False)
+    NvmlCards(nvml).watch_health(lambda uuid, reason: reports.append((uuid, reason)), threading.Event())
     assert reports == []
 
 

@@ -23,6 +23,7 @@ from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import RegistrationKeys, node_annotations, offered_card
 from hami.devices.inventory import DeviceInventory
+from tests.devices.cards import Stop
 
 KEYS = RegistrationKeys("register", "handshake")
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
@@ -70,7 +71,8 @@ def reports(root, most, seconds):
     """The first *most* health reports, or those of so many *seconds*."""
     found, end = [], time.monotonic() + seconds
     NvmlCards(open_nvml(root)).watch_health(
-        lambda uuid, reason: found.append((uuid, reason)), lambda: len(found) >= most or time.monotonic() > end)
+        lambda uuid, reason: found.append((uuid, reason)),
+        Stop(lambda: len(found) >= most or time.monotonic() > end, time.sleep))
     return found
 
 
