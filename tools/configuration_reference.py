@@ -19,8 +19,7 @@ from hami.cli import main
 from hami.cli.device_plugin import PLUGIN_FLAGS
 from hami.cli.flags import Groups
 from hami.cli.scheduler import SCHEDULER_FLAGS
-from hami.codec.device_chart import CHART
-from hami.codec.device_config import NVIDIA_LEFT_OUT, DeviceConfigFile
+from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile
 from hami.codec.documents import describe
 from hami.devices.health import DISABLE, ENABLE
 from hami.plugin.settings import NODE_CONFIG_FILE

@@ -3,7 +3,9 @@
 The file is read as upstream reads it: unknown keys are skipped and listed in ``notes``, and a resource name that the
 file leaves out is empty, which disables that resource. A value of the wrong type or out of range, and one name for two
 resources, are errors. ``null`` and an empty text count as left out.
-This module opens no file.
+The chart's configuration, which applies without a file, is ``device-config.yaml`` beside this module: that of HAMi
+v2.10 (charts/hami, templates/scheduler/device-configmap.yaml with the chart's values) with MIG models under NVML's
+names, too. The module opens no other file.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ import copy
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from hami.codec.device_chart import CHART
 from hami.codec.documents import convert, parse_yaml, struct_fields, unknown_keys
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 
 __all__ = [
-    "NVIDIA_LEFT_OUT", "AscendChip", "DeviceConfig", "DeviceConfigFile", "Fallback", "Flagged", "IluvatarChip",
+    "CHART", "NVIDIA_LEFT_OUT", "AscendChip", "DeviceConfig", "DeviceConfigFile", "Fallback", "Flagged", "IluvatarChip",
     "MigAllowance", "Names", "NvidiaConfig", "Template", "chart_config", "parse_device_config", "parse_resource_name",
 ]
 
@@ -265,6 +267,10 @@ DeviceConfigFile: Any = msgspec.defstruct("DeviceConfigFile", [
     ("vnpus", _Vnpus, _Vnpus()),
 ], frozen=True)
 """The sections of the file, with the names of their keys."""
+
+CHART: Mapping[str, Any] = parse_yaml(
+    resources.files("hami.codec").joinpath("device-config.yaml").read_text(encoding="utf-8"), "device-config.yaml")
+"""The chart's configuration, in the shape of the file."""
 
 _CHART_CHIPS = tuple(chip["commonWord"] for chip in CHART["vnpus"]["configs"])
 

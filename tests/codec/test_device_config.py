@@ -5,15 +5,15 @@ import dataclasses
 import datetime
 import functools
 import operator
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
-from hami.codec.device_chart import CHART
 from hami.codec.device_config import (
-    AscendChip, DeviceConfig, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
+    CHART, AscendChip, DeviceConfig, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
     parse_device_config,
 )
 from hami.codec.device_config import Flagged, parse_resource_name
@@ -47,6 +47,7 @@ def flags(**values):
 
 
 def test_the_manifest_is_what_holds_without_a_file():
+    assert MANIFEST.read_bytes() == (files("hami.codec") / MANIFEST.name).read_bytes()
     assert yaml.safe_load(MANIFEST.read_text()) == CHART
     assert parse_device_config(MANIFEST.read_text(), "device.yaml") == chart_config()
 
