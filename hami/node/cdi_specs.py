@@ -10,32 +10,18 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from hami.errors import HostError
-from hami.devices.cards import Card
+from hami.devices.cards import Card, Instance, MigDevice
 from hami.node.cdi import CLASSES, GPU, VENDOR, Document, DriverFiles, Roots, extra_document, gpu_document
 from hami.node.driver import MIG_MINORS, driver_files, instance_nodes, read_mig_minors
 from hami.node.host import write_atomically
 
-__all__ = ["CdiSpecs", "MigInstance"]
+__all__ = ["CdiSpecs"]
 
 log = logging.getLogger(__name__)
-
-
-class MigInstance(Protocol):
-    """A MIG instance of either kind, dynamic or static; *uuid* is empty if it is incomplete."""
-
-    @property
-    def gpu(self) -> str: ...
-    @property
-    def uuid(self) -> str: ...
-    @property
-    def gpu_instance(self) -> int: ...
-    @property
-    def compute_instance(self) -> int: ...
 
 
 class CdiSpecs:
@@ -53,7 +39,7 @@ class CdiSpecs:
         self._lock = threading.Lock()  # guards what follows; held while files are read and written
         self._driver: DriverFiles | None = None
         self._cards: tuple[Card, ...] = ()
-        self._instances: tuple[MigInstance, ...] = ()
+        self._instances: tuple[Instance | MigDevice, ...] = ()
         self._classes: frozenset[str] = frozenset()
 
     def update_cards(self, cards: Sequence[Card]) -> None:
@@ -63,8 +49,11 @@ class CdiSpecs:
             self._write_extras()
             self._write_devices()
 
-    def update_instances(self, instances: Sequence[MigInstance]) -> None:
-        """Writes the specifications with these MIG instances, which are on the cards. Raises: HostError."""
+    def update_instances(self, instances: Sequence[Instance | MigDevice]) -> None:
+        """Writes the specifications with these MIG instances, dynamic or static ones, which are on the cards.
+
+        Raises: HostError.
+        """
         with self._lock:
             self._instances = tuple(instances)
             self._write_devices()
