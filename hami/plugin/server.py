@@ -96,22 +96,13 @@ class PluginServer:
         self._ids = ids
         self._on_disconnect = on_disconnect
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards _streams; never held across I/O
-        self._streams = 0
-        self._identity: SocketIdentity | None = None
+        self._lock = threading.Lock()  # guards changes of streams; never held across I/O
+        self.streams = 0
+        """The number of connected kubelets, which should be one."""
+        self.identity: SocketIdentity | None = None
+        """The identity of this server's socket; ``None`` before `start`."""
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
         self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
-
-    @property
-    def streams(self) -> int:
-        """The number of connected kubelets, which should be one."""
-        with self._lock:
-            return self._streams
-
-    @property
-    def identity(self) -> SocketIdentity | None:
-        """The identity of this server's socket; ``None`` before `start`."""
-        return self._identity
 
     def start(self) -> None:
         """Listens at a temporary path, then replaces the socket of an earlier process: at no time is there none.
@@ -127,7 +118,7 @@ class PluginServer:
         if not bound:
             raise HamiError(f"{temporary}: cannot listen")
         self._server.start()
-        self._identity = socket_identity(temporary)
+        self.identity = socket_identity(temporary)
         temporary.replace(self._path)
 
     def stop(self, grace: float = 1.0) -> None:
@@ -135,7 +126,7 @@ class PluginServer:
 
         The socket of a plugin that has replaced this one stays.
         """
-        if self._identity is not None and socket_identity(self._path) == self._identity:
+        if self.identity is not None and socket_identity(self._path) == self.identity:
             self._path.unlink(missing_ok=True)
         self._stopping.set()
         self._inventory.notify()
@@ -179,8 +170,8 @@ class PluginServer:
 
     def _count_stream(self, change: int) -> int:
         with self._lock:
-            self._streams += change
-            return self._streams
+            self.streams += change
+            return self.streams
 
     def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
                                   context: Any) -> api.PreferredAllocationResponse:
