@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hami.errors import HamiError
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.web.pages import Page
 from hami.plugin.allocator import VENDOR, Allocator
-from hami.plugin.cleanup import NodeCleanup
+from hami.plugin.cleanup import clean_up_node
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
@@ -90,7 +91,8 @@ class DevicePluginProgram:
         self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
-        self._cleanup = NodeCleanup(config.node, cluster, host, self._mig, self._allocator, self._deferred)
+        self._clean_up_node = partial(clean_up_node, config.node, cluster, host, self._mig, self._allocator,
+                                      self._deferred)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
                                         RegistrationKeys(vendor.register, vendor.handshake), now=_now,
                                         on_cards=self._on_cards)
@@ -196,7 +198,7 @@ class DevicePluginProgram:
         if not config.kubelet_socket:
             return
         registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
-            path, config, resource.inventory, resource.allocator, ids=lambda card, config: (card.uuid,),
+            path, config, resource.inventory, resource, ids=lambda card, config: (card.uuid,),
             on_disconnect=on_disconnect), clock=time.monotonic)
         with self._lock:
             if resource.resource == self._settings.config.resource and self._registration is not None:
@@ -242,7 +244,7 @@ class DevicePluginProgram:
             try:
                 if time.monotonic() >= due:
                     due = time.monotonic() + interval
-                    self._cleanup.run_once()
+                    self._clean_up_node()
                 else:
                     self._deferred.flush()
             except Exception:

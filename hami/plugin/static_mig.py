@@ -12,7 +12,6 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hami.errors import AllocationRefused, HamiError
 from hami.devices.cards import Card, Instances, MigDevice
@@ -29,15 +28,6 @@ log = logging.getLogger(__name__)
 SINGLE, MIXED = "single", "mixed"
 DOMAIN = "nvidia.com"
 _PARTIAL = re.compile(r"\d+c\.")  # a compute instance that is only a part of its GPU instance
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceResource:
-    """A resource that the kubelet knows: its instances are in *inventory*; *allocator* hands them out."""
-
-    resource: str
-    inventory: DeviceInventory
-    allocator: InstanceAllocator
 
 
 def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
@@ -96,7 +86,9 @@ class StaticMig:
             self._on_instances(devices)
             self._devices |= {one.uuid: one for one in devices}
             self._parents |= {card.uuid: card for card in cards}
-            added = [self._add(resource) for resource in grouped if resource not in self._resources]
+            added = [InstanceResource(name, self._config, self._host, self._devices)
+                     for name in grouped if name not in self._resources]
+            self._resources |= {one.resource: one for one in added}
             for name, resource in self._resources.items():
                 members = grouped.get(name, ())
                 for one in members:
@@ -137,22 +129,16 @@ class StaticMig:
                     problems[card.uuid] = str(error)
         return found, problems
 
-    def _add(self, name: str) -> InstanceResource:
-        inventory = DeviceInventory()
-        self._resources[name] = resource = InstanceResource(
-            name, inventory, InstanceAllocator(self._config, self._host, inventory, self._devices))
-        return resource
 
+class InstanceResource:
+    """A resource that the kubelet knows. Hands out the instances in its *inventory*. Threads may share it."""
 
-class InstanceAllocator:
-    """Hands out the instances of one resource. Threads may share it."""
-
-    def __init__(self, config: PluginConfig, host: Host, inventory: DeviceInventory,
-                 devices: Mapping[str, MigDevice]) -> None:
-        """*devices*: those of *inventory* and of other resources; it grows."""
+    def __init__(self, resource: str, config: PluginConfig, host: Host, devices: Mapping[str, MigDevice]) -> None:
+        """*devices*: those of this resource and of others; it grows."""
+        self.resource = resource
+        self.inventory = DeviceInventory()
         self._config = config
         self._host = host
-        self._inventory = inventory
         self._devices = devices
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
@@ -168,7 +154,7 @@ class InstanceAllocator:
         return ()
 
     def _allocate(self, device_ids: Sequence[str]) -> Grant:
-        snapshot = self._inventory.snapshot()
+        snapshot = self.inventory.snapshot()
         chosen = [card for card in snapshot.cards if card.uuid in device_ids]
         if unknown := sorted(set(device_ids) - {card.uuid for card in chosen}):
             raise AllocationRefused(f"the kubelet requested MIG instances that are not on this node: "

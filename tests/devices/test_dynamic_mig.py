@@ -412,5 +412,5 @@ def test_a_start_without_an_api_server_destroys_nothing():
 def test_sweeping_reconciles():
     driver = Driver(instance())
     stage = stage_of(driver, cut(partition(1)))
-    stage.cleanup.run_once()
+    stage.clean_up()
     assert driver.uuids == []

@@ -1,5 +1,6 @@
 """A node with cards, pods that were placed on it, and a kubelet that requests them; fakes only at the seams."""
 
+import functools
 import itertools
 import random
 from dataclasses import replace
@@ -8,7 +9,7 @@ from hami.codec.allocation import render_shares
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
 from hami.plugin.allocator import Allocator, Clock
-from hami.plugin.cleanup import NodeCleanup
+from hami.plugin.cleanup import clean_up_node
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
@@ -197,7 +198,8 @@ class Stage:
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
             self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
             clock=Clock(lambda: self.time, self.sleep))
-        self.cleanup = NodeCleanup(NODE, self.cluster, self.host, self.mig, self.allocator, self.deferred)
+        self.clean_up = functools.partial(clean_up_node, NODE, self.cluster, self.host, self.mig, self.allocator,
+                                          self.deferred)
 
     def remember(self, container, name="p"):
         """The kubelet writes down that the container has its devices, if its checkpoint can be read at all."""

@@ -362,14 +362,14 @@ def test_an_unknown_node_is_an_error():
 ])
 def test_cleanup_releases_a_stale_lock(pod, released):
     stage = Stage(pod, lock=lock_of(ONE))
-    stage.cleanup.run_once()
+    stage.clean_up()
     assert stage.node_lock == (None if released else lock_of(ONE))
 
 
 def test_cleanup_removes_directories_of_deleted_pods():
     stage = Stage(ONE)
     stage.host.prepared = [("uid-p", "c"), ("uid-old", "c")]
-    stage.cleanup.run_once()
+    stage.clean_up()
     assert stage.host.prepared == [("uid-p", "c")]
 
 
@@ -378,7 +378,7 @@ def test_cleanup_keeps_a_directory_created_after_the_pods_were_listed():
     stage = Stage(ONE)
     stage.host.prepared = [("uid-old", "c")]
     stage.cluster.on_call = lambda call: call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
-    stage.cleanup.run_once()
+    stage.clean_up()
     assert stage.host.prepared == [("uid-new", "c")]
 
 
@@ -387,7 +387,7 @@ def test_cleanup_survives_an_api_server_that_does_not_answer():
     stage.host.prepared = [("uid-old", "c")]
     stage.cluster.fail("node", AWAY)
     stage.cluster.fail("pods_on", AWAY)
-    stage.cleanup.run_once()
+    stage.clean_up()
     assert stage.node_lock == lock_of(ONE)
 
 
@@ -535,7 +535,7 @@ def test_no_container_ever_gets_shares_of_another(seed, record):
     stage.cluster.on_call = lambda call: None
     stage.cluster.heal()
     stage.time += 100
-    stage.cleanup.run_once()
+    stage.clean_up()
     if stage.node_lock is not None:
         assert stage.cluster.pods["default", stage.node_lock.rpartition(",")[2]].phase == "Pending"
     assert calm <= all(pod.annotations[PHASE] == "success" for pod in stage.cluster.pods.values())

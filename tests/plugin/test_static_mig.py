@@ -73,7 +73,7 @@ def test_single_strategy_requires_equal_instances_on_all_cards(cards, devices, s
 def test_exactly_the_requested_instances_are_allocated(static):
     driver = Driver(GPU_a=[device(), device("MIG-2", outer=2)], GPU_b=[device("MIG-3", gpu="GPU-b")])
     _, found, told = static(driver, card(), card("GPU-b", index=1), pass_device_specs=True)
-    grant = found["nvidia.com/mig-1g.10gb"].allocator.allocate(["MIG-3", "MIG-2"])
+    grant = found["nvidia.com/mig-1g.10gb"].allocate(["MIG-3", "MIG-2"])
     nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia4",
              "/dev/nvidia5", "/dev/cap-4-2-0", "/dev/cap-5-1-0"]
     assert grant == Grant(env={"NVIDIA_VISIBLE_DEVICES": "MIG-2,MIG-3"}, devices=tuple(
@@ -87,7 +87,7 @@ def test_exactly_the_requested_instances_are_allocated(static):
 def test_invalid_ids_are_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())
     with pytest.raises(AllocationRefused, match=says):
-        found["nvidia.com/mig-1g.10gb"].allocator.allocate(ids)
+        found["nvidia.com/mig-1g.10gb"].allocate(ids)
 
 
 def test_instances_of_an_unhealthy_card_are_unhealthy(static):
@@ -97,7 +97,7 @@ def test_instances_of_an_unhealthy_card_are_unhealthy(static):
     made.report("GPU-b", "XID 79")
     assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79"}
     with pytest.raises(AllocationRefused, match="MIG-2 is unhealthy: XID 79"):
-        resource.allocator.allocate(["MIG-2"])
+        resource.allocate(["MIG-2"])
     driver.on["GPU_b"].append(device("MIG-3", gpu="GPU-b"))
     made.update_cards([card(), card("GPU-b", index=1)])
     assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
