@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from dataclasses import replace
 
-from hami.codec.device_config import AscendChip, DeviceConfig, IluvatarChip, Names, NvidiaConfig
+from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
     admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
@@ -21,10 +22,17 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     Raises: MalformedInput if two vendors claim one name.
     """
     made = [_nvidia(config.nvidia)] if config.nvidia else []
-    made += [record(config.names[key], config) for key, record in _RECORDS.items() if key in config.names]
-    made += [_ascend(chip, config) for chip in config.ascends if ascend]
-    made += [_iluvatar(chip) for chip in config.iluvatars] if iluvatar else []
+    made += [_with_names(vendor, config.names[vendor.key])
+             for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)) if vendor.key in config.names]
+    made += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
+    made += [_with_names(_iluvatar(chip.common_word), chip.names) for chip in config.iluvatars if iluvatar]
     return Catalog(vendor for vendor in made if vendor.count)
+
+
+def _with_names(vendor: Vendor, names: Names) -> Vendor:
+    """Returns *vendor* with its resource names. At most one of the two memory factors is not 1."""
+    return replace(vendor, count=names.count, memory=names.memory, cores=names.cores,
+                   memory_factor=vendor.memory_factor * names.memory_factor)
 
 
 _CORES = (Rule.CORES, Rule.EXCLUSIVE, Rule.FULL)
@@ -60,10 +68,8 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         default_memory=config.default_memory,
         default_cores=config.default_cores,
         defaults_to_all_cores=True,
-        register="hami.io/node-nvidia-register",
-        handshake="hami.io/node-handshake",
-        to_allocate="hami.io/vgpu-devices-to-allocate",
-        allocated="hami.io/vgpu-devices-allocated",
+        register="hami.io/node-nvidia-register", handshake="hami.io/node-handshake",
+        to_allocate="hami.io/vgpu-devices-to-allocate", allocated="hami.io/vgpu-devices-allocated",
         node_keys=(CORDON, inventory.PAIR_SCORES),
         extra_keys=(MIG_ALLOCATIONS,),
         selectors=SelectorKeys(
@@ -84,13 +90,90 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
     )
 
 
-def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
+def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
+    word = chip.common_word
+    family = [other for other in config.ascends if other.names.count]
+    hides = next((other for other in family if other.overwrite_env), None) is chip
+    functions = ascend.ChipFunctions(chip, [other.names.count for other in family], hides)
     return Vendor(
+        key=word,
+        register=f"hami.io/node-register-{word}", handshake=f"hami.io/node-handshake-{word}",
+        to_allocate=f"hami.io/{word}-devices-to-allocate", allocated=f"hami.io/{word}-devices-allocated",
+        node_keys=(ascend.NODE_MODE,),
+        pod_keys=(ascend.MODE,),
+        extra_keys=ascend.written_keys(word),
+        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
+        device_cores=100,
+        inventory=functools.partial(ascend.registered, soft=config.hami_vnpu_core),
+        admit=functions.admit,
+        admits_all=hides,
+        check_node=ascend.check_node,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, functions.no_room, *_CORES),
+        select_devices=functions.select_devices,
+        make_share=functions.make_share,
+        annotate=functions.annotate,
+        node_score=ascend.node_score if ascend.is_networked(chip) else None,
+    )
+
+
+def _iluvatar(word: str) -> Vendor:
+    return Vendor(
+        key=word,
+        memory_factor=256,
+        register=f"hami.io/node-{word}-register", handshake=f"hami.io/node-handshake-{word}",
+        to_allocate=f"hami.io/{word}-devices-to-allocate", allocated=f"hami.io/{word}-devices-allocated",
+        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
+        inventory=inventory.registered,
+        # spelled as its node agent does
+        admit=admission.admit_with(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
+        rules=(Rule.HEALTH, *_SHARED),
+    )
+
+
+def _metax_sgpu(topology_aware: bool) -> Vendor:
+    return Vendor(
+        key="Metax-SGPU",
+        limits_only=True,
+        memory_factor=1024, memory_units=True, default_cores=100,
+        no_cores_annotation=(metax.APP_CLASS, metax.ONLINE),
+        register=metax.CARDS,
+        to_allocate="hami.io/metax-sgpu-devices-to-allocate", allocated="hami.io/metax-sgpu-devices-allocated",
+        pod_keys=(metax.APP_CLASS, metax.QOS, metax.TOPOLOGY_AWARE),
+        extra_keys=(metax.ALLOCATED, metax.PREDICATE_TIME),
+        selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
+        inventory=metax.shared_cards,
+        admit=admission.admit_with(metax.class_and_quality),
+        rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
+               metax.too_few_cores),
+        select_devices=metax.select_devices,
+        make_share=functools.partial(metax.make_share, topology_aware=topology_aware),
+        annotate=metax.annotate,
+        read_shares=functools.partial(metax.read_shares, topology_aware=topology_aware),
+        node_score=metax.score,
+    )
+
+
+# The vendors of which only the resource names are configured. They have none here.
+_WITHOUT_NAMES = (
+    Vendor(
+        key="AMD",
+        limits_only=True,
+        core_unit=CoreUnit.COMPUTE_UNITS, default_cores=100,
+        register="hami.io/node-amd-register",
+        to_allocate="hami.io/amd-devices-to-allocate", allocated="hami.io/amd-devices-allocated",
+        selectors=SelectorKeys(
+            use_types="amd.com/use-gputype", nouse_types="amd.com/nouse-gputype",
+            use_uuids=("amd.com/use-gpu-uuid",), nouse_uuids=("amd.com/nouse-gpu-uuid",)),
+        needs_capacity=True,
+        writes_model=True,
+        inventory=inventory.registered,
+        admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1),
+        rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
+        make_share=shares.compute_units,
+    ),
+    Vendor(
         key="AWSNeuron",
-        count=names.count,
-        cores=names.cores,
-        core_unit=CoreUnit.MASK,
-        display=DisplayText(cores="NeuronCores"),
+        core_unit=CoreUnit.MASK, display=DisplayText(cores="NeuronCores"),
         allocated="hami.io/aws-neuron-devices-allocated",
         node_keys=(aws.INSTANCE_TYPE,),
         extra_keys=aws.WRITTEN,
@@ -104,218 +187,77 @@ def _aws_neuron(names: Names, config: DeviceConfig) -> Vendor:
         make_share=aws.make_share,
         annotate=aws.annotate,
         read_shares=aws.read_shares,
-    )
-
-
-def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
-    word, names = chip.common_word, chip.names
-    family = [other for other in config.ascends if other.names.count]
-    hides = next((other for other in family if other.overwrite_env), None) is chip
-    return Vendor(
-        key=word,
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        memory_factor=names.memory_factor,
-        register=f"hami.io/node-register-{word}",
-        handshake=f"hami.io/node-handshake-{word}",
-        to_allocate=f"hami.io/{word}-devices-to-allocate",
-        allocated=f"hami.io/{word}-devices-allocated",
-        node_keys=(ascend.NODE_MODE,),
-        pod_keys=(ascend.MODE,),
-        extra_keys=ascend.written_keys(word),
-        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
-        device_cores=100,
-        inventory=ascend.registered(config.hami_vnpu_core),
-        admit=ascend.make_admit(chip, [other.names.count for other in family], hides=hides),
-        admits_all=hides,
-        check_node=ascend.check_node,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, ascend.no_room(chip), *_CORES),
-        select_devices=ascend.select_devices(chip),
-        make_share=ascend.make_share(chip),
-        annotate=ascend.annotate(chip),
-        node_score=ascend.node_score if ascend.is_networked(chip) else None,
-    )
-
-
-def _kunlun_card(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="kunlun",
-        count=names.count,
-        allocated="hami.io/kunlun-allocated",
-        extra_keys=tuple(_KUNLUN_TEXTS),
-        selectors=_KUNLUN_SELECTORS,
-        lock="",
-        inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
-                                    numa=lambda index, count: int(index >= count // 2)),
-        rules=(Rule.HEALTH, Rule.UUID),
-        select_devices=kunlun.choose_cards,
-        make_share=kunlun.whole_card,
-        annotate=annotation_texts.annotate_with(_KUNLUN_TEXTS),
-        node_score=kunlun.node_score,
-    )
-
-
-def _kunlun_slices(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="XPU",
-        count=names.count,
-        memory=names.memory,
-        display=DisplayText(memory="MiB, rounded up to ¼, ½ or 1 card"),
-        register="hami.io/node-register-xpu",
-        handshake="hami.io/node-handshake-xpu",
-        to_allocate="hami.io/xpu-devices-to-allocate",
-        allocated="hami.io/xpu-devices-allocated",
-        selectors=_KUNLUN_SELECTORS,
-        device_cores=100,
-        inventory=kunlun.registered,
-        admit=admission.admit_with(kunlun.round_memory),
-        parse_request=kunlun.slice_request,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
-        select_devices=kunlun.choose_slices,
-    )
-
-
-def _vastai(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="Vastai",
-        count=names.count,
-        register="hami.io/node-va-register",
-        handshake="hami.io/node-handshake-va",
-        to_allocate="hami.io/Vastai-devices-to-allocate",
-        allocated="hami.io/Vastai-devices-allocated",
-        selectors=_uuids("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid"),
+    ),
+    Vendor(
+        key="Biren",
+        register="hami.io/node-biren-register", handshake="hami.io/node-handshake-biren",
+        to_allocate="hami.io/Biren-devices-to-allocate", allocated="hami.io/Biren-devices-allocated",
+        selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid"),
         device_cores=100,
         inventory=inventory.registered,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
-        select_devices=vastai.select_devices,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
         make_share=shares.nothing_but_the_device,
-        node_score=vastai.node_score,
-    )
-
-
-def _cambricon(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="MLU",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        memory_factor=256,
+    ),
+    Vendor(  # Hygon
+        key="DCU",
         default_cores=100,
-        to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
-        allocated="hami.io/cambricon-mlu-devices-allocated",
+        register="hami.io/node-dcu-register", handshake="hami.io/node-handshake-dcu",
+        to_allocate="hami.io/dcu-devices-to-allocate", allocated="hami.io/dcu-devices-allocated",
+        selectors=SelectorKeys(
+            use_types="hygon.com/use-dcutype", nouse_types="hygon.com/nouse-dcutype",
+            use_uuids=("hygon.com/use-gpuuuid",), nouse_uuids=("hygon.com/nouse-gpuuuid",)),
+        inventory=inventory.registered,
+        rules=(Rule.HEALTH, Rule.TYPE, *_SHARED),
+    ),
+    Vendor(  # Enflame in slices (DRS)
+        key="Enflame",
+        display=DisplayText(memory="GB or MiB", default="no minimum"),
+        register="enflame.com/gcu-drs-capacity", allocated="hami.io/enflame-vgpu-devices-allocated",
+        extra_keys=enflame.WRITTEN,
+        selectors=_uuids("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
+        lock="",
+        inventory=enflame.inventory,
+        admit=enflame.admit,
+        parse_request=enflame.parse_request,
+        check_node=enflame.check_node,
+        rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
+               enflame.too_few_slices),
+        make_share=enflame.make_share,
+        annotate=enflame.annotate,
+    ),
+    Vendor(  # Enflame, whole
+        key="GCU",
+        default_cores=100,
+        to_allocate="hami.io/enflame-gcu-devices-to-allocate", allocated="hami.io/enflame-gcu-devices-allocated",
+        lock="",
+        inventory=inventory.counted("GCU", slots=1, memory_mib=100, cores=100),
+        rules=(Rule.HEALTH, Rule.UNUSED),
+    ),
+    Vendor(  # Cambricon
+        key="MLU",
+        memory_factor=256, default_cores=100,
+        to_allocate="hami.io/cambricon-mlu-devices-to-allocate", allocated="hami.io/cambricon-mlu-devices-allocated",
         extra_keys=tuple(_CAMBRICON_TEXTS),
         selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
         lock="cambricon.com/dsmlu.lock",
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
         annotate=annotation_texts.annotate_with(_CAMBRICON_TEXTS),
-    )
-
-
-def _hygon(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="DCU",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        memory_factor=names.memory_factor,
+    ),
+    Vendor(
+        key="Metax-GPU",
         default_cores=100,
-        register="hami.io/node-dcu-register",
-        handshake="hami.io/node-handshake-dcu",
-        to_allocate="hami.io/dcu-devices-to-allocate",
-        allocated="hami.io/dcu-devices-allocated",
-        selectors=SelectorKeys(
-            use_types="hygon.com/use-dcutype", nouse_types="hygon.com/nouse-dcutype",
-            use_uuids=("hygon.com/use-gpuuuid",), nouse_uuids=("hygon.com/nouse-gpuuuid",)),
-        inventory=inventory.registered,
-        rules=(Rule.HEALTH, Rule.TYPE, *_SHARED),
-    )
-
-
-def _iluvatar(chip: IluvatarChip) -> Vendor:
-    word = chip.common_word
-    return Vendor(
-        key=word,
-        count=chip.names.count,
-        memory=chip.names.memory,
-        cores=chip.names.cores,
-        memory_factor=256,
-        register=f"hami.io/node-{word}-register",
-        handshake=f"hami.io/node-handshake-{word}",
-        to_allocate=f"hami.io/{word}-devices-to-allocate",
-        allocated=f"hami.io/{word}-devices-allocated",
-        selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
-        inventory=inventory.registered,
-        # spelled as its node agent does
-        admit=admission.admit_with(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
-        rules=(Rule.HEALTH, *_SHARED),
-    )
-
-
-def _amd(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="AMD",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        limits_only=True,
-        core_unit=CoreUnit.COMPUTE_UNITS,
-        default_cores=100,
-        register="hami.io/node-amd-register",
-        to_allocate="hami.io/amd-devices-to-allocate",
-        allocated="hami.io/amd-devices-allocated",
-        selectors=SelectorKeys(
-            use_types="amd.com/use-gputype", nouse_types="amd.com/nouse-gputype",
-            use_uuids=("amd.com/use-gpu-uuid",), nouse_uuids=("amd.com/nouse-gpu-uuid",)),
-        needs_capacity=True,
-        writes_model=True,
-        inventory=inventory.registered,
-        admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1),
-        rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
-        make_share=shares.compute_units,
-    )
-
-
-def _biren(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="Biren",
-        count=names.count,
-        register="hami.io/node-biren-register",
-        handshake="hami.io/node-handshake-biren",
-        to_allocate="hami.io/Biren-devices-to-allocate",
-        allocated="hami.io/Biren-devices-allocated",
-        selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid"),
-        device_cores=100,
-        inventory=inventory.registered,
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
-        make_share=shares.nothing_but_the_device,
-    )
-
-
-def _enflame_gcu(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="GCU",
-        count=names.count,
-        default_cores=100,
-        to_allocate="hami.io/enflame-gcu-devices-to-allocate",
-        allocated="hami.io/enflame-gcu-devices-allocated",
+        to_allocate="hami.io/metax-gpu-devices-to-allocate", allocated="hami.io/metax-gpu-devices-allocated",
+        node_keys=(metax.LOSSES, metax.SCORES),
         lock="",
-        inventory=inventory.counted("GCU", slots=1, memory_mib=100, cores=100),
-        rules=(Rule.HEALTH, Rule.UNUSED),
-    )
-
-
-def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
+        inventory=metax.cards,
+        # one slot for each card and one card for all containers: only one container of a pod gets one
+        rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
+        node_score=metax.card_score,
+    ),
+    Vendor(  # Moore Threads
         key="Mthreads",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        memory_factor=512,
-        core_unit=CoreUnit.SIXTEENTHS,
-        amounts_are_totals=True,
-        defaults_to_all_cores=True,
+        memory_factor=512, core_unit=CoreUnit.SIXTEENTHS, amounts_are_totals=True, defaults_to_all_cores=True,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         extra_keys=tuple(_MOORE_THREADS_TEXTS),
         selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
@@ -328,90 +270,44 @@ def _moore_threads(names: Names, config: DeviceConfig) -> Vendor:
             steps.count_in_annotation("mthreads.com/request-gpu-num")),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
         annotate=annotation_texts.annotate_with(_MOORE_THREADS_TEXTS),
-    )
-
-
-def _metax_gpu(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="Metax-GPU",
-        count=names.count,
-        default_cores=100,
-        to_allocate="hami.io/metax-gpu-devices-to-allocate",
-        allocated="hami.io/metax-gpu-devices-allocated",
-        node_keys=(metax.LOSSES, metax.SCORES),
+    ),
+    Vendor(
+        key="Vastai",
+        register="hami.io/node-va-register", handshake="hami.io/node-handshake-va",
+        to_allocate="hami.io/Vastai-devices-to-allocate", allocated="hami.io/Vastai-devices-allocated",
+        selectors=_uuids("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid"),
+        device_cores=100,
+        inventory=inventory.registered,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
+        select_devices=vastai.select_devices,
+        make_share=shares.nothing_but_the_device,
+        node_score=vastai.node_score,
+    ),
+    Vendor(  # Kunlun in slices
+        key="XPU",
+        display=DisplayText(memory="MiB, rounded up to ¼, ½ or 1 card"),
+        register="hami.io/node-register-xpu", handshake="hami.io/node-handshake-xpu",
+        to_allocate="hami.io/xpu-devices-to-allocate", allocated="hami.io/xpu-devices-allocated",
+        selectors=_KUNLUN_SELECTORS,
+        device_cores=100,
+        inventory=kunlun.registered,
+        admit=admission.admit_with(kunlun.round_memory),
+        parse_request=kunlun.slice_request,
+        rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
+        select_devices=kunlun.choose_slices,
+    ),
+    Vendor(  # Kunlun, whole
+        key="kunlun",
+        allocated="hami.io/kunlun-allocated",
+        extra_keys=tuple(_KUNLUN_TEXTS),
+        selectors=_KUNLUN_SELECTORS,
         lock="",
-        inventory=metax.cards,
-        # one slot for each card and one card for all containers: only one container of a pod gets one
-        rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
-        node_score=metax.card_score,
-    )
-
-
-def _metax_sgpu(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="Metax-SGPU",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        limits_only=True,
-        memory_factor=1024,
-        memory_units=True,
-        default_cores=100,
-        no_cores_annotation=(metax.APP_CLASS, metax.ONLINE),
-        register=metax.CARDS,
-        to_allocate="hami.io/metax-sgpu-devices-to-allocate",
-        allocated="hami.io/metax-sgpu-devices-allocated",
-        pod_keys=(metax.APP_CLASS, metax.QOS, metax.TOPOLOGY_AWARE),
-        extra_keys=(metax.ALLOCATED, metax.PREDICATE_TIME),
-        selectors=_uuids("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
-        inventory=metax.shared_cards,
-        admit=admission.admit_with(metax.class_and_quality),
-        rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY,
-               metax.too_few_cores),
-        select_devices=metax.select_devices,
-        make_share=metax.make_share(config.sgpu_topology_aware),
-        annotate=metax.annotate,
-        read_shares=metax.read_shares(config.sgpu_topology_aware),
-        node_score=metax.score,
-    )
-
-
-def _enflame_drs(names: Names, config: DeviceConfig) -> Vendor:
-    return Vendor(
-        key="Enflame",
-        count=names.count,
-        memory=names.memory,
-        cores=names.cores,
-        display=DisplayText(memory="GB or MiB", default="no minimum"),
-        register="enflame.com/gcu-drs-capacity",
-        allocated="hami.io/enflame-vgpu-devices-allocated",
-        extra_keys=enflame.WRITTEN,
-        selectors=_uuids("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
-        lock="",
-        inventory=enflame.inventory,
-        admit=enflame.admit,
-        parse_request=enflame.parse_request,
-        check_node=enflame.check_node,
-        rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA, enflame.no_memory,
-               enflame.too_few_slices),
-        make_share=enflame.make_share,
-        annotate=enflame.annotate,
-    )
-
-
-# Functions that make a vendor from its names and the whole configuration, by backend as in DeviceConfig.names.
-_RECORDS: dict[str, Callable[[Names, DeviceConfig], Vendor]] = {
-    "AMD": _amd,
-    "AWSNeuron": _aws_neuron,
-    "Biren": _biren,
-    "DCU": _hygon,
-    "Enflame": _enflame_drs,
-    "GCU": _enflame_gcu,
-    "MLU": _cambricon,
-    "Metax-GPU": _metax_gpu,
-    "Metax-SGPU": _metax_sgpu,
-    "Mthreads": _moore_threads,
-    "Vastai": _vastai,
-    "XPU": _kunlun_slices,
-    "kunlun": _kunlun_card,
-}
+        inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
+                                    numa=lambda index, count: int(index >= count // 2)),
+        rules=(Rule.HEALTH, Rule.UUID),
+        select_devices=kunlun.choose_cards,
+        make_share=kunlun.whole_card,
+        annotate=annotation_texts.annotate_with(_KUNLUN_TEXTS),
+        node_score=kunlun.node_score,
+    ),
+)

@@ -19,7 +19,7 @@ from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, R
 from hami.vendors.admission import Draft
 from hami.vendors.inventory import counted, each_once
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import AnnotationContext, FitContext, MakeShare, ReadShares, Vendor
+from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
 __all__ = [
     "ALLOCATED", "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "PREDICATE_TIME", "QOS", "SCORES", "TOPOLOGY_AWARE",
@@ -143,17 +143,15 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: F
     return eligible[:request.count]
 
 
-def make_share(topology_aware: bool) -> MakeShare:
-    """Returns a function that makes shares, without cores for online pods.
+def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share], *,
+               topology_aware: bool) -> Share:
+    """Returns a share, without cores for online pods.
 
     *topology_aware*: pods request linked cards unless their annotation says otherwise.
     """
-
-    def make(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-        cores = request.cores if context.vendor.takes_cores(context.annotation) else 0
-        return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), cores,
-                     co_tenants=(_co_tenant(context.annotation, topology_aware),))
-    return make
+    cores = request.cores if context.vendor.takes_cores(context.annotation) else 0
+    return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), cores,
+                 co_tenants=(_co_tenant(context.annotation, topology_aware),))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
@@ -161,13 +159,10 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     return {ALLOCATED: render_allocated(context.shares), PREDICATE_TIME: context.nanoseconds}
 
 
-def read_shares(topology_aware: bool) -> ReadShares:
-    """Returns a function that adds the co-tenant attribute to shares. *topology_aware*: as for `make_share`."""
-
-    def add_co_tenant(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
-        co_tenants = (_co_tenant(pod.annotations.get, topology_aware),)
-        return tuple(tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers)
-    return add_co_tenant
+def read_shares(vendor: Vendor, pod: Pod, containers: Allocation, *, topology_aware: bool) -> Allocation:
+    """Adds the co-tenant attribute to the shares. *topology_aware*: as for `make_share`."""
+    co_tenants = (_co_tenant(pod.annotations.get, topology_aware),)
+    return tuple(tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers)
 
 
 def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:

@@ -241,7 +241,7 @@ class Vendor:
     """
 
     key: str
-    count: str
+    count: str = ""
     memory: str = ""
     memory_percent: str = ""
     cores: str = ""
