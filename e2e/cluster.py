@@ -34,6 +34,7 @@ SCHEDULER = "hami-scheduler"
 Object = dict[str, Any]
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok-controller")
 FAKE_NODE = "kwok.x-k8s.io/node"
+STAGES = Path(__file__).with_name("kwok.yaml")
 
 
 class ClusterUnavailable(RuntimeError):
@@ -99,7 +100,8 @@ class LocalCluster:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit_policy()))
         for attempt in range(3):  # another process may take a port before it is used
-            (self.folder / "kwok.yaml").write_text(yaml.safe_dump(self._kwok_config()))
+            documents = [self._kwok_config(), *yaml.safe_load_all(STAGES.read_text())]
+            (self.folder / "kwok.yaml").write_text(yaml.safe_dump_all(documents))
             done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
             if done.returncode == 0:
                 break

@@ -21,7 +21,7 @@ import yaml
 from pytest_kind.cluster import KindCluster as Tool  # GPL: only in the test extra
 
 from e2e import binaries
-from e2e.cluster import FAKE_NODE, MANIFESTS, ClusterUnavailable, ExternalCluster
+from e2e.cluster import FAKE_NODE, MANIFESTS, STAGES, ClusterUnavailable, ExternalCluster
 from e2e.eventually import eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode
@@ -32,7 +32,6 @@ __all__ = ["KindCluster", "Tool", "Worker", "created", "missing"]
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 NODES = Path(__file__).with_name("kind.yaml")
-STAGES = Path(__file__).with_name("kwok.yaml")
 NAMESPACE = "kube-system"
 IMAGES = {"hami": "scheduler", "hami-device-plugin": "device-plugin"}
 """Repository → stage of the Containerfile."""
