@@ -6,12 +6,12 @@ rate limit; the API server has its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
@@ -68,18 +68,8 @@ class Api:
         Raises: NotFound, Conflict, Gone or another ClusterError with the server's status and message; a ClusterError
         without a status if there was no response, in which case a write may have taken effect (see `is_unsent`).
         """
-        headers = self._headers()
-        if body is not None:
-            headers["Content-Type"] = content_type
-        limit = urllib3.Timeout(total=self._timeout if timeout is None else timeout)
-        try:
-            response = self._pool.urlopen(method, self._url(path, query), body=body, headers=headers,
-                                          timeout=limit, retries=False, redirect=False)
-        except (HTTPError, OSError) as error:
-            raise _unreachable(f"{method} {path}", error) from error
-        if response.status >= 400:
-            raise _refusal(f"{method} {path}", response.status, response.data)
-        return response.data
+        limit = self._timeout if timeout is None else timeout
+        return self._call(method, path, query, body, content_type, timeout=limit).data
 
     def stream(self, path: str, query: Mapping[str, str], *, read_timeout: float) -> Stream:
         """Returns a watch. Entering it with ``with`` sends the request; then it can be iterated.
@@ -90,19 +80,23 @@ class Api:
 
     def open(self, path: str, query: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """Returns a response whose body has not been read. Raises: like `request`."""
+        return self._call("GET", path, query, timeout=self._timeout, preload_content=False)
+
+    def _call(self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None = None,
+              content_type: str = JSON, *, timeout: float, preload_content: bool = True) -> urllib3.BaseHTTPResponse:
+        headers = self._headers()
+        if body is not None:
+            headers["Content-Type"] = content_type
+        url = f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
         try:
-            response = self._pool.urlopen("GET", self._url(path, query), headers=self._headers(), retries=False,
-                                          redirect=False, timeout=urllib3.Timeout(total=self._timeout),
-                                          preload_content=False)
+            response = self._pool.urlopen(method, url, body=body, headers=headers, retries=False, redirect=False,
+                                          timeout=urllib3.Timeout(total=timeout), preload_content=preload_content)
             if response.status < 400:
                 return response
-            body = response.data
+            data = response.data
         except (HTTPError, OSError) as error:
-            raise _unreachable(f"GET {path}", error) from error
-        raise _refusal(f"GET {path}", response.status, body)
-
-    def _url(self, path: str, query: Mapping[str, str] | None) -> str:
-        return f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
+            raise _unreachable(f"{method} {path}", error) from error
+        raise _refusal(f"{method} {path}", response.status, data)
 
     def _headers(self) -> dict[str, str]:
         """Returns the current credentials. The client's hook refreshes tokens that are about to expire."""
@@ -141,8 +135,7 @@ class Stream:
                 self._socket.settimeout(self._read_timeout)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
         if self._response is not None:
             self._response.close()  # only in the reading thread, because it frees what a reader uses
@@ -168,7 +161,9 @@ class Stream:
         with self._lock:
             self._closed.set()
             if self._socket is not None:
-                _shut(self._socket)
+                with contextlib.suppress(OSError):  # it may be closed already
+                    # below TLS, whose state belongs to the reading thread
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _chunks(self) -> Iterator[bytes]:
         """Yields data as it arrives. The API server sends each event as a chunk."""
@@ -243,11 +238,3 @@ def _refusal(call: str, status: int, body: bytes) -> ClusterError:
         message = None
     text = message or body[:200].decode(errors="replace") or "no message"
     return _KINDS.get(status, ClusterError)(f"{call}: {status}: {text}", status)
-
-
-def _shut(sock: socket.socket) -> None:
-    """Shuts down the socket below TLS, whose state belongs to the reading thread."""
-    try:
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-    except OSError:
-        pass  # already closed

@@ -61,25 +61,18 @@ class _EventKey:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class _QueuedEvent:
-    """An event that waits. *count*: its occurrences since it was last written."""
+@dataclass(slots=True)
+class _Event:
+    """Equal events, merged. *count*: those that are not written yet, or, in a written one, all of them. *written_at*:
+    by the clock."""
 
+    key: _EventKey
+    name: str
     first: str
     last: str
-    count: int
-    name: str
+    count: int = 1
     attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _WrittenEvent:
-    """An event as the API server stores it. *at*: when it was written, by the clock."""
-
-    name: str
-    first: str
-    count: int
-    at: float
+    written_at: float = 0.0
 
 
 class _TokenBucket:
@@ -113,29 +106,21 @@ class EventRecorder:
         self._capacity = limits.capacity
         self._clock = clock
         self._now = now
-        self._changed = threading.Condition()  # guards the next five; not held across I/O
-        self._waiting: dict[EventType, OrderedDict[_EventKey, _QueuedEvent]] = {
+        self.dropped = 0
+        """The number of events that were dropped. A merged event counts as often as it occurred."""
+        self.written = 0
+        """The number of events that were written, counted like `dropped`."""
+        self._changed = threading.Condition()  # guards `dropped` and the next three; not held across I/O
+        self._waiting: dict[EventType, OrderedDict[_EventKey, _Event]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
-        self._in_progress = 0
-        self._dropped = 0
-        self._written_count = 0
+        self._is_writing = False
         self._stopping = False
         self._all_tokens = _TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
         self._normal_tokens = _TokenBucket(limits.normal_rate, limits.normal_burst, clock())
-        self._written: OrderedDict[_EventKey, _WrittenEvent] = OrderedDict()
+        self._recent: OrderedDict[_EventKey, _Event] = OrderedDict()  # as last written
         self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
         self._reported = OncePerKey()
-
-    @property
-    def dropped(self) -> int:
-        """The number of events that were dropped. A merged event counts as often as it occurred."""
-        return self._dropped
-
-    @property
-    def written(self) -> int:
-        """The number of events that were written, counted like `dropped`."""
-        return self._written_count
 
     def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None:
         """Records an event about a pod, or about a node by its name. Never blocks, never raises.
@@ -147,11 +132,11 @@ class EventRecorder:
         with self._changed:
             queue = self._waiting[type]
             if (same := queue.get(key)) is not None:
-                queue[key] = replace(same, last=stamp, count=same.count + 1)
-                return
-            if self._has_room_for(type):
+                same.last = stamp
+                same.count += 1
+            elif self._has_room_for(type):
                 idle = not self._is_anything_waiting()
-                queue[key] = _QueuedEvent(stamp, stamp, 1, _event_name(subject))
+                queue[key] = _Event(key, _event_name(subject), first=stamp, last=stamp)
                 if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
                     self._changed.notify_all()
 
@@ -170,29 +155,33 @@ class EventRecorder:
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until all events are written or dropped. Reports whether they are."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._is_anything_waiting() and not self._in_progress, timeout)
+            return self._changed.wait_for(lambda: not self._is_anything_waiting() and not self._is_writing, timeout)
 
     def write_next(self) -> float:
         """Writes one event if one is due. Returns the seconds until the next is due; inf if none waits."""
         if (delay := self._delay()) > 0:
             return delay
-        if (taken := self._take()) is None:
-            return math.inf
-        key, event = taken
+        with self._changed:
+            queue = next(filter(None, self._waiting.values()), None)  # Warnings first
+            if queue is None:
+                return math.inf
+            _, event = queue.popitem(last=False)
+            self._is_writing = True
         self._all_tokens.take()
-        if key.type == "Normal":
+        if event.key.type == "Normal":
             self._normal_tokens.take()
         try:
-            self._write(key, event)
+            self._write(event)
             self._backoff.reset()
         except ClusterError as error:
-            self._fail(key, event, error)
+            self._fail(event, error)
         except Exception:  # the outermost loop goes on without this event
-            log.exception("event cannot be written", extra={"subject": str(key.subject), "reason": key.reason})
-            self._drop(event.count)
+            log.exception("event cannot be written",
+                          extra={"subject": str(event.key.subject), "reason": event.key.reason})
+            self._drop(event)
         finally:
             with self._changed:
-                self._in_progress -= 1
+                self._is_writing = False
                 self._changed.notify_all()
         return self._delay() if self._is_anything_waiting() else math.inf
 
@@ -211,68 +200,57 @@ class EventRecorder:
         delay = max(self._all_tokens.delay(now), self._resume_at - now)
         return delay if self._waiting["Warning"] else max(delay, self._normal_tokens.delay(now))
 
-    def _take(self) -> tuple[_EventKey, _QueuedEvent] | None:
-        """Removes and returns the oldest event, Warnings first."""
-        with self._changed:
-            for queue in self._waiting.values():
-                if queue:
-                    self._in_progress += 1
-                    return queue.popitem(last=False)
-        return None
-
-    def _write(self, key: _EventKey, event: _QueuedEvent) -> None:
-        self._send(key, event)
-        self._written_count += event.count
-
-    def _send(self, key: _EventKey, event: _QueuedEvent) -> None:
-        before = self._written.get(key)
-        if before is not None and self._clock() - before.at < MERGE_S:
+    def _write(self, event: _Event) -> None:
+        body = self._render(event)
+        namespace = body["metadata"]["namespace"]
+        before = self._recent.get(event.key)
+        if before is not None and self._clock() - before.written_at < MERGE_S:
+            count = before.count + event.count
             try:
-                self._raise_count(key, event, before)
+                self._cluster.patch_event(namespace, before.name, {"count": count, "lastTimestamp": event.last})
+                self._remember(replace(before, count=count), event.count)
                 return
             except NotFound:
                 pass  # expired, or the namespace is gone, in which case the creation below fails, too
-        namespace, body = self._render(key, event)
         try:
             self._cluster.create_event(namespace, body)
         except Conflict:
             if event.attempts == 0:
                 raise
             # an earlier attempt succeeded, and only its answer was lost
-        self._remember(key, _WrittenEvent(event.name, event.first, event.count, self._clock()))
+        self._remember(event, event.count)
 
-    def _raise_count(self, key: _EventKey, event: _QueuedEvent, before: _WrittenEvent) -> None:
-        count = before.count + event.count
-        self._cluster.patch_event(_namespace(key.subject), before.name, {"count": count, "lastTimestamp": event.last})
-        self._remember(key, replace(before, count=count, at=self._clock()))
+    def _remember(self, event: _Event, count: int) -> None:
+        self.written += count
+        self._recent[event.key] = replace(event, written_at=self._clock())
+        self._recent.move_to_end(event.key)
+        if len(self._recent) > self._capacity:
+            self._recent.popitem(last=False)
 
-    def _remember(self, key: _EventKey, written: _WrittenEvent) -> None:
-        self._written[key] = written
-        self._written.move_to_end(key)
-        if len(self._written) > self._capacity:
-            self._written.popitem(last=False)
-
-    def _fail(self, key: _EventKey, event: _QueuedEvent, error: ClusterError) -> None:
+    def _fail(self, event: _Event, error: ClusterError) -> None:
         """Retries the event later after a temporary error; drops it after others."""
         temporary = error.status is None or error.status == 429 or error.status >= 500
         if temporary:
             self._resume_at = self._clock() + self._backoff.next()
         if self._reported.is_new(error.status):
             log.warning("events are not written", extra={
-                "subject": str(key.subject), "reason": key.reason, "error": str(error), "retried": temporary})
-        if temporary and (error.status is None or event.attempts + 1 < ATTEMPTS):
-            self._put_back(key, event)
+                "subject": str(event.key.subject), "reason": event.key.reason, "error": str(error),
+                "retried": temporary})
+        event.attempts += 1
+        if temporary and (error.status is None or event.attempts < ATTEMPTS):
+            self._put_back(event)
         else:
-            self._drop(event.count)
+            self._drop(event)
 
-    def _put_back(self, key: _EventKey, event: _QueuedEvent) -> None:
+    def _put_back(self, event: _Event) -> None:
         """Returns the event to the head of its queue, merged with equal events recorded meanwhile."""
         with self._changed:
-            queue = self._waiting[key.type]
-            newer = queue.pop(key, None)
-            queue[key] = replace(event, attempts=event.attempts + 1, last=newer.last if newer else event.last,
-                                 count=event.count + (newer.count if newer else 0))
-            queue.move_to_end(key, last=False)
+            queue = self._waiting[event.key.type]
+            if (newer := queue.get(event.key)) is not None:
+                event.last = newer.last
+                event.count += newer.count
+            queue[event.key] = event
+            queue.move_to_end(event.key, last=False)
 
     def _has_room_for(self, type: EventType) -> bool:
         """Reports whether one more event may wait. Drops a less important or older one for it. The caller holds the
@@ -281,38 +259,33 @@ class EventRecorder:
             return True
         for candidates in ("Normal", type):
             if queue := self._waiting[candidates]:
-                self._dropped += queue.popitem(last=False)[1].count
+                self.dropped += queue.popitem(last=False)[1].count
                 return True
-        self._dropped += 1
+        self.dropped += 1
         return False
 
-    def _drop(self, count: int) -> None:
+    def _drop(self, event: _Event) -> None:
         with self._changed:
-            self._dropped += count
+            self.dropped += event.count
 
     def _is_anything_waiting(self) -> bool:
         return any(self._waiting.values())
 
-    def _render(self, key: _EventKey, event: _QueuedEvent) -> tuple[str, dict[str, Any]]:
-        """Returns the namespace and the core/v1 Event."""
-        namespace = _namespace(key.subject)
-        return namespace, {
+    def _render(self, event: _Event) -> dict[str, Any]:
+        """Returns the core/v1 Event. A node's uid is its name, as in the kubelet's events; kubectl expects it."""
+        subject = event.key.subject
+        if isinstance(subject, str):
+            namespace, involved = _NODE_NAMESPACE, {"kind": "Node", "name": subject, "uid": subject}
+        else:
+            namespace = subject.namespace
+            involved = {"kind": "Pod", "namespace": namespace, "name": subject.name, "uid": subject.uid}
+        return {
             "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event.name},
-            "involvedObject": _involved(key.subject), "type": key.type, "reason": key.reason, "message": key.message,
-            "source": {"component": self._component}, "reportingComponent": self._component,
+            "involvedObject": {"apiVersion": "v1", **involved}, "type": event.key.type, "reason": event.key.reason,
+            "message": event.key.message, "source": {"component": self._component},
+            "reportingComponent": self._component,
             "firstTimestamp": event.first, "lastTimestamp": event.last, "count": event.count,
         }
-
-
-def _involved(subject: PodRef | str) -> dict[str, str]:
-    """Returns the involved object. For a node, uid is the name, as in the kubelet's events; kubectl expects it."""
-    if isinstance(subject, str):
-        return {"apiVersion": "v1", "kind": "Node", "name": subject, "uid": subject}
-    return {"apiVersion": "v1", "kind": "Pod", "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
-
-
-def _namespace(subject: PodRef | str) -> str:
-    return _NODE_NAMESPACE if isinstance(subject, str) else subject.namespace
 
 
 def _event_name(subject: PodRef | str) -> str:
