@@ -9,11 +9,12 @@ A candidate that needs the leadership requests it from the leader through an ann
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -39,20 +40,6 @@ class LeaderTerm(Protocol):
     """The time until which this replica leads."""
 
     def leads_until(self) -> float: ...
-
-
-class Elector(Protocol):
-    """An election, or its replacement for a single replica."""
-
-    def run(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def is_leader(self) -> bool: ...
-
-    def leads_until(self) -> float: ...
-
-    def request_handover(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +81,6 @@ class LeaderCallbacks:
     may_hand_over: Callable[[], bool] = lambda: False
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
-    """A state of the lease, and when it was first seen, by our clock."""
-
-    state: tuple[str, str, int]
-    at: float
-
-
 class Election:
     """Takes part in an election in the thread that calls `run`. All other methods may be called by any thread."""
 
@@ -124,7 +103,8 @@ class Election:
         self._until = 0.0  # this replica leads before this time
         self._leading = False  # on_started has been called, and on_stopped not yet
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
-        self._observation: _Observation | None = None
+        self._seen: tuple[str, str, int] | None = None  # the last state of the lease, and when it was first seen
+        self._seen_since = 0.0
         self._free_at = math.inf  # when the observed lease expires
         self._unsure = False  # a write that would make this replica the leader had no answer
         self._requested_at = -math.inf  # when request_handover was called
@@ -194,7 +174,7 @@ class Election:
     def _notify(self) -> None:
         """Calls back if the leadership has begun or ended."""
         leads = self._clock() < self._until
-        if not leads and (self._held is not None or self._leading):
+        if not leads:
             self._held = None
         if leads != self._leading:
             self._leading = leads
@@ -210,7 +190,7 @@ class Election:
         if self._hands_over(held):
             return
         try:
-            self._write(replace(held, renew_time=self._stamp(), duration_s=self._duration_s))
+            self._write(held)
         except NotFound:
             self._lose("the lease has been deleted")
         except Conflict:
@@ -220,7 +200,7 @@ class Election:
                 self._observe(seen)
             elif not self._hands_over(seen):
                 self._held = seen
-                self._write(replace(seen, renew_time=self._stamp(), duration_s=self._duration_s))
+                self._write(seen)
 
     def _hands_over(self, held: LeaseRecord) -> bool:
         """Hands the lease over if it is requested and the callback allows it. Reports whether it did."""
@@ -234,12 +214,12 @@ class Election:
 
     def _run_for(self, seen: LeaseRecord | None) -> None:
         """Takes the lease if it is free, or requests it if that is wanted."""
-        since = self._observe(seen).at
+        self._observe(seen)
         if seen is None:
-            self._take(LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease))
+            self._write(LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease))
         elif seen.holder == self._identity:
-            self._take(seen)  # our own write, whose answer was lost or late: the identity is unique
-        elif self._clock() >= (free_at := since + self._remaining(seen)):
+            self._write(seen)  # our own write, whose answer was lost or late: the identity is unique
+        elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
             self._take(seen)
         elif self._is_requesting(self._clock()) and seen.annotations.get(HANDOVER_KEY) != self._identity:
             annotations = {**seen.annotations, HANDOVER_KEY: self._identity}
@@ -260,31 +240,30 @@ class Election:
         """Reports whether the leadership has been requested recently and not been received."""
         return not self._leading and now - self._requested_at < 3 * self._times.retry
 
-    def _observe(self, seen: LeaseRecord | None) -> _Observation:
-        """Returns since when the lease is in this state. A new holder ends our request: it may serve the same need."""
+    def _observe(self, seen: LeaseRecord | None) -> None:
+        """Notes since when the lease is in this state. A new holder ends our request: it may serve the same need."""
         state = ("", "", -1) if seen is None else (seen.holder, seen.renew_time, seen.transitions)
-        if self._observation is None or self._observation.state != state:
-            before, self._observation = self._observation, _Observation(state, self._clock())
-            if before is not None and state[0] not in ("", before.state[0]):
-                self._requested_at = -math.inf
-        return self._observation
+        if state == self._seen:
+            return
+        if self._seen is not None and state[0] not in ("", self._seen[0]):
+            self._requested_at = -math.inf
+        self._seen, self._seen_since = state, self._clock()
 
     def _take(self, seen: LeaseRecord) -> None:
-        """Takes the lease. Raises: Conflict if another candidate was faster."""
-        stamp, ours = self._stamp(), seen.holder == self._identity
-        self._write(replace(
-            seen, holder=self._identity, duration_s=self._duration_s, renew_time=stamp,
-            acquire_time=seen.acquire_time if ours and seen.acquire_time else stamp,
-            transitions=seen.transitions + (0 if ours or not seen.resource_version else 1),
-            annotations=seen.annotations if ours else _without_request(seen.annotations)))
+        """Takes the lease from its last holder. Raises: Conflict if another candidate was faster."""
+        annotations = {key: value for key, value in seen.annotations.items() if key != HANDOVER_KEY}
+        self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1, annotations=annotations))
 
     def _write(self, lease: LeaseRecord) -> None:
         """Writes the lease with this replica as its holder. The term counts from before the write."""
+        write = self._cluster.update_lease if lease.resource_version else self._cluster.create_lease
+        stamp = self._stamp()
+        lease = replace(lease, holder=self._identity, duration_s=self._duration_s, renew_time=stamp,
+                        acquire_time=lease.acquire_time or stamp)
         sent = self._clock()
         self._unsure = True
         try:
-            self._held = (self._cluster.update_lease if lease.resource_version else self._cluster.create_lease)(
-                lease, timeout=self._timeout())
+            self._held = write(lease, timeout=self._timeout())
         except (Conflict, NotFound):
             self._unsure = False
             raise
@@ -311,12 +290,10 @@ class Election:
 
     def _free(self, held: LeaseRecord | None) -> None:
         """Clears the holder. *held*: the lease as last written, if known. Another holder's lease is not changed."""
-        try:
-            if held is not None:
+        if held is not None:
+            with contextlib.suppress(Conflict):  # another candidate has requested it, or an answer was lost
                 self._write_free(held)
                 return
-        except Conflict:
-            pass  # another candidate has requested it, or an answer was lost
         seen = self._read()
         if seen is not None and seen.holder == self._identity:
             self._write_free(seen)
@@ -368,5 +345,4 @@ class AlwaysLeader:
         """Does nothing."""
 
 
-def _without_request(annotations: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in annotations.items() if key != HANDOVER_KEY}
+Elector = Election | AlwaysLeader
