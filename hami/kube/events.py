@@ -62,7 +62,7 @@ class _EventKey:
 
 
 @dataclass(slots=True)
-class _Event:
+class _MergedEvent:
     """Equal events, merged. *count*: those that are not written yet, or, in a written one, all of them. *written_at*:
     by the clock."""
 
@@ -111,13 +111,13 @@ class EventRecorder:
         self.written = 0
         """The number of events that were written, counted like `dropped`."""
         self._changed = threading.Condition()  # guards `dropped` and the next three; not held across I/O
-        self._waiting: dict[EventType, OrderedDict[_EventKey, _Event]] = {
+        self._waiting: dict[EventType, OrderedDict[_EventKey, _MergedEvent]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._is_writing = False
         self._stopping = False
         self._all_tokens = _TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
         self._normal_tokens = _TokenBucket(limits.normal_rate, limits.normal_burst, clock())
-        self._recent: OrderedDict[_EventKey, _Event] = OrderedDict()  # as last written
+        self._recent: OrderedDict[_EventKey, _MergedEvent] = OrderedDict()  # as last written
         self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
         self._reported = OncePerKey()
@@ -136,7 +136,7 @@ class EventRecorder:
                 same.count += 1
             elif self._has_room_for(type):
                 idle = not self._is_anything_waiting()
-                queue[key] = _Event(key, _event_name(subject), first=stamp, last=stamp)
+                queue[key] = _MergedEvent(key, _event_name(subject), first=stamp, last=stamp)
                 if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
                     self._changed.notify_all()
 
@@ -200,7 +200,7 @@ class EventRecorder:
         delay = max(self._all_tokens.delay(now), self._resume_at - now)
         return delay if self._waiting["Warning"] else max(delay, self._normal_tokens.delay(now))
 
-    def _write(self, event: _Event) -> None:
+    def _write(self, event: _MergedEvent) -> None:
         body = self._render(event)
         namespace = body["metadata"]["namespace"]
         before = self._recent.get(event.key)
@@ -220,14 +220,14 @@ class EventRecorder:
             # an earlier attempt succeeded, and only its answer was lost
         self._remember(event, event.count)
 
-    def _remember(self, event: _Event, count: int) -> None:
+    def _remember(self, event: _MergedEvent, count: int) -> None:
         self.written += count
         self._recent[event.key] = replace(event, written_at=self._clock())
         self._recent.move_to_end(event.key)
         if len(self._recent) > self._capacity:
             self._recent.popitem(last=False)
 
-    def _fail(self, event: _Event, error: ClusterError) -> None:
+    def _fail(self, event: _MergedEvent, error: ClusterError) -> None:
         """Retries the event later after a temporary error; drops it after others."""
         temporary = error.status is None or error.status == 429 or error.status >= 500
         if temporary:
@@ -242,7 +242,7 @@ class EventRecorder:
         else:
             self._drop(event)
 
-    def _put_back(self, event: _Event) -> None:
+    def _put_back(self, event: _MergedEvent) -> None:
         """Returns the event to the head of its queue, merged with equal events recorded meanwhile."""
         with self._changed:
             queue = self._waiting[event.key.type]
@@ -264,14 +264,14 @@ class EventRecorder:
         self.dropped += 1
         return False
 
-    def _drop(self, event: _Event) -> None:
+    def _drop(self, event: _MergedEvent) -> None:
         with self._changed:
             self.dropped += event.count
 
     def _is_anything_waiting(self) -> bool:
         return any(self._waiting.values())
 
-    def _render(self, event: _Event) -> dict[str, Any]:
+    def _render(self, event: _MergedEvent) -> dict[str, Any]:
         """Returns the core/v1 Event. A node's uid is its name, as in the kubelet's events; kubectl expects it."""
         subject = event.key.subject
         if isinstance(subject, str):
