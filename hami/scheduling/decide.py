@@ -7,8 +7,8 @@ flat columns first excludes nodes that cannot fit. Every verdict that counts com
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,22 +58,10 @@ class Refusal:
 
 
 class VerdictCache:
-    """Verdicts on all nodes, for the most recent requests."""
+    """Verdicts on all nodes, for the most recent requests. ``table`` returns those on one request."""
 
     def __init__(self, index: Index, most_requests: int = MOST_REQUESTS) -> None:
-        self._index = index
-        self._most_requests = most_requests
-        self._tables: OrderedDict[PodRequest, _VerdictTable] = OrderedDict()
-
-    def table(self, pod_request: PodRequest) -> _VerdictTable:
-        """Returns the verdicts on *pod_request*, empty if it is not in the cache."""
-        table = self._tables.get(pod_request)
-        if table is None:
-            table = self._tables[pod_request] = _VerdictTable(self._index, pod_request)
-            if len(self._tables) > self._most_requests:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(pod_request)
-        return table
+        self.table = functools.lru_cache(most_requests)(functools.partial(_VerdictTable, index))
 
 
 class _VerdictTable:
