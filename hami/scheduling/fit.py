@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy
 from numpy.typing import NDArray
@@ -32,26 +32,6 @@ class Unfit:
         if self.reasons and self.reasons[0][0] is Reason.TOO_FEW_DEVICES:
             return Reason.TOO_FEW_DEVICES
         return ", ".join(sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons))
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """The shares picked so far and the reasons that exclude other devices."""
-
-    picks: list[Share] = field(default_factory=list)
-    reasons: Counter[Reason] = field(default_factory=Counter)
-
-    def drop_picks(self) -> None:
-        """Drops the picked shares, since their devices are on another NUMA node."""
-        if self.picks:
-            self.reasons[Reason.NUMA] += len(self.picks)
-            self.picks = []
-
-    def failed(self, devices: int) -> Unfit:
-        """The result if the picked shares are too few."""
-        if self.picks:
-            self.reasons[Reason.TOO_FEW_FITTING] = len(self.picks)
-        return Unfit(tuple(self.reasons.items()), devices)
 
 
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
@@ -91,47 +71,55 @@ def accepts_model(selector: Selector, model: str) -> bool:
 
 def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Picks the first devices that pass. With numa-bind, a device on another NUMA node drops the earlier picks."""
-    attempt, numa = _Attempt(), None
-    before, after = _split_rules(context)
-    allows_repeats = context.vendor.allows_repeats
+    picks, reasons, numa = list[Share](), Counter[Reason](), None
+    rules, binds_numa, allows_repeats = context.vendor.rules, _binds_numa(context), context.vendor.allows_repeats
+    split = rules.index(Rule.NUMA) if binds_numa else 0
     for usage in ordered:
-        reason = objection(usage, request, context, attempt.picks, before)
-        if reason is None and _binds_numa(context) and usage.device.numa != numa:
-            attempt.drop_picks()
+        reason = objection(usage, request, context, picks, rules[:split])
+        if reason is None and binds_numa and usage.device.numa != numa:
+            if picks:
+                reasons[Reason.NUMA] += len(picks)
+                picks = []
             numa = usage.device.numa
-        while reason is None and (reason := objection(usage, request, context, attempt.picks, after)) is None:
-            attempt.picks.append(_share(usage, request, context, attempt.picks))
-            if len(attempt.picks) == request.count:
-                return tuple(attempt.picks)
+        while reason is None and (reason := objection(usage, request, context, picks, rules[split:])) is None:
+            picks.append(_share(usage, request, context, picks))
+            if len(picks) == request.count:
+                return tuple(picks)
             if allows_repeats is None or not allows_repeats(usage):
                 break
         if reason is not None:
-            attempt.reasons[reason] += 1
-    return attempt.failed(len(ordered))
+            reasons[reason] += 1
+    return _too_few(len(picks), reasons, len(ordered))
 
 
 def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], request: Request,
               context: FitContext) -> tuple[Share, ...] | Unfit:
     """Lets the vendor select among all devices that pass."""
-    attempt, eligible = _Attempt(), list[DeviceUsage]()
+    picks, reasons, eligible = list[Share](), Counter[Reason](), list[DeviceUsage]()
     for usage in ordered:
         if (reason := objection(usage, request, context)) is None:
             eligible.append(usage)
         else:
-            attempt.reasons[reason] += 1
+            reasons[reason] += 1
     if len(eligible) < request.count:
-        attempt.picks = [_share(usage, request, context, ()) for usage in eligible]
-        return attempt.failed(len(ordered))
+        return _too_few(len(eligible), reasons, len(ordered))
     selected = select_devices(eligible, request, context)
     if isinstance(selected, NoCombination):
-        attempt.reasons[selected.reason] = selected.count
-        return attempt.failed(len(ordered) if selected.devices is None else selected.devices)
+        reasons[selected.reason] = selected.count
+        return _too_few(0, reasons, len(ordered) if selected.devices is None else selected.devices)
     for usage in selected:
-        if (reason := _over_quota(usage, request, context, attempt.picks)) is not None:
-            attempt.reasons[reason] += 1
-            return attempt.failed(len(ordered))
-        attempt.picks.append(_share(usage, request, context, attempt.picks))
-    return tuple(attempt.picks)
+        if (reason := _over_quota(usage, request, context, picks)) is not None:
+            reasons[reason] += 1
+            return _too_few(len(picks), reasons, len(ordered))
+        picks.append(_share(usage, request, context, picks))
+    return tuple(picks)
+
+
+def _too_few(fitting: int, reasons: Counter[Reason], devices: int) -> Unfit:
+    """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
+    if fitting:
+        reasons[Reason.TOO_FEW_FITTING] = fitting
+    return Unfit(tuple(reasons.items()), devices)
 
 
 def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
@@ -155,15 +143,6 @@ def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
     """Returns the link score of each pair in *group*; 0 for an unknown pair and for a device with itself."""
     return numpy.array([[a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
                         for a in group], dtype=numpy.int64)
-
-
-def _split_rules(context: FitContext) -> tuple[tuple[Rule | CheckDevice, ...], tuple[Rule | CheckDevice, ...]]:
-    """Returns the rules before and after the point at which numa-bind drops earlier picks."""
-    rules = context.vendor.rules
-    if not _binds_numa(context):
-        return (), rules
-    index = rules.index(Rule.NUMA)
-    return rules[:index], rules[index:]
 
 
 def _binds_numa(context: FitContext) -> bool:
