@@ -17,7 +17,7 @@ from hami.codec.device_config import DeviceConfig, DeviceConfigFile
 from hami.codec.device_config import parse_resource_name
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
-from hami.model import Allocation, Device, Node, Pod
+from hami.model import Node, Pod
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog, Vendor
 
@@ -83,31 +83,24 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
         if not isinstance(vendor, Vendor):
             raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
         _check(entry, vendor)
-    return [_guarded(vendor) for vendor in found]
+    return [replace(vendor, inventory=_guarded(vendor.inventory),
+                    read_shares=vendor.read_shares and _guarded(vendor.read_shares)) for vendor in found]
 
 
-def _guarded(vendor: Vendor) -> Vendor:
-    """Returns *vendor* with functions for nodes and pods whose errors affect one object only."""
-    inventory, read = vendor.inventory, vendor.read_shares
+def _guarded(read: Callable[..., T]) -> Callable[..., T]:
+    """Returns *read*, a function for a node or a pod, such that any error affects this object only."""
 
-    def guarded_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-        return _read(lambda: inventory(vendor, node), vendor, f"node {node.name}")
+    def guarded(vendor: Vendor, source: Node | Pod, *rest: object) -> T:
+        try:
+            return read(vendor, source, *rest)
+        except MalformedInput:
+            raise
+        except Exception as error:  # third-party code may raise anything
+            where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
+            raise MalformedInput(where, f"{type(error).__name__}: {error}",
+                                 f"vendor {vendor.key} cannot read it") from error
 
-    def guarded_read(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
-        assert read is not None
-        return _read(lambda: read(vendor, pod, containers), vendor, f"pod {pod.ref}")
-
-    return replace(vendor, inventory=guarded_inventory, read_shares=guarded_read if read is not None else None)
-
-
-def _read(read: Callable[[], T], vendor: Vendor, where: str) -> T:
-    try:
-        return read()
-    except MalformedInput:
-        raise
-    except Exception as error:  # third-party code may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise MalformedInput(where, what, f"vendor {vendor.key} cannot read it") from error
+    return guarded
 
 
 def _check(entry: EntryPoint, vendor: Vendor) -> None:
