@@ -132,13 +132,18 @@ class Index:
         if entry.devices:
             self._stale[node] = None
         else:
-            self._remove_node(node, entry)
+            self.remove_node(node)
         return True
 
     def remove_node(self, node: str) -> None:
         """Removes *node*. Bookings on it stay until their pods are gone."""
-        if (entry := self.nodes.get(node)) is not None:
-            self._remove_node(node, entry)
+        if (entry := self.nodes.pop(node, None)) is None:
+            return
+        del self.rows[node], self.names[entry.row]
+        self._free_rows.append(entry.row)
+        self.columns.write(entry.row, (), (), ())
+        self._bump_version(entry.row)
+        self._ranked = False
 
     def book(self, booking: Booking) -> None:
         """Adds *booking*, in place of an earlier one of the same pod."""
@@ -195,13 +200,6 @@ class Index:
         self._ranked = False
         return entry
 
-    def _remove_node(self, node: str, entry: NodeEntry) -> None:
-        del self.nodes[node], self.rows[node], self.names[entry.row]
-        self._free_rows.append(entry.row)
-        self.columns.write(entry.row, (), (), ())
-        self._bump_version(entry.row)
-        self._ranked = False
-
     def _count(self, booking: Booking, sign: int) -> None:
         """Adds *booking* to the sums (*sign* 1) or subtracts it (-1)."""
         used = self._used.setdefault(booking.node, {})
@@ -246,18 +244,15 @@ class Index:
                         for usage in entry.usages[vendor])
         usages = tuple(entry.all_usages())
         self.columns.reserve(entry.row + 1, len(usages))
-        self.columns.write(entry.row, usages, [self._number(self.vendors, u.device.vendor) for u in usages],
-                           [self._number(self.models, u.device.model) for u in usages])
+        self.columns.write(entry.row, usages,
+                           [self.vendors.setdefault(u.device.vendor, len(self.vendors)) for u in usages],
+                           [self.models.setdefault(u.device.model, len(self.models)) for u in usages])
         self.columns.score[entry.row] = node_score(usages)
         self._bump_version(entry.row)
 
     def _bump_version(self, row: int) -> None:
         self.changes += 1
         self.columns.version[row] = self.changes
-
-    @staticmethod
-    def _number(numbers: dict[str, int], name: str) -> int:
-        return numbers.setdefault(name, len(numbers))
 
 
 _NOTHING = (0, 0, 0)

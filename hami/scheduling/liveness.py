@@ -8,7 +8,7 @@ deletes, or marks as deleted, is not an answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.states import HandshakeState, parse_handshake
@@ -55,8 +55,7 @@ def observe(known: PluginLiveness | None, observation: PluginObservation, clock:
                 and parse_handshake(observation.handshake).state is HandshakeState.REPORTED)
     if observation.allocatable > 0 or answered or observation.register != before.register:
         return PluginLiveness(observation, since)
-    withdrawn = known.withdrawn or before.allocatable > 0
-    return replace(known, observation=observation, since=since, withdrawn=withdrawn)
+    return PluginLiveness(observation, since, withdrawn=known.withdrawn or before.allocatable > 0)
 
 
 def is_schedulable(liveness: PluginLiveness, clock: float, now: datetime) -> bool:

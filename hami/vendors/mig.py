@@ -67,20 +67,20 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
     found = {(one.container, one.device): one for one in parse_mig_allocations(MIG_ALLOCATIONS, text)}
-    cards, partitions = {one.gpu for one in found.values()}, dict[tuple[int, int], Partition]()
+    cards = {one.gpu for one in found.values()}
+    completed = []
     for container, shares in enumerate(containers):
+        completed.append(list(shares))
         for device, share in enumerate(shares):
             one = found.pop((container, device), None)
             if one is not None and one.gpu == share.uuid:
-                partitions[container, device] = one.partition
+                completed[container][device] = replace(share, partitions=(one.partition,))
             elif one is not None or share.uuid in cards:
                 raise MalformedInput(MIG_ALLOCATIONS, text, f"expected a placement for share {device} of container "
                                                             f"{container} on card {share.uuid}")
     if found:
         raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {vendor.allocated} has shares")
-    return tuple(tuple(replace(share, partitions=(partitions[key],)) if (key := (container, device)) in partitions
-                       else share for device, share in enumerate(shares))
-                 for container, shares in enumerate(containers))
+    return tuple(map(tuple, completed))
 
 
 def _instance(usage: DeviceUsage, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Partition] | None:

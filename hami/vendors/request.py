@@ -84,20 +84,14 @@ def to_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
 
 def amount_error(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:
     """Returns the error for the first invalid amount in *given*, for the author of *container*."""
-    for name, text in given.items():
-        if problem := _amount_problem(vendor, name, text):
-            return f"invalid {name} value {text} in container {container}: {problem}"
-    return None
-
-
-def _amount_problem(vendor: Vendor, name: str, text: str) -> str | None:
-    """Returns why the amount is invalid; ``None`` if it is valid."""
-    if _value(vendor, name, text) is not None:
+    name = next((name for name, text in given.items() if _value(vendor, name, text) is None), None)
+    if name is None:
         return None
     is_memory = name == vendor.memory
     highest = INT32_MAX // max(vendor.memory_factor, 1) if is_memory else INT32_MAX
     unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and vendor.memory_units else ""
-    return f"must be an integer between 0 and {highest}{unit}"
+    return (f"invalid {name} value {given[name]} in container {container}: must be an integer between 0 and "
+            f"{highest}{unit}")
 
 
 def _value(vendor: Vendor, name: str, text: str) -> int | None:

@@ -314,8 +314,8 @@ class Catalog:
     def __init__(self, vendors: Iterable[Vendor]) -> None:
         self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
         self._by_key: dict[str, Vendor] = {}
-        self._by_resource: dict[str, Vendor] = {}
-        self._by_allocated: dict[str, Vendor] = {}
+        self._by_resource = {name: vendor for vendor in self._vendors for name in vendor.resources}
+        self._by_allocated = {vendor.allocated: vendor for vendor in self._vendors if vendor.allocated}
         owners: dict[str, Vendor] = {}
         for vendor in self._vendors:
             if vendor.key in self._by_key:
@@ -325,9 +325,6 @@ class Catalog:
                 if name and owners.setdefault(name, vendor) is not vendor:
                     raise MalformedInput(f"vendor {vendor.key}", name,
                                          f"expected a name of its own, this one is {owners[name].key}'s")
-            self._by_resource.update((name, vendor) for name in vendor.resources)
-            if vendor.allocated:
-                self._by_allocated[vendor.allocated] = vendor
         self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
 
     def __iter__(self) -> Iterator[Vendor]:
