@@ -16,7 +16,6 @@ from hami.cli.device_plugin import PLUGIN_FLAGS
 from hami.cli.scheduler import CONFIG_FLAGS, DEFAULTS, SCHEDULER_FLAGS
 from hami.cli.vendors import VENDORS_FLAGS
 from hami.errors import ClusterError
-from hami.plugin.settings import ENVIRONMENT as PLUGIN_ENVIRONMENT
 from hami.runtime.options import Address
 
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
@@ -341,9 +340,11 @@ def test_help_names_every_flag_with_its_default_and_unit():
 
 
 def test_no_two_flags_set_the_same_field():
-    names = [flag.field or flag.name for _, flags in SCHEDULER_FLAGS for flag in flags]
+    names = [flag.config_key and flag.name or flag.parameter for _, flags in SCHEDULER_FLAGS for flag in flags]
     assert len(names) == len(set(names))
-    assert {flag.field for _, flags in SCHEDULER_FLAGS for flag in flags} - {""} <= set(DEFAULTS.__slots__)
+    fields = {flag.parameter for title, flags in SCHEDULER_FLAGS for flag in flags
+              if not flag.config_key and "without effect" not in title}
+    assert fields <= set(DEFAULTS.__slots__)
 
 
 def listing(*args, **environ):
@@ -404,7 +405,7 @@ def device_plugin(*args, **environ):
         assert read() == settings
         served.append(settings)
         return 0
-    silent = {name: None for variable in PLUGIN_ENVIRONMENT for name in variable.names}
+    silent = {name: None for _, flags in PLUGIN_FLAGS for flag in flags for name in flag.environment}
     result = CliRunner().invoke(main, ["device-plugin", *args], env=ENVIRONMENT | silent | environ, obj=serve)
     return result, served[0] if served else None
 
@@ -490,7 +491,6 @@ def test_help_of_the_device_plugin_names_every_flag_with_environment_and_default
         assert text in " ".join(output.split()).replace("] [", "]  [")
 
 
-def test_every_variable_of_the_device_plugin_has_its_flag():
-    fields = [flag.field for _, flags in PLUGIN_FLAGS for flag in flags]
+def test_no_two_flags_of_the_device_plugin_set_one_field():
+    fields = [flag.parameter for _, flags in PLUGIN_FLAGS for flag in flags]
     assert len(fields) == len(set(fields))
-    assert {variable.field for variable in PLUGIN_ENVIRONMENT} <= set(fields)

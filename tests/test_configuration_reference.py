@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from hami.errors import MalformedInput
-from hami.plugin.settings import ENVIRONMENT, read_plugin_settings
+from hami.plugin.flags import FLAGS
+from hami.plugin.settings import read_plugin_settings
 from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, documented_keys, render
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +33,7 @@ def test_every_variable_of_the_code_is_named():
     text = render()
     code = "".join(path.read_text() for path in (ROOT / "hami").rglob("*.py"))
     read = set(re.findall(r'environ\.get\("(\w+)"', code)) - {"REMOTE_ADDR"}  # WSGI's
-    read |= {name for one in ENVIRONMENT for name in one.names}
+    read |= {name for _, flags in FLAGS for flag in flags for name in flag.environment}
     assert {name for name in read if f"`{name}`" not in text} == set()
     assert {name for name in VARIABLES if f'"{name}"' not in code} == set()
 

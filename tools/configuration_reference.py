@@ -17,13 +17,13 @@ from msgspec.structs import FieldInfo
 
 from hami.cli import main
 from hami.cli.device_plugin import PLUGIN_FLAGS
-from hami.cli.flags import Groups
 from hami.cli.scheduler import SCHEDULER_FLAGS
 from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile
 from hami.codec.documents import describe
 from hami.devices.health import DISABLE, ENABLE
-from hami.plugin.settings import NODE_CONFIG_FILE
+from hami.plugin.flags import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
+from hami.runtime.options import Groups
 
 __all__ = ["MEANINGS", "VARIABLES", "documented_keys", "render"]
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hami.cli.flags import (
-    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, LOG_FORMAT, RATE, RESOURCE, STRING, VERBOSITY, Flag, GroupedCommand,
-    Groups, Value, flags_given, whole_number,
-)
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
 from hami.codec.device_config import Flagged
 from hami.errors import HamiError
 from hami.runtime import logs
-from hami.runtime.options import parse_choice
+from hami.runtime.options import (
+    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, RESOURCE, STRING, Flag, Groups, Value, parse_choice, whole_number,
+)
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
 if TYPE_CHECKING:
@@ -38,70 +37,62 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DEFAULTS = Settings()
 
 LISTENING = (
-    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /bind and health; :PORT means all addresses.",
-         "http_bind"),
-    Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it changes.",
-         "cert_file"),
-    Flag("--key_file", FILE, "Private key of the certificate (PEM).", "key_file"),
+    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /bind and health; :PORT means all addresses."),
+    Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
+         "changes."),
+    Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
     Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter and /bind from other machines; "
-         "without it, only clients on this machine may.", "client_ca_file"),
+         "without it, only clients on this machine may."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
-         "the CA is written into the webhook configuration.", "self_signed_cert_dir"),
+         "the CA is written into the webhook configuration."),
     Flag("--self-signed-cert-secret", STRING, "Secret of that CA and certificate, in the namespace POD_NAMESPACE. Both "
-         "are created anew if it is deleted.", "self_signed_cert_secret"),
+         "are created anew if it is deleted."),
     Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept up to date; it also "
-         "provides the names in the certificate.", "self_signed_webhook"),
-    Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate.", "self_signed_cert_lifetime"),
-    Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA.", "self_signed_ca_lifetime"),
+         "provides the names in the certificate."),
+    Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate."),
+    Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA."),
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
-         "this machine, which opens a connection for most binds.", "extender_bind_address"),
-    Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP.", "metrics_bind_address"),
+         "this machine, which opens a connection for most binds."),
+    Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed. Each /bind that waits for "
-         "its node occupies one. 64 threads are reserved for other requests; further binds are rejected and retried.",
-         "threads"),
-    Flag("--profiling", BOOLEAN, "Accepted for compatibility with upstream; there are no Go profiles.", "profiling"),
+         "its node occupies one. 64 threads are reserved for other requests; further binds are rejected and retried."),
+    Flag("--profiling", BOOLEAN, "Accepted for compatibility with upstream; there are no Go profiles."),
 )
 SCHEDULING = (
-    Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events.",
-         "scheduler_name"),
+    Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events."),
     Flag("--node-scheduler-policy", Value("policy", parse_choice(*NODE_POLICIES)), "Default policy that selects nodes: "
-         "binpack (the fullest that fits) or spread.", "node_scheduler_policy"),
+         "binpack (the fullest that fits) or spread."),
     Flag("--gpu-scheduler-policy", Value("policy", parse_device_policy_flag), "Default policy that selects devices: "
-         f"{', '.join(DEVICE_POLICIES)}, or several separated by commas.", "gpu_scheduler_policy"),
-    Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler.",
-         "force_overwrite_default_scheduler"),
-    Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, evaluated by the API "
-         "server, such as gpu=on,zone!=b; empty for all.", "node_selector"),
+         f"{', '.join(DEVICE_POLICIES)}, or several separated by commas."),
+    Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler."),
+    Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, such as "
+         "gpu=on,zone!=b; empty for all. The API server validates it after the start.", "node_selector"),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
-         "environment variable HAMI_NODELOCK_EXPIRE applies.", "node_lock_timeout"),
+         "environment variable HAMI_NODELOCK_EXPIRE applies."),
     Flag("--node-lock-retry-timeout", DURATION, "Accepted for compatibility with upstream; binds wait in a queue for "
-         "their node.", "node_lock_retry_timeout"),
+         "their node."),
 )
 CLUSTER = (
-    Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without it, act always.", "leader_elect"),
-    Flag("--leader-elect-resource-name", STRING, "Name of the lease.", "leader_elect_resource_name"),
-    Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease.", "leader_elect_resource_namespace"),
-    Flag("--kube-qps", RATE, "Events per second, at most 50; 0 for 50. Placing pods is never limited here.",
-         "kube_qps"),
-    Flag("--kube-burst", COUNT, "Accepted for compatibility with upstream; the API server's own limits apply.",
-         "kube_burst"),
-    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout.",
-         "kube_timeout"),
+    Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without it, act always."),
+    Flag("--leader-elect-resource-name", STRING, "Name of the lease."),
+    Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease."),
+    Flag("--kube-qps", RATE, "Events per second, at most 50; 0 for 50. Placing pods is never limited here."),
+    Flag("--kube-burst", COUNT, "Accepted for compatibility with upstream; the API server's own limits apply."),
+    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
 )
 DEVICES = (
     Flag("--device-config-file", FILE, "YAML file with resource names and defaults by vendor; without it, the chart's "
-         "apply.", "device_config_file"),
-    Flag("--enable-ascend", BOOLEAN, "Schedule Ascend devices, those in the file's vnpus.", "enable_ascend"),
-    Flag("--enable-iluvatar", BOOLEAN, "Schedule Iluvatar devices, those in the file's iluvatars.",
-         "enable_iluvatar"),
+         "apply."),
+    Flag("--enable-ascend", BOOLEAN, "Schedule Ascend devices, those in the file's vnpus."),
+    Flag("--enable-iluvatar", BOOLEAN, "Schedule Iluvatar devices, those in the file's iluvatars."),
 )
 OUTPUT = (
     VERBOSITY,
-    Flag("--debug", BOOLEAN, "The same as -v 4.", "debug"),
+    Flag("--debug", BOOLEAN, "The same as -v 4."),
     LOG_FORMAT,
-    Flag("--legacy-metrics", BOOLEAN, "Also serve the metric names of HAMi before v2.9.", "legacy_metrics"),
+    Flag("--legacy-metrics", BOOLEAN, "Also serve the metric names of HAMi before v2.9."),
 )
 NO_EFFECT = (
     *(Flag(f"--{name}", STRING) for name in (
@@ -177,8 +168,8 @@ SCHEDULER_FLAGS: Groups = (
 
 
 def default_of(field: str) -> object:
-    """The default of a field of Settings."""
-    return getattr(DEFAULTS, field)
+    """The default of a field of Settings; ``None`` for a flag without a field."""
+    return getattr(DEFAULTS, field, None)
 
 
 def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Settings:
@@ -188,11 +179,11 @@ def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[st
     given: dict[str, object] = {}
     fallback: dict[str, dict[str, Flagged]] = {}
     for flag, value in flags_given(ctx, groups, values):
-        if flag.field:
-            given[flag.field] = value
-        elif flag.config_key:
+        if flag.config_key:
             mapping, _, key = flag.config_key.rpartition(".")
             fallback.setdefault(mapping, {}).setdefault(key, Flagged(value, flag.name))
+        elif hasattr(DEFAULTS, flag.parameter):
+            given[flag.parameter] = value
     return read_settings(given, os.environ, fallback=fallback, known=sections())
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from hami.cli.flags import Flag, GroupedCommand, Groups, Value
+from hami.cli.flags import GroupedCommand
 from hami.cli.scheduler import DEVICE_GROUPS, default_of, settings_of_command_line
-from hami.runtime.options import parse_choice
+from hami.runtime.options import Flag, Groups, Value, parse_choice
 
 __all__ = ["TABLE_FORMATS", "VENDORS_FLAGS", "vendors_command"]
 

@@ -7,7 +7,7 @@ Source: HAMi v2.10, cmd/device-plugin/nvidia; k8s-device-plugin 0.17, api/config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,21 +20,11 @@ from hami.codec.documents import convert, parse_json
 from hami.errors import HamiError, MalformedInput
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
+from hami.plugin.flags import FLAGS, NODE_CONFIG_FILE, OPERATING_MODES
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Address, parse_boolean, parse_choice, read_text
+from hami.runtime.options import Address, Flag, parse_named, read_text
 
-__all__ = [
-    "ENVIRONMENT", "ID_STRATEGIES", "LIST_STRATEGIES", "MIG_STRATEGIES", "NODE_CONFIG_FILE", "OPERATING_MODES",
-    "REGISTER_FORMATS", "PluginSettings", "Variable", "parse_channels", "parse_discovery", "parse_factor",
-    "parse_list_strategies", "parse_split_count", "read_plugin_settings",
-]
-
-OPERATING_MODES = ("hami-core", "mig")
-LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
-ID_STRATEGIES = ("uuid", "index")
-MIG_STRATEGIES = ("none", "single", "mixed")
-REGISTER_FORMATS = ("json", "csv")
-NODE_CONFIG_FILE = "/config/config.json"
+__all__ = ["PluginSettings", "read_plugin_settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,93 +59,6 @@ class PluginSettings:
     notes: tuple[str, ...] = ()
 
 
-def parse_split_count(text: str) -> int:
-    """The number of containers that may share a device, from 1. Raises: MalformedInput."""
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= INT32_MAX:
-        raise MalformedInput("split count", text, "expected a whole number, 1 or more")
-    return int(text)
-
-
-def parse_factor(text: str) -> float:
-    """A number above 0. Raises: MalformedInput."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise MalformedInput("factor", text, "expected a number above 0, such as 1.5")
-    return value
-
-
-def parse_list_strategies(text: str) -> tuple[str, ...]:
-    """One or several strategies, separated by commas. Raises: MalformedInput."""
-    words = tuple(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
-    if not words or not set(words) <= set(LIST_STRATEGIES):
-        raise MalformedInput("list strategy", text, f"expected a list of {', '.join(LIST_STRATEGIES)}")
-    return words
-
-
-def parse_channels(text: str) -> tuple[int, ...]:
-    """IMEX channels: none, or channel 0, the only one that NVIDIA allows. Raises: MalformedInput."""
-    if (inner := text.strip().removeprefix("[").removesuffix("]").strip()) not in ("", "0"):
-        raise MalformedInput("IMEX channels", text, "expected nothing or 0")
-    return (0,) if inner else ()
-
-
-def parse_discovery(text: str) -> str:
-    """The strategy that discovers devices; all use NVML. Raises: MalformedInput."""
-    if text not in ("auto", "nvml"):
-        raise MalformedInput("discovery strategy", text, "expected auto or nvml: Tegra has no device memory to share; "
-                             "use NVIDIA's device plugin for it")
-    return text
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One setting: its field, the environment variables that set it, the parser, and its keys in the device
-    configuration's sections ``flags``, ``flags.plugin`` and ``imex``, which NVIDIA's own plugin defines."""
-
-    field: str
-    names: tuple[str, ...]
-    parse: Callable[[str], object] = str
-    keys: tuple[str, ...] = ()
-
-
-ENVIRONMENT = (
-    Variable("node", ("NodeName", "NODE_NAME")),
-    Variable("device_config_file", ("CONFIG_FILE",)),
-    Variable("node_config_file", ("NODE_CONFIG_FILE",)),
-    Variable("mock_devices", ("MOCK_DEVICES",)),
-    Variable("split_count", ("DEVICE_SPLIT_COUNT",), parse_split_count),
-    Variable("memory_scaling", ("DEVICE_MEMORY_SCALING",), parse_factor),
-    Variable("core_scaling", ("DEVICE_CORES_SCALING",), parse_factor),
-    Variable("disable_core_limit", ("DISABLE_CORE_LIMIT",), parse_boolean),
-    Variable("hook_path", ("HOOK_PATH",)),
-    Variable("library_source", ("LIBRARY_SOURCE",)),
-    Variable("mig_strategy", ("MIG_STRATEGY",), parse_choice(*MIG_STRATEGIES), ("migStrategy",)),
-    Variable("fail_on_init_error", ("FAIL_ON_INIT_ERROR",), parse_boolean, ("failOnInitError",)),
-    Variable("driver_root", ("NVIDIA_DRIVER_ROOT",), str, ("nvidiaDriverRoot",)),
-    Variable("dev_root", ("NVIDIA_DEV_ROOT",), str, ("nvidiaDevRoot",)),
-    Variable("driver_root_in_container", ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"), str,
-             ("containerDriverRoot",)),
-    Variable("discovery", ("DEVICE_DISCOVERY_STRATEGY",), parse_discovery, ("deviceDiscoveryStrategy",)),
-    Variable("pass_device_specs", ("PASS_DEVICE_SPECS",), parse_boolean, ("passDeviceSpecs",)),
-    Variable("list_strategies", ("DEVICE_LIST_STRATEGY",), parse_list_strategies, ("deviceListStrategy",)),
-    Variable("id_strategy", ("DEVICE_ID_STRATEGY",), parse_choice(*ID_STRATEGIES), ("deviceIDStrategy",)),
-    Variable("gdrcopy", ("GDRCOPY_ENABLED",), parse_boolean, ("gdrcopyEnabled",)),
-    Variable("gds", ("GDS_ENABLED",), parse_boolean, ("gdsEnabled",)),
-    Variable("mofed", ("MOFED_ENABLED",), parse_boolean, ("mofedEnabled",)),
-    Variable("kubelet_socket", ("KUBELET_SOCKET",)),
-    Variable("cdi_prefix", ("CDI_ANNOTATION_PREFIX",), str, ("cdiAnnotationPrefix",)),
-    Variable("cdi_root", ("CDI_ROOT",)),
-    Variable("cdi_hook", ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"), str, ("nvidiaCTKPath", "nvidiaCDIHookPath")),
-    Variable("imex_channels", ("IMEX_CHANNEL_IDS",), parse_channels, ("channelIDs",)),
-    Variable("imex_required", ("IMEX_REQUIRED",), parse_boolean, ("required",)),
-    # as in upstream, only "true" enables it
-    Variable("topology_score", ("ENABLE_TOPOLOGY_SCORE",), lambda text: text == "true"),
-)
-
-
 def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
     """The settings of flags, environment and the files that they name. *given*: values of flags by field.
 
@@ -182,9 +85,6 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
 
 def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Mapping[str, str]) -> PluginSettings:
     inner = {entry.name for entry in fields(PluginConfig)}
-    outer = {entry.name for entry in fields(PluginSettings)}
-    if unknown := values.keys() - inner - outer:
-        raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
     config: Any = {name: value for name, value in values.items() if name in inner}
     rest: Any = {name: value for name, value in values.items() if name not in inner}
     nvidia = msgspec.structs.replace(devices.nvidia or NvidiaConfig(), resource_count_name=config["resource"])
@@ -212,20 +112,22 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
             raise MalformedInput(flag, path, "expected an absolute path")
 
 
+def _flags() -> Iterator[Flag]:
+    return (flag for _, flags in FLAGS for flag in flags)
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for variable in ENVIRONMENT:
-        name = next((name for name in variable.names if environ.get(name)), "")
-        if name:
-            found[variable.field] = _parsed(variable, environ[name], f"environment variable {name}")
+    for flag in _flags():
+        if name := next((name for name in flag.environment if environ.get(name)), ""):
+            parse = _is_true if flag.parameter == "topology_score" else flag.type.parse
+            found[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
     return found
 
 
-def _parsed(variable: Variable, text: str, place: str) -> object:
-    try:
-        return variable.parse(text)
-    except MalformedInput as error:
-        raise MalformedInput(place, text, error.problem) from error
+def _is_true(text: str) -> bool:
+    """Reports whether *text* enables ENABLE_TOPOLOGY_SCORE: as in upstream, only "true" does."""
+    return text == "true"
 
 
 def _from_section(nvidia: NvidiaConfig) -> dict[str, object]:
@@ -247,10 +149,10 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
     found: dict[str, object] = {}
     for place, section in (("flags", flags), ("flags", plugin), ("imex", devices.extra_sections.get("imex", {}))):
-        for variable in ENVIRONMENT:
-            for key in variable.keys:
+        for flag in _flags():
+            for key in flag.keys:
                 if (value := section.get(key)) is not None:
-                    found[variable.field] = _parsed(variable, _as_argument(value), f"{path}: {place}.{key}")
+                    found[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
     return found
 
 

@@ -1,16 +1,25 @@
-"""Parsers of flags and environment variables that several programs share, and the files that flags name."""
+"""Flags as the programs declare them, the types of their values, and the files that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import click
+
+from hami.codec.device_config import parse_resource_name
 from hami.codec.durations import parse_duration
 from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
+from hami.quantity import parse_integer
 
-__all__ = ["Address", "parse_address", "parse_boolean", "parse_choice", "parse_seconds", "read_text"]
+__all__ = [
+    "ADDRESS", "BOOLEAN", "COUNT", "DURATION", "FACTOR", "FILE", "RATE", "RESOURCE", "STRING", "Address", "Flag",
+    "Groups", "Value", "parse_address", "parse_boolean", "parse_choice", "parse_named", "parse_seconds", "read_text",
+    "whole_number",
+]
 
 
 class Address(NamedTuple):
@@ -58,6 +67,14 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_named(text: str, parse: Callable[[str], object], place: str) -> object:
+    """The value of *text*. Raises: MalformedInput, which names *place*."""
+    try:
+        return parse(text)
+    except MalformedInput as error:
+        raise MalformedInput(place, text, error.problem) from error
+
+
 def read_text(flag: str, path: str | Path) -> str:
     """The text of the file at *path*, which *flag* names. Raises: HamiError with flag, path and reason."""
     try:
@@ -66,3 +83,94 @@ def read_text(flag: str, path: str | Path) -> str:
         raise HamiError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise HamiError(f"{flag} {path}: not UTF-8 text: {error.reason}") from error
+
+
+class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A type of flag values: *parse* converts the text. Its MalformedInput becomes an error that names the flag."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """The parsed value of the text *value*."""
+        try:
+            return self.parse(str(value))
+        except MalformedInput as error:
+            self.fail(f"{error.text!r}: {error.problem}", param, ctx)
+
+
+def whole_number(least: int) -> Value:
+    """The type of integers from *least*."""
+    def parse(text: str) -> int:
+        value = parse_integer(text.removeprefix("="))  # -v=4: click keeps the = of short flags
+        if value is None or value < least:
+            raise MalformedInput("integer", text, f"expected a whole number, {least} or more")
+        return value
+    return Value("int", parse)
+
+
+def _number(text: str) -> float:
+    """The finite number of *text*, otherwise -1."""
+    try:
+        value = float(text)
+    except ValueError:
+        return -1.0
+    return value if value < float("inf") else -1.0  # also refuses NaN
+
+
+def _parse_rate(text: str) -> float:
+    if (value := _number(text)) < 0:
+        raise MalformedInput("number", text, "expected a number, 0 or more")
+    return value
+
+
+def _parse_factor(text: str) -> float:
+    if (value := _number(text)) <= 0:
+        raise MalformedInput("factor", text, "expected a number above 0, such as 1.5")
+    return value
+
+
+STRING = Value("text", str)
+FILE = Value("file", str)
+BOOLEAN = Value("bool", parse_boolean)
+COUNT = whole_number(0)
+RATE = Value("number", _parse_rate)
+FACTOR = Value("factor", _parse_factor)
+DURATION = Value("duration", parse_seconds)
+ADDRESS = Value("host:port", parse_address)
+RESOURCE = Value("name", parse_resource_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: its name as upstream's, its type, its help, and the field of the settings that it sets.
+
+    The default is that of the field. Without *field*, it is the name with ``_`` for ``-``; a flag without such a field
+    is accepted without effect.
+
+    *config_key*: instead, the key of the device configuration that the flag replaces where the file has none: mapping,
+    dot, key, the mapping as in :data:`hami.codec.device_config.Fallback`. *also*: other names. *environment*: variables
+    that set the field, too. *keys*: keys that set it in the device configuration's sections ``flags``, ``flags.plugin``
+    and ``imex``, which NVIDIA's own plugin defines. *repeated*: the flag may be given several times, and its values are
+    concatenated.
+    """
+
+    name: str
+    type: Value
+    help: str = ""
+    field: str = ""
+    also: tuple[str, ...] = ()
+    config_key: str = ""
+    environment: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    repeated: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The name of the command's parameter, and the field if there is one."""
+        return self.field or self.name.lstrip("-").replace("-", "_")
+
+
+Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
+"""Titles and the flags below them, in the order of the help."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config, parse_device_config
 from hami.errors import HamiError, MalformedInput
-from hami.runtime.options import Address, parse_seconds, read_text
+from hami.runtime.options import Address, parse_named, parse_seconds, read_text
 
 __all__ = [
     "DEVICE_POLICIES", "NODE_POLICIES", "Settings", "parse_device_policy_flag", "read_settings",
@@ -99,13 +99,14 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
     if namespace := environ.get("POD_NAMESPACE"):
         values["pod_namespace"] = namespace
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
-        values["node_lock_timeout"] = _from_environment("HAMI_NODELOCK_EXPIRE", text, parse_seconds)
+        variable = "environment variable HAMI_NODELOCK_EXPIRE"
+        values["node_lock_timeout"] = parse_named(text, parse_seconds, variable)
+        if not values["node_lock_timeout"]:
+            raise MalformedInput(variable, text, "expected more than 0s")
     values["devices"] = _devices(str(values.get("device_config_file", "")), values, fallback, known)
     if directory := str(values.get("self_signed_cert_dir", "")):
         _check_self_signed(values)
         values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
-    if unknown := values.keys() - {entry.name for entry in fields(Settings)}:
-        raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
     settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
     _check(settings)
     return settings
@@ -155,16 +156,6 @@ def _devices(path: str, values: Mapping[str, object], fallback: Fallback, known:
     else:
         config = chart_config(enabled)
     return replace(config, notes=(*config.notes, *notes))
-
-
-def _from_environment(name: str, text: str, parse: Callable[[str], float]) -> float:
-    try:
-        value = parse(text)
-    except MalformedInput as error:
-        raise MalformedInput(f"environment variable {name}", text, error.problem) from error
-    if value <= 0:
-        raise MalformedInput(f"environment variable {name}", text, "expected more than 0s")
-    return value
 
 
 def parse_device_policy_flag(text: str) -> str:

@@ -1,0 +1,130 @@
+"""The flags of the device plugin, each with the environment variables and keys that set the same field."""
+
+from __future__ import annotations
+
+from hami.errors import MalformedInput
+from hami.runtime.options import (
+    ADDRESS, BOOLEAN, COUNT, FACTOR, FILE, RESOURCE, STRING, Flag, Groups, Value, parse_choice, whole_number,
+)
+
+__all__ = ["FLAGS", "NODE_CONFIG_FILE", "OPERATING_MODES"]
+
+NODE_CONFIG_FILE = "/config/config.json"
+OPERATING_MODES = ("hami-core", "mig")
+LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+
+
+def _parse_list_strategies(text: str) -> tuple[str, ...]:
+    """One or several strategies, separated by commas. Raises: MalformedInput."""
+    words = tuple(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
+    if not words or not set(words) <= set(LIST_STRATEGIES):
+        raise MalformedInput("list strategy", text, f"expected a list of {', '.join(LIST_STRATEGIES)}")
+    return words
+
+
+def _parse_channels(text: str) -> tuple[int, ...]:
+    """IMEX channels: none, or channel 0, the only one that NVIDIA allows. Raises: MalformedInput."""
+    if (inner := text.strip().removeprefix("[").removesuffix("]").strip()) not in ("", "0"):
+        raise MalformedInput("IMEX channels", text, "expected nothing or 0")
+    return (0,) if inner else ()
+
+
+def _parse_discovery(text: str) -> str:
+    """The strategy that discovers devices; all use NVML. Raises: MalformedInput."""
+    if text not in ("auto", "nvml"):
+        raise MalformedInput("discovery strategy", text, "expected auto or nvml: Tegra has no device memory to share; "
+                             "use NVIDIA's device plugin for it")
+    return text
+
+
+NODE = (
+    Flag("--node-name", STRING, "The name of this node.", "node", environment=("NodeName", "NODE_NAME")),
+    Flag("--config-file", FILE, "The device configuration (YAML), the same as the scheduler's; without it, the chart's "
+         "applies. Its section flags, which NVIDIA's plugin defines, is read, too.", "device_config_file",
+         also=("--device-config-file",), environment=("CONFIG_FILE",)),
+    Flag("--node-config-file", FILE, "Settings of single nodes (JSON): the entries with this node's name override "
+         f"everything else. Without the flag, {NODE_CONFIG_FILE} if it exists.", environment=("NODE_CONFIG_FILE",)),
+    Flag("--mock-devices", FILE, "Use the devices in this file (YAML) instead of the driver's.",
+         environment=("MOCK_DEVICES",)),
+)
+SHARING = (
+    Flag("--resource-name", RESOURCE, "The resource that the kubelet offers.", "resource"),
+    Flag("--device-split-count", whole_number(1), "Containers that may share a device.", "split_count",
+         environment=("DEVICE_SPLIT_COUNT",)),
+    Flag("--device-memory-scaling", FACTOR, "Ratio of the memory that can be allocated to a device's memory; above 1, "
+         "containers may use host memory.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
+    Flag("--device-cores-scaling", FACTOR, "Ratio of the cores that can be allocated to a device's cores.",
+         "core_scaling", environment=("DEVICE_CORES_SCALING",)),
+    Flag("--disable-core-limit", BOOLEAN, "Do not limit the cores that containers use.",
+         environment=("DISABLE_CORE_LIMIT",)),
+    Flag("--operating-mode", Value("mode", parse_choice(*OPERATING_MODES)), f"{' or '.join(OPERATING_MODES)}: the "
+         "limiter shares devices, or MIG instances are created as pods need them."),
+    Flag("--mig-strategy", Value("strategy", parse_choice("none", "single", "mixed")), "none, single or mixed: offer "
+         "existing MIG instances to all pods, under the resource's name or as nvidia.com/mig-<profile>.",
+         environment=("MIG_STRATEGY",), keys=("migStrategy",)),
+)
+CONTAINERS = (
+    Flag("--device-list-strategy", Value("strategy", _parse_list_strategies), "How devices are passed to the container "
+         f"runtime: some of {', '.join(LIST_STRATEGIES)}, separated by commas or in several flags.", "list_strategies",
+         environment=("DEVICE_LIST_STRATEGY",), keys=("deviceListStrategy",), repeated=True),
+    Flag("--device-id-strategy", Value("strategy", parse_choice("uuid", "index")), "How the container runtime "
+         "identifies devices: uuid or index.", "id_strategy", environment=("DEVICE_ID_STRATEGY",),
+         keys=("deviceIDStrategy",)),
+    Flag("--pass-device-specs", BOOLEAN, "Also pass device nodes.", environment=("PASS_DEVICE_SPECS",),
+         keys=("passDeviceSpecs",)),
+    Flag("--gdrcopy-enabled", BOOLEAN, "Enable GDRCopy in containers.", "gdrcopy", environment=("GDRCOPY_ENABLED",),
+         keys=("gdrcopyEnabled",)),
+    Flag("--gds-enabled", BOOLEAN, "Enable GPUDirect Storage in containers.", "gds", environment=("GDS_ENABLED",),
+         keys=("gdsEnabled",)),
+    Flag("--mofed-enabled", BOOLEAN, "Enable Mellanox OFED in containers.", "mofed", environment=("MOFED_ENABLED",),
+         keys=("mofedEnabled",)),
+    Flag("--imex-channel-ids", Value("ids", _parse_channels), "IMEX channels for containers: none or 0.",
+         "imex_channels", environment=("IMEX_CHANNEL_IDS",), keys=("channelIDs",)),
+    Flag("--imex-required", BOOLEAN, "Fail at startup if the host lacks those channels.",
+         environment=("IMEX_REQUIRED",), keys=("required",)),
+    Flag("--cdi-annotation-prefix", STRING, "Prefix of the annotation of cdi-annotations.", "cdi_prefix",
+         environment=("CDI_ANNOTATION_PREFIX",), keys=("cdiAnnotationPrefix",)),
+    Flag("--cdi-root", FILE, "With a cdi strategy, the host's directory for CDI specifications; empty if another "
+         "program writes them.", environment=("CDI_ROOT",)),
+    Flag("--nvidia-cdi-hook-path", FILE, "The host's nvidia-ctk or nvidia-cdi-hook, which the specifications name as "
+         "hook.", "cdi_hook", also=("--nvidia-ctk-path",), environment=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+         keys=("nvidiaCTKPath", "nvidiaCDIHookPath")),
+)
+PATHS = (
+    Flag("--hook-path", FILE, "The host's directory above vgpu, which holds the limiter.", environment=("HOOK_PATH",)),
+    Flag("--library-source", FILE, "Directory with the limiter's files, which are copied to the host at startup; "
+         "running containers keep theirs. Without it, they must be there already.", environment=("LIBRARY_SOURCE",)),
+    Flag("--nvidia-driver-root", FILE, "Root of the host's driver installation.", "driver_root",
+         environment=("NVIDIA_DRIVER_ROOT",), keys=("nvidiaDriverRoot",)),
+    Flag("--dev-root", FILE, "Root of the driver's /dev on the host; without it, the driver root.",
+         also=("--nvidia-dev-root",), environment=("NVIDIA_DEV_ROOT",), keys=("nvidiaDevRoot",)),
+    Flag("--driver-root-ctr-path", FILE, "Path of the driver root in this container; / for a plugin that runs on the "
+         "host.", "driver_root_in_container", also=("--container-driver-root",),
+         environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"), keys=("containerDriverRoot",)),
+    Flag("--kubelet-socket", FILE, "The kubelet's socket; the plugin's own is beside it. Empty: devices are only "
+         "registered with the node.", environment=("KUBELET_SOCKET",)),
+    Flag("--socket-name", STRING, "Name of the plugin's socket; without it, nvidia-<resource>.sock, as in NVIDIA's "
+         "plugin."),
+)
+REGISTRATION = (
+    Flag("--register-format", Value("format", parse_choice("json", "csv")), "json; csv for schedulers of HAMi v2.4 to "
+         "v2.7, whose handshakes are then answered."),
+    Flag("--topology-score", BOOLEAN, "Register scores for pairs of devices by their links.",
+         environment=("ENABLE_TOPOLOGY_SCORE",)),
+    Flag("--unregister-on-stop", BOOLEAN, "Unregister the devices when the plugin stops. Running pods keep theirs."),
+    Flag("--device-discovery-strategy", Value("strategy", _parse_discovery), "auto or nvml; nvml does not detect WSL, "
+         "which has one device node for all devices.", "discovery", environment=("DEVICE_DISCOVERY_STRATEGY",),
+         keys=("deviceDiscoveryStrategy",)),
+    Flag("--fail-on-init-error", BOOLEAN, "Without a driver, fail at startup and retry; otherwise the node has no "
+         "devices.", environment=("FAIL_ON_INIT_ERROR",), keys=("failOnInitError",)),
+    Flag("--health-bind-address", ADDRESS, "Address of /readyz, plain HTTP: 200 when the devices are registered with "
+         "the kubelet or there are none, else 503 and the reason. Not served without the flag."),
+    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
+)
+FLAGS: Groups = (
+    ("Node", NODE),
+    ("Sharing (flags override the device configuration, the node's entry overrides flags)", SHARING),
+    ("Containers", CONTAINERS),
+    ("Paths", PATHS),
+    ("Registration", REGISTRATION),
+)
