@@ -7,7 +7,7 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hami.model import Share
 from hami.devices.cards import Card
@@ -15,7 +15,8 @@ from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
 from hami.devices.config import PluginConfig
 
 __all__ = [
-    "CDI", "DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "instances_grant", "shares_grant", "wanted_extras",
+    "CDI", "DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "shares_grant", "visible_devices_grant",
+    "wanted_extras",
 ]
 
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
@@ -78,11 +79,6 @@ class Recipient:
     token: str
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether the limiter is preloaded; the specification can disable it."""
-        return self.env.get("CUDA_DISABLE_CONTROL") not in _TRUE
-
 
 def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts,
                  recipient: Recipient) -> Grant:
@@ -93,7 +89,8 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     """
     parts = sorted(parts, key=lambda part: part[0].index)
     cards = [card for card, _ in parts]
-    base = _visible_devices(config, [(card.uuid, str(card.index)) for card in cards], cards, host, recipient)
+    ids = [str(card.index) if config.id_strategy == "index" else card.uuid for card in cards]
+    base = visible_devices_grant(config, ids, cards, host, recipient.token)
     directory = f"{config.hook_path}/vgpu"
     env = dict(base.env)
     for place, (_, share) in enumerate(parts):
@@ -114,15 +111,14 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
         Mount(container_path=directory, host_path=f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"),
         Mount(container_path=LOCK_DIRECTORY, host_path=LOCK_DIRECTORY),
     ]
-    if recipient.is_limited:
+    if recipient.env.get("CUDA_DISABLE_CONTROL") not in _TRUE:  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))
     if host.license:
         mounts += [Mount(container_path="/tmp/license", host_path=f"{directory}/license", read_only=True),
                    Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{directory}/vgpuvalidator",
                          read_only=True)]
-    return Grant(env=env, mounts=(*base.mounts, *mounts), devices=base.devices, annotations=base.annotations,
-                 cdi_devices=base.cdi_devices)
+    return replace(base, env=env, mounts=(*base.mounts, *mounts))
 
 
 def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
@@ -130,19 +126,18 @@ def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS if getattr(config, name))
 
 
-def instances_grant(config: PluginConfig, instances: Sequence[str], cards: Sequence[Card], host: HostFacts,
-                    recipient: Recipient) -> Grant:
-    """Returns the grant of a container with MIG instances (by UUID) on *cards*; the hardware enforces the limits."""
-    return _visible_devices(config, [(uuid, uuid) for uuid in instances], cards, host, recipient)
+def visible_devices_grant(config: PluginConfig, ids: Sequence[str], cards: Sequence[Card], host: HostFacts,
+                          token: str) -> Grant:
+    """Returns a grant that only makes devices visible, which is enough for MIG instances: the hardware enforces their
+    limits.
 
-
-def _visible_devices(config: PluginConfig, names: Sequence[tuple[str, str]], cards: Sequence[Card], host: HostFacts,
-                     recipient: Recipient) -> Grant:
-    """Returns the part of a grant that makes devices visible. *names*: UUID and index of each device."""
+    *ids*: the names of the devices for NVIDIA's runtime. *cards*: those that the devices are, or lie on. *token*: a
+    unique text.
+    """
     strategies = set(config.list_strategies)
-    ids = list(dict.fromkeys(index if config.id_strategy == "index" else uuid for uuid, index in names))
+    ids = list(dict.fromkeys(ids))
     cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
-    annotations = {f"{config.cdi_prefix}nvidia-device-plugin_{recipient.token}": ",".join(cdi)} \
+    annotations = {f"{config.cdi_prefix}nvidia-device-plugin_{token}": ",".join(cdi)} \
         if cdi and "cdi-annotations" in strategies else {}
     named = cdi if "cdi-cri" in strategies else ()
     if strategies <= CDI:

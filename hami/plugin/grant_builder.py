@@ -10,7 +10,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.dynamic_mig import DynamicMig
 from hami.errors import AllocationRefused
 from hami.kube.cluster import Cluster
-from hami.node.grant import Grant, Recipient, instances_grant, shares_grant
+from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of
@@ -59,16 +59,13 @@ class GrantBuilder:
             facts = self._host.facts(limited=False, instances=[
                 (card.minor, one.gpu_instance, one.compute_instance)
                 for card, one in zip(cards, prepared.instances, strict=True)])
-            recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token())
-            grant = instances_grant(config, [one.uuid for one in prepared.instances], cards, facts, recipient)
-            return grant, prepared.annotations
-        recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token(),
-                              env=self._environment(match))
+            ids = [one.uuid for one in prepared.instances]
+            return visible_devices_grant(config, ids, cards, facts, self._token()), prepared.annotations
+        # the literal variables of a container never change, so a late watch may tell them
+        env = self._node_pods.environment(pod.ref.uid, container.name) if self._node_pods is not None else None
+        if env is None:
+            env = self._cluster.environment(pod.ref, container.name)
+        recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token(), env=env)
         facts = self._host.facts(limited=True)
         self._host.prepare(pod.ref.uid, container.name)
         return shares_grant(config, parts, facts, recipient), {}
-
-    def _environment(self, match: ContainerMatch) -> Mapping[str, str]:
-        """Returns the literal variables of the container; they never change, so a late watch may tell them."""
-        known = self._node_pods.environment(match.pod.ref.uid, match.container.name) if self._node_pods else None
-        return self._cluster.environment(match.pod.ref, match.container.name) if known is None else known

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hami.errors import AllocationRefused, HamiError
 from hami.devices.cards import Card, Instances, MigDevice
 from hami.devices.config import PluginConfig
-from hami.node.grant import Grant, Recipient, instances_grant
+from hami.node.grant import Grant, visible_devices_grant
 from hami.node.host import Host
 from hami.devices.registration import is_filtered
 from hami.devices.inventory import DeviceInventory
@@ -167,10 +167,9 @@ class InstanceResource:
         devices = [self._devices[card.uuid] for card in chosen]
         facts = self._host.facts(limited=False, instances=[
             (card.minor, one.gpu_instance, one.compute_instance) for card, one in zip(chosen, devices, strict=True)])
-        recipient = Recipient(pod_uid="", container="", token=str(uuid.uuid4()))
         log.info("MIG instances allocated",
                  extra={"node": self._config.node, "devices": [one.uuid for one in devices]})
-        return instances_grant(self._config, [one.uuid for one in devices], chosen, facts, recipient)
+        return visible_devices_grant(self._config, [one.uuid for one in devices], chosen, facts, str(uuid.uuid4()))
 
 
 def _as_card(index: int, one: MigDevice, parent: Card, problem: str) -> Card:

@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.devices.config import PluginConfig
-from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, Recipient, instances_grant, shares_grant
+from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, Recipient, shares_grant, visible_devices_grant
 from tests.plugin.stage import CARDS, A, B, NODE, share
 
 CONFIG = PluginConfig(node=NODE)
@@ -131,12 +131,13 @@ def test_cdi_names_no_extras_that_the_host_does_not_have():
 
 
 def test_device_nodes_of_instances():
-    grant = instances_grant(replace(CONFIG, pass_device_specs=True, dev_root="/run/driver"), ["MIG-1"], [CARDS[0]],
-                            replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",)), recipient())
+    config = replace(CONFIG, pass_device_specs=True, dev_root="/run/driver")
+    host = replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",))
+    grant = visible_devices_grant(config, ["MIG-1"], [CARDS[0]], host, "t-1")
     assert [one.host_path for one in grant.devices] == [
         "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
 
 
 def test_instances_are_only_made_visible():
-    assert instances_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, recipient()) == Grant(
+    assert visible_devices_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, "t-1") == Grant(
         env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})
