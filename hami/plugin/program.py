@@ -21,7 +21,6 @@ from hami.errors import HamiError
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.web.pages import Page
 from hami.plugin.allocator import VENDOR, Allocator
-from hami.plugin.cleanup import clean_up_node
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
@@ -44,7 +43,7 @@ from hami.plugin.settings import PluginSettings
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.vendors.catalog import vendors
 
-__all__ = ["DevicePluginProgram", "Readiness", "serve"]
+__all__ = ["DevicePluginProgram", "Readiness", "clean_up_node", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +93,19 @@ class DevicePluginProgram:
         self._clean_up_node = partial(clean_up_node, config.node, cluster, host, self._mig, self._allocator,
                                       self._deferred)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
-                                        RegistrationKeys(vendor.register, vendor.handshake), now=_now,
-                                        on_cards=self._on_cards)
+                                        RegistrationKeys(vendor.register, vendor.handshake),
+                                        now=partial(datetime.now, UTC), on_cards=self._on_cards)
         self._static_mig = None
         if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
             self._static_mig = StaticMig(config, settings.mig_strategy, self._source.instances, host,
                                          on_instances=on_instances)
-        self._registration = None
+        self._registrations: list[KubeletRegistration] = []
+        self._card_registration = None
         if config.kubelet_socket:
-            self._registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
+            self._card_registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
                 path, config, self._inventory, self._allocator, on_disconnect=on_disconnect), clock=time.monotonic)
-        self._running: list[KubeletRegistration] = []
-        self._lock = threading.Lock()  # guards _running and _registration; never held while a registration runs
+            self._registrations.append(self._card_registration)
+        self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -136,9 +136,8 @@ class DevicePluginProgram:
         A plugin that another process has replaced reports ready: the rollout then ends it.
         """
         with self._lock:
-            registrations = list(self._running)
-            if self._registration is not None and self._registration not in registrations and self._inventory.cards():
-                registrations.append(self._registration)
+            registrations = [one for one in self._registrations
+                             if one is not self._card_registration or self._inventory.cards()]
         return "; ".join(one.unready_reason for one in registrations if one.unready_reason)
 
     def stop(self, *, last: bool) -> None:
@@ -149,8 +148,8 @@ class DevicePluginProgram:
         if self._node_pods is not None:
             self._node_pods.stop()
         with self._lock:
-            is_replaced = any(one.is_replaced() for one in self._running)
-            for one in self._running:
+            is_replaced = any(one.is_replaced() for one in self._registrations)
+            for one in self._registrations:
                 one.stop()
         self._registrar.stop()
         self._inventory.close()
@@ -183,12 +182,10 @@ class DevicePluginProgram:
 
     def _serve_cards(self) -> None:
         """Serves once there is a card: otherwise the kubelet would list the resource with capacity 0."""
-        if self._registration is None:
+        if self._card_registration is None:
             log.info("no kubelet socket: the cards are only registered with the node")
-            return
-        registration = self._registration
-        if self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is not None:
-            self._keep_registered(registration)
+        elif self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is not None:
+            self._card_registration.run()
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""
@@ -201,21 +198,13 @@ class DevicePluginProgram:
             path, config, resource.inventory, resource, ids=lambda card, config: (card.uuid,),
             on_disconnect=on_disconnect), clock=time.monotonic)
         with self._lock:
-            if resource.resource == self._settings.config.resource and self._registration is not None:
-                self._registration.stop()  # the instances take over the resource and the socket of the cards
-                self._registration = None
-            self._running.append(registration)
-        self._start_thread(resource.resource, lambda: self._keep_registered(registration))
-
-    def _keep_registered(self, registration: KubeletRegistration) -> None:
-        with self._lock:
             if self._stopped.is_set():
                 return
-            if registration not in self._running:
-                self._running.append(registration)
-        registration.run()
-        with self._lock:
-            self._running.remove(registration)
+            if resource.resource == self._settings.config.resource and self._card_registration is not None:
+                self._card_registration.stop()  # the instances take over the resource and the socket of the cards
+                self._registrations.remove(self._card_registration)
+            self._registrations.append(registration)
+        self._start_thread(resource.resource, registration.run)
 
     def _start_thread(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -250,6 +239,24 @@ class DevicePluginProgram:
             except Exception:
                 log.exception("cleanup failed")
             self._deferred.wait(RETRY_WRITES_S)
+
+
+def clean_up_node(node: str, cluster: Cluster, host: Host, mig: DynamicMig | None, allocator: Allocator,
+                  deferred: DeferredWrites) -> None:
+    """Cleans up: deferred writes, stale node locks, directories of containers, MIG instances.
+
+    Logs what fails; never raises a HamiError.
+    """
+    def remove_directories() -> None:
+        if directories := host.directories():  # before the pods: see Host.sweep
+            if removed := host.sweep(directories, {pod.ref.uid for pod in cluster.pods_on(node)}):
+                log.info("container directories removed", extra={"directories": removed})
+    for step in (allocator.release_stale_lock, deferred.flush, remove_directories,
+                 *([mig.reconcile] if mig is not None else [])):
+        try:
+            step()
+        except HamiError as error:
+            log.warning("cleanup failed", extra={"node": node, "error": error})
 
 
 class Readiness:
@@ -331,11 +338,8 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
 def _listen() -> queue.SimpleQueue[int]:
     """Returns the queue that receives the signals of this process from now on."""
     incoming: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def put(number: int, frame: Any) -> None:
-        incoming.put(number)
     for number in (*_STOP_SIGNALS, signal.SIGHUP):
-        signal.signal(number, put)
+        signal.signal(number, lambda number, frame: incoming.put(number))
     return incoming
 
 
@@ -387,7 +391,3 @@ def _check_imex_channels(settings: PluginSettings) -> None:
         path = Path(settings.config.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
         if not path.exists():
             raise HamiError(f"--imex-required: {path} is missing")
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

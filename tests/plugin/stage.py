@@ -9,10 +9,10 @@ from hami.codec.allocation import render_shares
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
 from hami.plugin.allocator import Allocator, Clock
-from hami.plugin.cleanup import clean_up_node
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
+from hami.plugin.program import clean_up_node
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.node.grant import HostFacts
