@@ -134,15 +134,12 @@ def _hooks(program: str, driver: DriverFiles) -> list[Document]:
     """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
     links = [f"{target}::{path}" for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))]
     folders = list(dict.fromkeys(str(PurePosixPath(one.path).parent) for one in driver.libraries))
-    return [_hook(program, name, option, values) for name, option, values in (
-        ("create-symlinks", "--link", links), ("update-ldcache", "--folder", folders)) if values]
-
-
-def _hook(program: str, name: str, option: str, values: Iterable[str]) -> Document:
     own = PurePosixPath(program).name
-    words = [own, "hook", name] if own == "nvidia-ctk" else [own, name]
-    return {"hookName": _STAGE, "path": program,
-            "args": [*words, *(word for value in values for word in (option, value))]}
+    command = [own, "hook"] if own == "nvidia-ctk" else [own]
+    return [{"hookName": _STAGE, "path": program,
+             "args": [*command, name, *(word for value in values for word in (option, value))]}
+            for name, option, values in (("create-symlinks", "--link", links), ("update-ldcache", "--folder", folders))
+            if values]
 
 
 def _aliases(libraries: Iterable[DriverFile]) -> Iterable[tuple[str, str]]:

@@ -123,17 +123,17 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
            for index, shares in enumerate(remaining)):
         raise MalformedInput(vendor.to_allocate, pod.annotations.get(vendor.to_allocate),
                              f"expected a part of {vendor.allocated}")
-    requesting = [(index, container, count) for index, container in enumerate(pod.containers)
+    requesting = [(container, count) for container in pod.containers
                   if (count := _requested(container.limits.get(resource)))]
-    positions = _positions([len(shares) for shares in allocated], [(index, count) for index, _, count in requesting])
-    if positions is None:
+    filled = [(index, shares) for index, shares in enumerate(allocated) if shares]
+    if [len(shares) for _, shares in filled] != [count for _, count in requesting]:
         raise MalformedInput(
             vendor.allocated, pod.annotations.get(vendor.allocated, ""),
             "expected as many shares as the containers request: "
-            + (", ".join(f"{count} for {container.name}" for _, container, count in requesting) or "none"))
-    return tuple(ContainerShares(position=at, name=container.name, kind=container.kind, shares=allocated[at],
-                                 outstanding=bool(remaining[at]))
-                 for at, (_, container, _) in zip(positions, requesting))
+            + (", ".join(f"{count} for {container.name}" for container, count in requesting) or "none"))
+    return tuple(ContainerShares(position=index, name=container.name, kind=container.kind, shares=shares,
+                                 outstanding=bool(remaining[index]))
+                 for (index, shares), (container, _) in zip(filled, requesting))
 
 
 def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
@@ -261,15 +261,6 @@ def _reason_not_allocated(pod: Pod, call: AllocateCall) -> str | None:
         ("its allocation was revoked", not pod.annotations.get(call.vendor.to_allocate)),
     )
     return next((reason for reason, broken in rules if broken), None)
-
-
-def _positions(sizes: Sequence[int], requesting: Sequence[tuple[int, int]]) -> list[int] | None:
-    """Returns the annotation index of each requesting container (index and count); ``None`` if they do not match.
-    *sizes*: the number of shares in each entry of the annotation."""
-    filled = [(index, size) for index, size in enumerate(sizes) if size]
-    if filled == list(requesting) or [size for _, size in filled] == [count for _, count in requesting]:
-        return [index for index, _ in filled]
-    return None
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:

@@ -119,7 +119,12 @@ class KubeletRegistration:
             case Step.STAND_BY:
                 self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
             case Step.REGISTER:
-                self._register()
+                self._disconnected = False  # the new connection may be lost before the kubelet answers
+                try:
+                    register(str(self._kubelet), self._path.name, self._config.resource)
+                except BaseException:
+                    self._disconnected = True
+                    raise
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)
@@ -149,14 +154,6 @@ class KubeletRegistration:
             raise
         self._server, self._registered, self._disconnected = server, None, False
         log.info("serving", extra={"socket": self._path})
-
-    def _register(self) -> None:
-        self._disconnected = False  # the new connection may be lost before the kubelet answers
-        try:
-            register(str(self._kubelet), self._path.name, self._config.resource)
-        except BaseException:
-            self._disconnected = True
-            raise
 
     def _close(self) -> None:
         if self._server is not None:

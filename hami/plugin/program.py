@@ -292,7 +292,10 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
             on_started()
         fresh: PluginSettings | None = None
         while fresh is None:
-            number = _next_signal(incoming, None if program is not None else RESTART_S)
+            try:
+                number = incoming.get(timeout=None if program is not None else RESTART_S)
+            except queue.Empty:
+                number = None
             if number in _STOP_SIGNALS:
                 if program is not None:
                     program.stop(last=True)
@@ -315,14 +318,6 @@ def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePlug
         return None
     readiness.follow(program.unready_reason)
     return program
-
-
-def _next_signal(incoming: queue.SimpleQueue[int], timeout: float | None) -> int | None:
-    """Returns the next signal; ``None`` after *timeout* seconds."""
-    try:
-        return incoming.get(timeout=timeout)
-    except queue.Empty:
-        return None
 
 
 def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:

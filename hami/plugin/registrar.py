@@ -70,7 +70,13 @@ class NodeRegistrar:
             cards = self._source.cards()
             self._on_cards(cards)
             self._inventory.update(cards)
-            self._log_health(self._inventory.snapshot())
+            snapshot = self._inventory.snapshot()
+            for card in snapshot.cards:
+                if reason := snapshot.unhealthy.get(card.uuid):
+                    if self._reported.is_new(card.uuid, reason):
+                        log.warning("device unhealthy", extra={"device": card.uuid, "reason": reason})
+                elif self._reported.clear(card.uuid):
+                    log.info("device healthy", extra={"device": card.uuid})
 
     def register(self) -> InventorySnapshot:
         """Writes the node's annotations; returns the cards that they describe. Raises: ClusterError."""
@@ -97,11 +103,3 @@ class NodeRegistrar:
             log.info("node unregistered", extra={"node": self._config.node})
         except ClusterError as error:
             log.warning("node cannot be unregistered", extra={"node": self._config.node, "error": error})
-
-    def _log_health(self, snapshot: InventorySnapshot) -> None:
-        for card in snapshot.cards:
-            if reason := snapshot.unhealthy.get(card.uuid):
-                if self._reported.is_new(card.uuid, reason):
-                    log.warning("device unhealthy", extra={"device": card.uuid, "reason": reason})
-            elif self._reported.clear(card.uuid):
-                log.info("device healthy", extra={"device": card.uuid})

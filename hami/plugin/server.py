@@ -176,14 +176,14 @@ class PluginServer:
     def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
                                   context: Any) -> api.PreferredAllocationResponse:
         return api.PreferredAllocationResponse(container_responses=[
-            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(
-                tuple(one.available_deviceIDs), tuple(one.must_include_deviceIDs), one.allocation_size))
+            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(one))
             for one in request.container_requests])
 
-    def _preferred(self, available: tuple[str, ...], must_include: tuple[str, ...], size: int) -> tuple[str, ...]:
+    def _preferred(self, request: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
         """Returns the preferred ids; none instead of an error, which would fail the pod."""
         try:
-            return self._allocator.preferred(available, must_include, size)
+            return self._allocator.preferred(tuple(request.available_deviceIDs), tuple(request.must_include_deviceIDs),
+                                             request.allocation_size)
         except Exception:
             log.exception("preferred allocation failed")
         return ()
