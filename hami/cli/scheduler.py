@@ -217,17 +217,19 @@ def run_scheduler(settings: Settings) -> int:
     tls = None
     if settings.cert_file:
         tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None)
-    parts: list[SchedulerProgram] = []
+    programs: list[SchedulerProgram] = []
 
     def make_app() -> Flask:
         from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
 
-        parts.append(SchedulerProgram(settings))
-        return parts[-1].app()
+        program = SchedulerProgram(settings)
+        programs.append(program)
+        app = program.app()
+        program.start()
+        return app
 
     return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
-                 threads=settings.threads,
-                 on_start=lambda app: parts[-1].start(), on_stop=lambda app: parts[-1].stop())
+                 threads=settings.threads, on_stop=lambda app: programs[-1].stop())
 
 
 def _prepare_certificate(settings: Settings) -> int:

@@ -25,7 +25,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 
-__all__ = ["JSON", "MERGE_PATCH", "STRATEGIC_MERGE_PATCH", "Api", "Stream", "is_disconnect", "is_unsent"]
+__all__ = ["API_STATUS", "JSON", "MERGE_PATCH", "STRATEGIC_MERGE_PATCH", "Api", "Stream", "is_disconnect", "is_unsent"]
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -37,7 +37,12 @@ _KINDS: Mapping[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: G
 
 
 class _ApiStatus(msgspec.Struct):
+    code: int | None = None
     message: str | None = None
+
+
+API_STATUS = msgspec.json.Decoder(_ApiStatus)
+"""Decodes a Status, the API server's description of an error."""
 
 
 class Api:
@@ -233,7 +238,7 @@ def _unreachable(call: str, error: Exception) -> ClusterError:
 def _refusal(call: str, status: int, body: bytes) -> ClusterError:
     """Returns the error for a response with *status* ≥ 400, with the message of the Status in *body*, if any."""
     try:
-        message = msgspec.json.decode(body, type=_ApiStatus).message
+        message = API_STATUS.decode(body).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = None
     text = message or body[:200].decode(errors="replace") or "no message"

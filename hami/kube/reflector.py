@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from hami.errors import ClusterError, Gone, MalformedInput
-from hami.kube.api import Api, Stream
+from hami.kube.api import API_STATUS, Api, Stream
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
 
@@ -104,15 +104,9 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _WatchStatus(msgspec.Struct):
-    code: int | None = None
-    message: str | None = None
-
-
 _META = msgspec.json.Decoder(_Object)
 _PAGE = msgspec.json.Decoder(_Page)
 _EVENT = msgspec.json.Decoder(_Event)
-_STATUS = msgspec.json.Decoder(_WatchStatus)
 
 
 class Reflector(Generic[T]):
@@ -129,7 +123,6 @@ class Reflector(Generic[T]):
         self._sink = sink
         self._page_size = page_size
         self._clock = clock
-        self._wait = wait
         self._version = ""  # to watch from; empty: a list is due
         self._latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
         self._last_contact = -math.inf
@@ -137,6 +130,7 @@ class Reflector(Generic[T]):
         self._reported = OncePerKey()  # objects that cannot be parsed
         self._stopping = threading.Event()
         self._wake = threading.Event()
+        self._wait = wait or self._wake.wait
         self._changed = threading.Condition()  # guards the four below; not held across I/O
         self._stream: Stream | None = None
         self._lists_requested = 0  # by callers of relist
@@ -215,12 +209,8 @@ class Reflector(Generic[T]):
         delay = self._backoff.next()
         log.log(level, "watch interrupted",
                 extra={"resource": self._resource.name, "error": str(error), "retry_s": delay})
-        if self._stopping.is_set() or self._wake.is_set():
-            return
-        if self._wait is not None:
+        if not (self._stopping.is_set() or self._wake.is_set()):
             self._wait(delay)
-        else:
-            self._wake.wait(delay)
 
     def _list(self) -> None:
         """Passes on all objects, page by page, from one consistent read; then prunes the others.
@@ -312,7 +302,7 @@ class Reflector(Generic[T]):
         try:
             event = _EVENT.decode(line)
             if event.type == "ERROR":  # its object is a Status
-                status = _STATUS.decode(event.object)
+                status = API_STATUS.decode(event.object)
                 raise Gone(f"watch of {self._resource.name}: {status.message}", status.code)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Gone(f"event of {self._resource.name} cannot be read: {error}: {line[:200]!r}") from error

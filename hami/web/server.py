@@ -72,12 +72,11 @@ class Timeouts:
 
 def serve(make_app: Callable[[], App], *, bind: tuple[str, int], tls: TlsContext | None = None,
           plain: tuple[str, int] | None = None, threads: int = 1024, grace: float = 8.0,
-          timeouts: Timeouts = Timeouts(), on_start: Callable[[App], None] = lambda app: None,
-          on_stop: Callable[[App], None] = lambda app: None) -> int:
+          timeouts: Timeouts = Timeouts(), on_stop: Callable[[App], None] = lambda app: None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; returns the exit status, 0 after such a signal.
 
-    *make_app* and then *on_start* run in the worker process, after the fork. An exception from either is logged and
-    ends the process with 1. A worker that dies later is replaced, and both run again.
+    *make_app* runs in the worker process, after the fork. An exception from it is logged and ends the process with 1.
+    A worker that dies later is replaced, and *make_app* runs again.
     On the first signal *on_stop* runs in a thread of its own while requests finish, for at most *grace* seconds,
     rounded up; a second signal stops at once.
     *bind*: host and port; an empty host listens on all addresses. *plain*: a second address that never uses TLS.
@@ -85,9 +84,7 @@ def serve(make_app: Callable[[], App], *, bind: tuple[str, int], tls: TlsContext
     """
     def load() -> App:
         try:
-            app = make_app()
-            on_start(app)
-            return app
+            return make_app()
         except Exception:
             log.critical("cannot start", exc_info=True)
             os._exit(Arbiter.WORKER_BOOT_ERROR)
