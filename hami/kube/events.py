@@ -127,7 +127,9 @@ class EventRecorder:
 
         *reason*: one CamelCase word. *message* is cut at 1024 characters.
         """
-        key = _EventKey(subject, type, reason, _cut(message))
+        if len(message) > MESSAGE_LIMIT:
+            message = message[:MESSAGE_LIMIT - 1] + "…"
+        key = _EventKey(subject, type, reason, message)
         stamp = _stamp(self._now())
         with self._changed:
             queue = self._waiting[type]
@@ -293,10 +295,6 @@ def _event_name(subject: PodRef | str) -> str:
     suffix = f".{uuid.uuid4().hex[:16]}"
     name = subject if isinstance(subject, str) else subject.name
     return name[:_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= MESSAGE_LIMIT else message[:MESSAGE_LIMIT - 1] + "…"
 
 
 def _stamp(moment: datetime) -> str:

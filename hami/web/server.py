@@ -157,7 +157,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         self._busy: set[_Connection] = set()  # connections that a thread serves, or that wait for a thread
         self._next_check = -math.inf
-        self._stopper = threading.Thread(target=self._call_on_stop, name="stop", daemon=True)
+        self._stopper: threading.Thread | None = None
         super().init_process()
 
     def run(self) -> NoReturn:
@@ -169,7 +169,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         log.info("serving", extra={
             "bind": f"{host}:{port}", "tls": bool(self.cfg.is_ssl), "threads": self.cfg.threads})
         super().run()
-        if self._stopper.is_alive():
+        if self._stopper is not None:
             self._stopper.join(self.cfg.graceful_timeout)
         log.info("stopped", extra={"requests_cut": len(self._busy)})
         os._exit(0)  # a normal exit would wait for all threads
@@ -177,20 +177,15 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def set_accept_enabled(self, enabled: bool) -> None:
         """Also begins the stop: gunicorn calls this first, once `alive` is false."""
         super().set_accept_enabled(enabled)
-        if not enabled and not self.alive and self._stopper.ident is None:
+        if not enabled and not self.alive and self._stopper is None:
             log.info("stopping", extra={"requests": len(self._busy)})
+            self._stopper = threading.Thread(target=self.app.on_stop, args=(self.wsgi,), name="stop", daemon=True)
             self._stopper.start()
             for listener in self.sockets:
                 self.accept(listener)  # these clients are connected already
                 listener.close()
             for conn in self.pending_conns:
                 conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
-
-    def _call_on_stop(self) -> None:
-        try:
-            self.app.on_stop(self.wsgi)
-        except Exception:
-            log.exception("stop hook failed")
 
     def accept(self, listener: Any) -> None:
         """Accepts what waits at *listener*. A connection gets a thread once it can be read from."""

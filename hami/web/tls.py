@@ -86,16 +86,13 @@ class TlsContext:
             raise HamiError(f"--cert_file {self.cert_file} and --key_file {self.key_file}: "
                             f"no certificate with its key: {_reason(error)}") from error
         if self._client_ca_file:
-            self._add_client_ca(context, self._client_ca_file)
+            try:
+                context.load_verify_locations(self._client_ca_file)
+            except (OSError, ValueError) as error:
+                raise HamiError(
+                    f"--client-ca-file {self._client_ca_file}: no CA certificates: {_reason(error)}") from error
+            context.verify_mode = ssl.CERT_OPTIONAL
         return context
-
-    @staticmethod
-    def _add_client_ca(context: ssl.SSLContext, path: str) -> None:
-        try:
-            context.load_verify_locations(path)
-        except (OSError, ValueError) as error:
-            raise HamiError(f"--client-ca-file {path}: no CA certificates: {_reason(error)}") from error
-        context.verify_mode = ssl.CERT_OPTIONAL
 
 
 def _signature(flag: str, path: str) -> tuple[int, int, int]:
