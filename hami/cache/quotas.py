@@ -31,14 +31,17 @@ class QuotaCache:
     def remove(self, quota: QuotaLimits) -> None:
         """Removes *quota*, which has been deleted."""
         with self._lock:
-            self._remove(quota.namespace, quota.uid)
+            quotas = self._quotas.get(quota.namespace, {})
+            self.changes += quotas.pop(quota.uid, None) is not None
+            if not quotas:
+                self._quotas.pop(quota.namespace, None)
 
     def prune(self, seen: set[str], started: float) -> None:
         """Removes the quotas that are not in a complete list (*seen*: uids)."""
         with self._lock:
-            for namespace, quotas in list(self._quotas.items()):
-                for uid in [uid for uid in quotas if uid not in seen]:
-                    self._remove(namespace, uid)
+            for quota in self.all():
+                if quota.uid not in seen:
+                    self.remove(quota)
 
     def of(self, namespace: str) -> Mapping[str, QuotaLimits]:
         """Returns the quotas of *namespace* by uid."""
@@ -48,9 +51,3 @@ class QuotaCache:
         """Returns every quota."""
         with self._lock:
             return [quota for quotas in self._quotas.values() for quota in quotas.values()]
-
-    def _remove(self, namespace: str, uid: str) -> None:
-        quotas = self._quotas.get(namespace, {})
-        self.changes += quotas.pop(uid, None) is not None
-        if not quotas:
-            self._quotas.pop(namespace, None)
