@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from hami.cache.binding import carries_allocation, render_annotations, render_labels
+from hami.cache.binding import render_annotations, render_labels
 from hami.cache.bookings import PodBookings
 from hami.cache.nodes import NodeCache
 from hami.cache.pending import PendingPods
@@ -134,7 +134,7 @@ class Cache:
                     if (node := self._node_for(*request)) is not None:
                         self._pending.remind(pending, self._clock())
                         return node
-                self._pending.mark_tried(pending, state)
+                pending.state = state
             return None
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> tuple[Choice | None, Refusal] | None:
@@ -171,12 +171,7 @@ class Cache:
     def is_bound(self, uid: str, node: str) -> bool:
         """Reports whether the pod is known to be bound to *node*."""
         with self._lock:
-            record = self.pods.get(uid)
-            return (record is not None and record.node == node) or self._finished_node(uid) == node
-
-    def is_bound_as_reserved(self, pod: Pod, reservation: Reservation) -> bool:
-        """Reports whether *pod* is bound with the node and devices of *reservation*."""
-        return pod.node_name == reservation.node and carries_allocation(pod, reservation.annotations, self.vendors)
+            return self._bound_node(uid) == node
 
     def expire(self) -> list[Reservation]:
         """Ends what has timed out: reservations, which are returned, and silent device plugins."""
@@ -221,13 +216,15 @@ class Cache:
         record = self.pods.get(ref.uid)
         if record is not None and record.terminated:
             raise Rejected(f"pod {ref} has terminated")
-        if node := (record.node if record is not None else "") or self._finished_node(ref.uid):
+        if node := self._bound_node(ref.uid):
             raise Rejected(f"pod {ref} is already bound to node {node}")
         if (assumed := self.reservations.find(ref.uid)) is not None and assumed.stage is BindingStage.WRITING:
             raise Rejected(f"pod {ref} is being bound to node {assumed.reservation.node}")
 
-    def _finished_node(self, uid: str) -> str | None:
-        """Returns the node that the pod is bound to by a Binding of ours that the watch has not shown yet."""
+    def _bound_node(self, uid: str) -> str | None:
+        """Returns the node that the pod is bound to, perhaps by a Binding of ours that the watch has not shown yet."""
+        if (record := self.pods.get(uid)) is not None and record.node:
+            return record.node
         assumed = self.reservations.find(uid)
         return assumed.reservation.node if assumed and assumed.stage is BindingStage.FINISHED else None
 

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+from hami.cache.binding import carries_allocation
 from hami.cache.cache import Cache
 from hami.cache.reservations import Reservation
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
@@ -114,14 +115,12 @@ class Binder:
     def _locked(self, reservation: Reservation, deadline: float) -> Iterator[None]:
         """Holds the node's locks. They are handed over to the device plugin if the pod may be bound, else released."""
         node, keys, ref = reservation.node, reservation.lock_keys, reservation.ref
-        if not keys:
-            yield
-            return
         begun = self._clock()
         try:
             self._locks.acquire(node, keys, ref, deadline, lambda: self._cache.reservations.is_current(reservation))
         finally:
-            self._metrics.lock_wait(self._clock() - begun)
+            if keys:
+                self._metrics.lock_wait(self._clock() - begun)
         try:
             yield
         except (_OutcomeUnknown, _BoundByAnother):
@@ -186,7 +185,7 @@ class Binder:
             raise outcome_unknown from error
         if pod.node_name != reservation.node:
             raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
-        if not self._cache.is_bound_as_reserved(pod, reservation):
+        if not carries_allocation(pod, reservation.annotations, self._cache.vendors):
             raise _BoundByAnother(
                 f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
 
