@@ -17,7 +17,7 @@ from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_queue import LockQueue
 from hami.scheduler.node_lock import LockTimeouts, NodeLocks
-from hami.scheduler.reconcile import PodRules
+from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
@@ -41,11 +41,19 @@ class Clock:
         return int(self.now().timestamp())
 
 
+SETTINGS = Settings()
+
+
 class Journal(list):
-    """The recorded events as (reason, message)."""
+    """The recorded events as (reason, message), and what they are about."""
+
+    def __init__(self):
+        super().__init__()
+        self.subjects = []
 
     def record(self, about, type, reason, message):
         self.append((reason, message))
+        self.subjects.append(about)
 
     def reasons(self):
         return [reason for reason, _ in self]
@@ -148,26 +156,23 @@ class Replica:
     Unless it is *patient*, a bind does not wait: it fails if it cannot take its locks at once.
     """
 
-    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None, own_pod=None,
-                 timeouts=None, patient=False):
+    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
+                 settings=SETTINGS, timeouts=None, patient=False):
         self.fake, self.clock, self.leadership = fake, clock, FakeLeadership(leads)
-        self.events, self.metrics, self.revoked = Journal(), RecordedMetrics(), []
+        self.events, self.metrics = Journal(), RecordedMetrics()
         self.cluster = cluster or fake
         self.queue = LockQueue()
         self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
                            on_lock_change=self.queue.wake_node, on_reservation_end=self.queue.wake_pod)
         self.locks = NodeLocks(
-            self.cluster, self.cache, self.queue, timeouts or LockTimeouts(), leading_since=lambda: self.since,
-            clock=clock, now=clock.now, on_revoked=lambda ref, node: self.revoked.append((ref, node)))
+            self.cluster, self.cache, self.queue, self.events, timeouts or LockTimeouts(),
+            leading_since=lambda: self.since, clock=clock, now=clock.now)
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership, self.metrics,
                              clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE_S))
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
-        self.verbs = Verbs(Admitter(self.cache, scheduler_name="hami-scheduler", force_overwrite=True),
-                           self.node_filter, self.binder, self.cache.reservations.get)
+        self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)
         self.controller = Controller(
-            self.cluster, self.cache, self.locks, self.events, self.leadership,
-            PodRules(vendors=vendors, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300.0),
-            own_pod=own_pod, now=clock.now)
+            self.cluster, self.cache, self.locks, self.events, self.leadership, settings, now=clock.now)
         self.since = clock.now()
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()

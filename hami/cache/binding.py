@@ -19,7 +19,7 @@ from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
 __all__ = [
     "add_bind_time", "assigned_at", "assigned_node", "bound_at", "carries_allocation", "expected_label",
-    "is_allocating", "render_annotations", "render_labels",
+    "failed_allocation", "is_allocating", "render_annotations", "render_labels",
 ]
 
 EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; the empty text elsewhere
@@ -45,6 +45,11 @@ def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares],
 def render_labels(node: str) -> dict[str, str]:
     """Returns the labels of a pod that is assigned to *node*; none if the node's name cannot stand in a label."""
     return {ASSIGNED_NODE: node} if is_label_value(node) else {}
+
+
+def failed_allocation(vendors: Catalog) -> dict[str, str | None]:
+    """Returns the annotations of a pod whose allocation has failed: no device plugin can hand out its devices."""
+    return {**{vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}, BIND_PHASE: BindPhase.FAILED.value}
 
 
 def add_bind_time(annotations: Mapping[str, str], now: datetime) -> dict[str, str]:

@@ -11,6 +11,7 @@ from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
 from hami.codec.objects import convert_pod
 from hami.errors import MalformedInput
+from hami.scheduler.settings import Settings
 from hami.vendors.admission import admit
 from hami.vendors.spec import Admission, Catalog, Vendor
 
@@ -34,12 +35,11 @@ class Denied:
 
 
 class Admitter:
-    """The admission of pods. *force_overwrite*: pods of ``default-scheduler`` become ours, too."""
+    """The admission of pods."""
 
-    def __init__(self, cache: Cache, *, scheduler_name: str, force_overwrite: bool) -> None:
+    def __init__(self, cache: Cache, settings: Settings) -> None:
         self._cache = cache
-        self._scheduler_name = scheduler_name
-        self._force_overwrite = force_overwrite
+        self._settings = settings
 
     def admit(self, review: Review) -> Admitted | Denied:
         """Decides about the pod in *review*.
@@ -66,9 +66,9 @@ class Admitter:
             return Denied(str(error), 500)
         if requests_devices and (name := _privileged(spec)) is not None:
             return Denied(f"container {name} is privileged")
-        if requests_devices and self._scheduler_name:
-            if decoded.scheduler_name != self._scheduler_name:
-                mutated = {**mutated, "spec": {**mutated["spec"], "schedulerName": self._scheduler_name}}
+        if requests_devices and (ours := self._settings.scheduler_name):
+            if decoded.scheduler_name != ours:
+                mutated = {**mutated, "spec": {**mutated["spec"], "schedulerName": ours}}
             if decoded.node_name:
                 return Denied("pod has node assigned")
         namespace = review.namespace or decoded.ref.namespace
@@ -77,9 +77,9 @@ class Admitter:
         return Admitted(mutated)
 
     def _is_of_another_scheduler(self, name: str) -> bool:
-        if not name or name == self._scheduler_name:
+        if not name or name == self._settings.scheduler_name:
             return False
-        return name != "default-scheduler" or not self._force_overwrite
+        return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 
 def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:

@@ -53,12 +53,11 @@ class Verbs:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """*started*: whether the caches have been filled. *unready*: why requests cannot be served now, ``None`` if they
-    can. *wait_until_started*: waits until the caches are filled, at most that many seconds; whether they are."""
+    """*is_started*: whether the caches have been filled; waits for that at most so many seconds. *unready_reason*: why
+    requests cannot be served now; ``None`` if they can."""
 
-    started: Callable[[], bool]
-    unready: Callable[[], str | None]
-    wait_until_started: Callable[[float], bool]
+    is_started: Callable[[float], bool]
+    unready_reason: Callable[[], str | None]
 
 
 def create_app(verbs: Verbs, health: Health, observe: Observe = lambda verb, outcome, seconds: None, *,
@@ -71,17 +70,15 @@ def create_app(verbs: Verbs, health: Health, observe: Observe = lambda verb, out
     and retried by kube-scheduler.
     """
     app = flask.Flask(__name__, static_folder=None)
-    app.register_blueprint(_webhook(verbs.admitter, observe))
+    _add_webhook(app, verbs.admitter, observe)
     app.register_blueprint(_extender(verbs, health, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
-    app.register_blueprint(_health(health))
+    _add_health(app, health)
     app.register_error_handler(Exception, _answer_error)
     return app
 
 
-def _webhook(admitter: Admitter, observe: Observe) -> flask.Blueprint:
-    blueprint = flask.Blueprint("webhook", __name__)
-
-    @blueprint.post("/webhook")
+def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None:
+    @app.post("/webhook")
     def webhook() -> flask.Response:
         """Mutating admission of pods."""
         review: Review | None = None
@@ -95,8 +92,6 @@ def _webhook(admitter: Admitter, observe: Observe) -> flask.Blueprint:
 
         return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
                      observe)
-
-    return blueprint
 
 
 def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
@@ -162,7 +157,7 @@ def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refu
 
 def _filter(node_filter: NodeFilter, health: Health, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_filter(body)
-    if not health.wait_until_started(START_TIMEOUT_S):
+    if not health.is_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
     if args.nodes is not None:
         found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
@@ -183,26 +178,22 @@ def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tup
     return extender.render_bind(), "ok"
 
 
-def _health(health: Health) -> flask.Blueprint:
-    blueprint = flask.Blueprint("health", __name__)
-
-    @blueprint.get("/healthz")
+def _add_health(app: flask.Flask, health: Health) -> None:
+    @app.get("/healthz")
     def healthz() -> flask.Response:
         """Reports ok once the caches have been filled."""
-        return _text("ok") if health.started() else _text("starting: caches are not filled yet", 503)
+        return _text("ok") if health.is_started(0) else _text("starting: caches are not filled yet", 503)
 
-    @blueprint.get("/readyz")
+    @app.get("/readyz")
     def readyz() -> flask.Response:
         """Reports ok while the caches are filled and fresh."""
-        reason = health.unready()
+        reason = health.unready_reason()
         return _text("ok") if reason is None else _text(reason, 503)
 
-    @blueprint.get("/version")
+    @app.get("/version")
     def version() -> flask.Response:
         """Returns the version of HAMi."""
         return _json(b'{"version":"%s"}' % __version__.encode())
-
-    return blueprint
 
 
 def _answer_error(error: Exception) -> flask.Response:

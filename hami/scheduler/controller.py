@@ -21,7 +21,8 @@ from hami.runtime.once import OncePerKey
 from hami.runtime.periodic import PeriodicTask
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
-from hami.scheduler.reconcile import Annotate, Label, PodRules, Warn, pod_moves
+from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
+from hami.scheduler.settings import Settings
 from hami.vendors.spec import Vendor
 
 __all__ = ["Controller"]
@@ -40,18 +41,17 @@ T = TypeVar("T")
 
 
 class Controller(PeriodicTask):
-    """One loop for all duties. *own_pod*: namespace and name of the pod that this process runs in, if known."""
+    """One loop for all duties."""
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 rules: PodRules, *, own_pod: tuple[str, str] | None, now: Callable[[], datetime]) -> None:
+                 settings: Settings, *, now: Callable[[], datetime]) -> None:
         super().__init__(PERIOD_S)
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
-        self._rules = rules
-        self._own_pod = own_pod
+        self._settings = settings
         self._now = now
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._round = 0
@@ -132,13 +132,13 @@ class Controller(PeriodicTask):
         self._for_each(self._cache.pods.unsettled(), self._reconcile_pod)
 
     def _reconcile_pod(self, record: PodRecord) -> None:
-        self._for_each(pod_moves(record, self._rules, self._now().timestamp()), self._carry_out)
+        moves = pod_moves(record, self._cache.vendors, self._settings, self._now().timestamp())
+        self._for_each(moves, self._carry_out)
 
     def _carry_out(self, move: Annotate | Label | Warn) -> None:
         match move:
             case Annotate(ref, version, annotations, reason, message, labels):
-                self._cache.pods.upsert(self._cluster.annotate_pod(
-                    ref, dict(annotations), dict(labels), resource_version=version))
+                self._cache.pods.upsert(self._cluster.annotate_pod(ref, annotations, labels, resource_version=version))
                 log.warning("pod repaired", extra={"pod": ref, "reason": reason})
                 self._events.record(ref, "Warning", reason, message)
             case Label(ref, node):
@@ -162,15 +162,14 @@ class Controller(PeriodicTask):
 
     def _label_replicas(self) -> None:
         """Labels this replica's pod as the leader and the other pods of its release as followers, for Services."""
-        if self._own_pod is None or self._round % LABEL_EVERY:
+        if not self._settings.pod_name or self._round % LABEL_EVERY:
             return
-        namespace, name = self._own_pod
-        pods = self._cluster.pods_labelled(namespace, SCHEDULER_PODS)
-        ours = [_release(pod) for pod in pods if pod.ref.name == name]
+        pods = self._cluster.pods_labelled(self._settings.pod_namespace, SCHEDULER_PODS)
+        ours = [_release(pod) for pod in pods if pod.ref.name == self._settings.pod_name]
         self._for_each([pod for pod in pods if _release(pod) in ours], self._label_replica)
 
     def _label_replica(self, pod: Pod) -> None:
-        role = "leader" if (pod.ref.namespace, pod.ref.name) == self._own_pod else "follower"
+        role = "leader" if pod.ref.name == self._settings.pod_name else "follower"
         if pod.labels.get(ROLE) != role:
             self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
 

@@ -20,11 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from hami.cache.binding import failed_allocation
 from hami.cache.cache import Cache
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, MalformedInput, NodeLocked, NotFound
 from hami.kube.cluster import Cluster
+from hami.kube.events import EventRecorder
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduler.lock_queue import LockId, LockQueue
 
@@ -102,25 +104,23 @@ class _FoundLock:
 class NodeLocks:
     """The locks of all nodes.
 
-    *leading_since* returns when this replica's term began. *on_revoked* is called for every pod whose lock was taken
-    over after it was revoked. *_mutex* guards the claims; a claim, not the mutex, is held across I/O, so at most one of
-    our threads works on a lock.
+    *leading_since* returns when this replica's term began. *_mutex* guards the claims; a claim, not the mutex, is held
+    across I/O, so at most one of our threads works on a lock.
     """
 
-    def __init__(self, cluster: Cluster, cache: Cache, queue: LockQueue, timeouts: LockTimeouts, *,
-                 leading_since: Callable[[], datetime], clock: Callable[[], float], now: Callable[[], datetime],
-                 on_revoked: Callable[[PodRef, str], None]) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, queue: LockQueue, events: EventRecorder, timeouts: LockTimeouts,
+                 *, leading_since: Callable[[], datetime], clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._nodes = cache.nodes
         self._pods = cache.pods
         self._queue = queue
+        self._events = events
         self._lock_timeouts = timeouts
         self._leading_since = leading_since
         self._clock = clock
         self._now = now
-        self._on_revoked = on_revoked
-        self._cleared: dict[str, str | None] = {
-            vendor.to_allocate: "" for vendor in cache.vendors if vendor.to_allocate}
+        self._revoked = failed_allocation(cache.vendors)
         self._allocated = {key: [vendor.allocated for vendor in cache.vendors if vendor.lock == key]
                            for key in {vendor.lock for vendor in cache.vendors} - {NODE_LOCK, ""}}
         self._mutex = threading.Lock()
@@ -253,28 +253,22 @@ class NodeLocks:
             if text is not None and not again and not self._is_free(lock, text):
                 return False
             ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
-            if self._swap(lock, version, ours, releasable="" if again else ours):
-                state.written = ours, ref.uid
-                return True
+            releasable = "" if again else ours
+            self._nodes.expect_lock(lock.node, ours, lock.key)
+            try:
+                answer = self._cluster.annotate_node(lock.node, {lock.key: ours}, str(version))
+            except Conflict:
+                self._read(lock)
+                continue
+            except NotFound:
+                raise
+            except ClusterError:
+                state.leftover = releasable  # it may have been written all the same
+                raise
+            state.releasable, state.leftover, state.written = releasable, None, (ours, ref.uid)
+            self._nodes.upsert_answer(answer)
+            return True
         return False
-
-    def _swap(self, lock: LockId, version: int, text: str, *, releasable: str) -> bool:
-        """Writes the lock unless the node has changed since *version*. Raises: ClusterError."""
-        state = self._states[lock]
-        self._nodes.expect_lock(lock.node, text, lock.key)
-        try:
-            answer = self._cluster.annotate_node(lock.node, {lock.key: text}, str(version))
-        except Conflict:
-            self._read(lock)
-            return False
-        except NotFound:
-            raise
-        except ClusterError:
-            state.leftover = releasable  # it may have been written all the same
-            raise
-        state.releasable, state.leftover = releasable, None
-        self._nodes.upsert_answer(answer)
-        return True
 
     def _read(self, lock: LockId) -> tuple[str | None, int] | None:
         """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`."""
@@ -292,7 +286,7 @@ class NodeLocks:
         """Removes the lock if it still reads *text*. Raises: ClusterError."""
         for _ in range(ATTEMPTS):
             known = self._nodes.lock_of(*lock)
-            if known is None or known[0] is None or known[0] != text:
+            if known is None or known[0] != text:
                 return
             try:
                 self._nodes.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(known[1])))
@@ -371,18 +365,18 @@ class NodeLocks:
 
         Reports whether that is done; it is not if the holder has changed since it was read.
         """
-        if not holder.node_name and not any(key in holder.annotations for key in (*self._cleared, BIND_PHASE)):
+        if not holder.node_name and not any(key in holder.annotations for key in self._revoked):
             return True  # never bound, and without anything that a device plugin could hand out
         try:
-            answer = self._cluster.annotate_pod(holder.ref, {**self._cleared, BIND_PHASE: BindPhase.FAILED},
-                                                resource_version=holder.resource_version)
+            answer = self._cluster.annotate_pod(holder.ref, self._revoked, resource_version=holder.resource_version)
         except NotFound:
             return True
         except Conflict:
             return False
         self._pods.upsert(answer)
         log.warning("allocation revoked, node lock expired", extra={"node": node, "pod": holder.ref})
-        self._on_revoked(holder.ref, node)
+        self._events.record(holder.ref, "Warning", "AllocationRevoked",
+                            f"the device plugin of node {node} did not allocate the devices in time")
         return True
 
     def _timeouts(self, lock: LockId) -> LockTimeouts:

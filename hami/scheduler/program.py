@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from hami.cache.cache import Cache, Policies
 from hami.certificates.manager import CertificateManager, CertificateSettings
 from hami.certificates.revision import Lifetimes
+from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks, LeaderTerm
-from hami.model import PodRef
 from hami.runtime.interpreter import freeze_gc
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Health, Verbs, create_app
@@ -32,9 +31,8 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_queue import LockQueue
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import LockTimeouts, NodeLocks
-from hami.scheduler.reconcile import PodRules
 from hami.scheduler.settings import Settings
-from hami.scheduler.watches import Watches
+from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
 from hami.vendors.entry_points import catalog
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -101,46 +99,38 @@ class SchedulerProgram:
 
         # Verbs and controller
         locks = NodeLocks(
-            self._cluster, self._cache, self._queue, LockTimeouts(allocation=settings.node_lock_timeout),
-            leading_since=self._leadership.since, clock=clock, now=_now, on_revoked=self._record_revoked)
+            self._cluster, self._cache, self._queue, self._events,
+            LockTimeouts(allocation=settings.node_lock_timeout), leading_since=self._leadership.since, clock=clock,
+            now=_now)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, self._metrics,
                               clock=clock)
         self._verbs = Verbs(
-            Admitter(self._cache, scheduler_name=settings.scheduler_name,
-                     force_overwrite=settings.force_overwrite_default_scheduler),
-            NodeFilter(self._cache, self._events, self._leadership, self._metrics),
+            Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
             self._binder, self._cache.reservations.get)
-        rules = PodRules(
-            vendors=vendors, scheduler_name=settings.scheduler_name,
-            force_overwrite=settings.force_overwrite_default_scheduler, allocation_timeout=settings.node_lock_timeout)
-        self._controller = Controller(
-            self._cluster, self._cache, locks, self._events, self._leadership, rules,
-            own_pod=(settings.pod_namespace, settings.pod_name) if settings.pod_name else None, now=_now)
+        self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
+                                      now=_now)
 
         # Certificates and exporter
         self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership)
                               if settings.self_signed_cert_dir else None)
         self._metrics.register(self._metric_sources())
-        address = settings.metrics_bind_address
-        self._exporter = Exporter(registry, address, self._families) if address is not None else None
-        self._threads: list[threading.Thread] = []
+        self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
+        loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
+                 "leadership": self._leadership.run, "controller": self._run_controller}
+        if self._certificates is not None:
+            loops["certificates"] = self._certificates.run
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in loops.items()]
 
     def app(self) -> flask.Flask:
         """Returns the WSGI application."""
-        health = Health(started=self._watches.is_synced, unready=self._unready_reason,
-                        wait_until_started=self._watches.wait_until_synced)
-        return create_app(self._verbs, health, self._metrics.observe, threads=self._settings.threads)
+        return create_app(self._verbs, Health(self._watches.is_synced, self._unready_reason), self._metrics.observe,
+                          threads=self._settings.threads)
 
     def start(self) -> None:
         """Starts everything that runs beside the requests."""
-        if self._exporter is not None:
-            self._exporter.start()
-        if self._certificates is not None:
-            self._start_thread("certificates", self._certificates.run)
-        for name, run in (*self._watches.loops().items(), ("events", self._events.run),
-                          ("election", self._leadership.election.run), ("leadership", self._leadership.run),
-                          ("controller", self._run_controller)):
-            self._start_thread(name, run)
+        self._exporter.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Stops. Waiting binds fail and Bindings that are being written finish before the leadership is released."""
@@ -155,15 +145,9 @@ class SchedulerProgram:
         self._leadership.election.stop()
         self._events.drain(JOIN_TIMEOUT_S)
         self._events.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
+        self._exporter.stop()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
-
-    def _start_thread(self, name: str, run: Callable[[], object]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _elect(self, leadership: Leadership) -> Elector:
         settings = self._settings
@@ -178,12 +162,13 @@ class SchedulerProgram:
 
     def _catch_up(self) -> None:
         """Reads the cluster at the beginning of a term. Raises: ClusterError."""
-        self._watches.require_sync()
+        if not self._watches.is_synced(RELIST_TIMEOUT_S):
+            raise ClusterError("the caches have not been filled yet")
         if self._settings.leader_elect:
             self._watches.relist()
 
     def _run_controller(self) -> None:
-        self._watches.wait_until_synced()
+        self._watches.is_synced(None)
         freeze_gc()
         self._controller.run()
 
@@ -210,7 +195,3 @@ class SchedulerProgram:
         if self._certificates is not None and not self._certificates.is_trusted():
             return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None
-
-    def _record_revoked(self, ref: PodRef, node: str) -> None:
-        self._events.record(ref, "Warning", "AllocationRevoked",
-                            f"the device plugin of node {node} did not allocate the devices in time")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 
 from hami.cache.cache import Cache
 from hami.codec.objects import parse_node, parse_pod, parse_quota
-from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Node, Pod, QuotaLimits
 
-__all__ = ["Watches"]
+__all__ = ["RELIST_TIMEOUT_S", "Watches"]
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
@@ -50,18 +49,9 @@ class Watches:
         self._nodes.relist(RELIST_TIMEOUT_S)
         self._pods.relist(RELIST_TIMEOUT_S)
 
-    def is_synced(self) -> bool:
-        """Reports whether the cache has been filled."""
-        return all(reflector.synced.is_set() for reflector in self._reflectors.values())
-
-    def wait_until_synced(self, timeout: float | None = None) -> bool:
-        """Waits until the cache has been filled, at most *timeout* seconds each. Reports whether it has."""
+    def is_synced(self, timeout: float | None = 0.0) -> bool:
+        """Reports whether the cache has been filled. Waits for that at most *timeout* seconds for each resource."""
         return all(reflector.synced.wait(timeout) for reflector in self._reflectors.values())
-
-    def require_sync(self) -> None:
-        """Waits until the cache has been filled. Raises: ClusterError after a timeout."""
-        if not self.wait_until_synced(RELIST_TIMEOUT_S):
-            raise ClusterError("the caches have not been filled yet")
 
     def ages(self) -> Mapping[str, Callable[[], float]]:
         """Returns functions that return the seconds since the API server's last answer, by resource."""

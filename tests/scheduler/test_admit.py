@@ -6,6 +6,7 @@ from hami.codec.admission import Review
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import NVIDIA, quota
 from tests.world import Clock, Replica, WatchedCluster
@@ -37,7 +38,7 @@ def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
     replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
     for one in quotas:
         replica.cache.quotas.upsert(one)
-    return Admitter(replica.cache, scheduler_name=name, force_overwrite=force)
+    return Admitter(replica.cache, Settings(scheduler_name=name, force_overwrite_default_scheduler=force))
 
 
 def admit(thing, namespace="default", **options):

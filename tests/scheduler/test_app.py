@@ -32,8 +32,7 @@ class Web:
         self.replica = Replica(self.fake, Clock())
         self.observed = []
         self.started = started
-        health = Health(started=lambda: self.started, unready=lambda: unready,
-                        wait_until_started=lambda _: self.started)
+        health = Health(is_started=lambda _: self.started, unready_reason=lambda: unready)
         self.client = create_app(self.replica.verbs, health,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
                                  threads=threads).test_client()

@@ -7,7 +7,8 @@ import pytest
 from hami.cache.reservations import Rejected
 from hami.codec.keys import NODE_LOCK
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
-from hami.scheduler.reconcile import PodRules, pod_moves
+from hami.scheduler.reconcile import pod_moves
+from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import cards, holding, replica
@@ -50,11 +51,10 @@ def test_the_allocation_timeout_starts_at_the_binding():
     scheduler.clock.seconds += 24
     bind(scheduler)
     scheduler.watch()
-    rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True,
-                     allocation_timeout=20.0)
+    settings = Settings(node_lock_timeout=20.0)
     record = scheduler.cache.pods.get(ASKED.ref.uid)
-    assert record.allocating and pod_moves(record, rules, scheduler.clock.unix()) == []
-    assert pod_moves(record, rules, scheduler.clock.unix() + 21)
+    assert record.allocating and pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock.unix()) == []
+    assert pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock.unix() + 21)
 
 
 def nothing_left(scheduler):

@@ -6,6 +6,7 @@ import pytest
 
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
+from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -249,7 +250,7 @@ def test_a_duty_without_an_answer_does_not_end_the_round():
 def test_the_leader_is_labeled():
     labels = {"app.kubernetes.io/component": "hami-scheduler"}
     replicas = [pod(name=name, namespace="hami", labels=labels) for name in "xy"]
-    made = world(*replicas, own_pod=("hami", "x"))
+    made = world(*replicas, settings=Settings(pod_namespace="hami", pod_name="x"))
     made.controller.tick()
     roles = [made.fake.pods["hami", name].labels["hami.io/scheduler-role"] for name in "xy"]
     assert roles == ["leader", "follower"]
@@ -268,7 +269,7 @@ def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, thei
     component = {"app.kubernetes.io/component": "hami-scheduler"}
     pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
     made = world(*(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
-                 own_pod=("hami", "x"))
+                 settings=Settings(pod_namespace="hami", pod_name="x"))
     made.controller.tick()
     assert [made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"] == [
         "leader", "follower", None]
@@ -276,7 +277,8 @@ def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, thei
 
 def test_a_replica_that_does_not_find_its_own_pod_labels_none():
     component = {"app.kubernetes.io/component": "hami-scheduler"}
-    made = world(pod(name="y", namespace="hami", labels=component), own_pod=("hami", "x"))
+    made = world(pod(name="y", namespace="hami", labels=component),
+                 settings=Settings(pod_namespace="hami", pod_name="x"))
     made.controller.tick()
     assert writes(made) == []
 

@@ -149,7 +149,7 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     scene.clock.seconds += LockTimeouts().finished
     assert not scene.is_taken()
     scene.clock.seconds += 1
-    assert scene.is_taken() and scene.replica.revoked == []
+    assert scene.is_taken() and scene.replica.events == []
 
 
 def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_for_it():
@@ -243,7 +243,9 @@ def test_the_holder_is_revoked_before_its_lock_is_taken():
     assert revoking.annotations == {NVIDIA.to_allocate: "", BIND_PHASE: "failed"}
     assert revoking.resource_version == version
     assert scene.fake.pods["default", "held"].annotations[NVIDIA.allocated], "what it holds stays booked"
-    assert [(ref.name, name) for ref, name in scene.replica.revoked] == [("held", "n1")]
+    assert [ref.name for ref in scene.replica.events.subjects] == ["held"]
+    assert scene.replica.events == [
+        ("AllocationRevoked", "the device plugin of node n1 did not allocate the devices in time")]
 
 
 def test_a_lock_is_not_taken_when_its_holder_cannot_be_revoked():

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from hami.cache.pods import PodRecord
-from hami.scheduler.reconcile import Annotate, Label, PodRules, Warn, pod_moves
+from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
+from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, pod
 from tests.vendors.chart import CHART
 
 NOW = 10_000.0
-RULES = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300.0)
+SETTINGS = Settings()
 
 
 def record(**fields):
@@ -29,7 +30,7 @@ LONG = {"node": "n" * 64, "assigned_node": "n" * 64}
 SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
 
 
-@pytest.mark.parametrize(("fields", "rules", "moves"), [
+@pytest.mark.parametrize(("fields", "settings", "moves"), [
     ({}, {}, []),
     (STUCK, {}, [Annotate]),
     (STUCK | {"allocating": False}, {}, []),
@@ -54,7 +55,7 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (SLIPPED | {"scheduler_name": ""}, {}, [Warn]),
     (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
     (SLIPPED | {"requests_devices": False}, {}, []),
-    (SLIPPED, {"force_overwrite": False}, []),
+    (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "of a vendor without bind phase", "not yet stuck", "just stuck",
          "runs though allocating", "no label", "stale label", "no label value", "stale label and no label value",
@@ -62,18 +63,19 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
          "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",
          "of another scheduler", "not admitted", "not admitted, without scheduler",
          "not admitted, of another scheduler", "requests no device", "no overwriting", "not admitted, but bound"])
-def test_moves_for_a_pod(fields, rules, moves):
-    assert [type(move) for move in pod_moves(record(**fields), replace(RULES, **rules), NOW)] == moves
+def test_moves_for_a_pod(fields, settings, moves):
+    found = pod_moves(record(**fields), ONLY_NVIDIA, replace(SETTINGS, **settings), NOW)
+    assert [type(move) for move in found] == moves
 
 
 def test_an_allocation_that_takes_too_long_fails():
-    (move,) = pod_moves(record(**STUCK), RULES, NOW)
+    (move,) = pod_moves(record(**STUCK), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.version == "7" and dict(move.annotations) == {NVIDIA.to_allocate: "", "hami.io/bind-phase": "failed"}
     assert "has not allocated the devices within 300 s" in move.message
 
 
 def test_a_stale_assignment_is_removed_completely():
-    (move,) = pod_moves(record(**UNBOUND), RULES, NOW)
+    (move,) = pod_moves(record(**UNBOUND), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
         "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", NVIDIA.to_allocate,
         NVIDIA.allocated, "hami.io/vgpu-mig-allocations"))
@@ -81,12 +83,12 @@ def test_a_stale_assignment_is_removed_completely():
 
 
 def test_keys_of_the_vendors_agent_are_removed_and_none_of_other_vendors():
-    (move,) = pod_moves(record(**UNBOUND, vendors=("MLU",)), replace(RULES, vendors=CHART), NOW)
+    (move,) = pod_moves(record(**UNBOUND, vendors=("MLU",)), CHART, SETTINGS, NOW)
     cleared = dict(move.annotations)
     assert cleared["CAMBRICON_DSMLU_PROFILE"] is None and cleared["CAMBRICON_DSMLU_ASSIGNED"] is None
     assert not {"assigned-containers", "predicate-time", "AWS_NEURON_IDS"} & cleared.keys()
 
 
 def test_a_pod_that_was_not_admitted_gets_the_reason():
-    (move,) = pod_moves(record(**SLIPPED), RULES, NOW)
+    (move,) = pod_moves(record(**SLIPPED), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.reason == "NotAdmitted" and "default-scheduler instead of hami-scheduler" in move.message

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import parse_shares
-from hami.scheduler.reconcile import PodRules, pod_moves
+from hami.scheduler.reconcile import pod_moves
+from hami.scheduler.settings import Settings
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, MigProfile, Partition
 from hami.vendors import mig
@@ -96,8 +97,8 @@ def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, take
         usage = usage_of(cache, f"GPU-{name}")
         assert (usage.slots_used, usage.memory_free_mib) == ((usage.device.slots, 0) if name in taken
                                                              else (0, usage.device.memory_mib))
-    rules = PodRules(vendors=ONLY_NVIDIA, scheduler_name="hami-scheduler", force_overwrite=True, allocation_timeout=300)
-    (warning,) = [move for move in pod_moves(cache.pods.get(broken.ref.uid), rules, 0) if hasattr(move, "reason")]
+    moves = pod_moves(cache.pods.get(broken.ref.uid), ONLY_NVIDIA, Settings(), 0)
+    (warning,) = [move for move in moves if hasattr(move, "reason")]
     assert warning.reason == "AllocationUnreadable"
 
 
