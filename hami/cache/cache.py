@@ -134,7 +134,7 @@ class Cache:
                     if (node := self._node_for(*request)) is not None:
                         self._pending.remind(pending, self._clock())
                         return node
-                pending.state = state
+                self._pending.mark_tried(pending, state)
             return None
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> tuple[Choice | None, Refusal] | None:

@@ -50,6 +50,10 @@ class PendingPods:
         """Returns the pods that have not been looked at in *state* and may be looked at now."""
         return [pending for pending in self._pods.values() if pending.state != state and clock >= pending.due]
 
+    def mark_tried(self, pending: PendingPod, state: tuple[int, int]) -> None:
+        """Records that the pod does not fit in *state*."""
+        pending.state = state
+
     def remind(self, pending: PendingPod, clock: float) -> None:
         """Records a reminder. The next one waits longer: something else may keep the pod from being scheduled."""
         pending.reminders += 1
