@@ -1,0 +1,130 @@
+#include "account.h"
+
+#include "compute.h"
+#include "process.h"
+
+#include <time.h>
+
+enum { TRIES = 3 };
+
+static uint64_t own(const struct vgpu_process *process, int d)
+{
+    return process->counted[d][PART_DATA] + process->counted[d][PART_CONTEXT] + process->counted[d][PART_MODULE];
+}
+
+/* The process keeps its own count and publishes it; what others write into its slot does not last. Caller locks. */
+static void publish(struct vgpu_process *process, int d)
+{
+    struct region_memory *memory = &process->region->slot[process->slot].memory[d];
+    atomic_store_explicit(&memory->data, process->counted[d][PART_DATA], memory_order_relaxed);
+    atomic_store_explicit(&memory->context, process->counted[d][PART_CONTEXT], memory_order_relaxed);
+    atomic_store_explicit(&memory->module, process->counted[d][PART_MODULE], memory_order_relaxed);
+    atomic_store(&memory->total, own(process, d));
+}
+
+static bool fits(struct vgpu_process *process, int d, uint64_t more)
+{
+    uint64_t limit = process->memory_limit[d];
+    if (limit == 0)
+        return true;
+    if (limit == UINT64_MAX)
+        return more == 0 && own(process, d) == 0;
+    uint64_t others = vgpu_region_others(process->region, process->slot, d);
+    return vgpu_add(vgpu_add(own(process, d), more), others) <= limit;
+}
+
+/* Adds, then checks, then takes back: of two processes that do so at once, at least one sees the other's sum. */
+static bool try(struct vgpu_process *process, int d, uint64_t bytes, enum vgpu_part part)
+{
+    pthread_mutex_lock(&process->lock);
+    bool granted = fits(process, d, bytes); /* a hopeless request must not make that of another process fail */
+    if (granted) {
+        process->counted[d][part] += bytes;
+        VGPU_POINT(40);
+        publish(process, d);
+        VGPU_POINT(41);
+        if (process->memory_limit[d] && !fits(process, d, 0)) {
+            process->counted[d][part] -= bytes;
+            VGPU_POINT(42);
+            publish(process, d);
+            granted = false;
+        }
+    }
+    pthread_mutex_unlock(&process->lock);
+    return granted;
+}
+
+int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part)
+{
+    struct vgpu_process *process = &vgpu_process;
+    if (!vgpu_attach())
+        return vgpu_is_open() && !process->config.valid ? CUDA_NOT_PERMITTED : CUDA_OUT_OF_MEMORY;
+    if (bytes == 0 || LIKELY(try(process, d, bytes, part)))
+        return CUDA_OK;
+    /* Too much, or others were counting at the same time, or dead processes still count. */
+    if (bytes > process->memory_limit[d] || !process->shares)
+        return CUDA_OUT_OF_MEMORY;
+    for (int i = 0; i < TRIES; i++) {
+        vgpu_region_reap(process->region, process->config.region);
+        if (try(process, d, bytes, part))
+            return CUDA_OK;
+        struct timespec pause = {0, 20000L << i};
+        nanosleep(&pause, NULL);
+    }
+    return CUDA_OUT_OF_MEMORY;
+}
+
+static void add(int d, uint64_t more, uint64_t less, enum vgpu_part part)
+{
+    struct vgpu_process *process = &vgpu_process;
+    pthread_mutex_lock(&process->lock);
+    process->counted[d][part] = vgpu_less(vgpu_add(process->counted[d][part], more), less);
+    VGPU_POINT(43);
+    publish(process, d);
+    VGPU_POINT(44);
+    pthread_mutex_unlock(&process->lock);
+}
+
+void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
+{
+    if (bytes && vgpu_attach())
+        add(d, 0, bytes, part);
+}
+
+int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part)
+{
+    if (after > before)
+        return vgpu_charge(d, after - before, part);
+    vgpu_uncharge(d, before - after, part);
+    return CUDA_OK;
+}
+
+bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
+{
+    if (!vgpu_attach())
+        return false;
+    add(d, after, before, part);
+    pthread_mutex_lock(&vgpu_process.lock);
+    bool good = fits(&vgpu_process, d, 0);
+    pthread_mutex_unlock(&vgpu_process.lock);
+    return good;
+}
+
+uint64_t vgpu_usage(int d)
+{
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t mine = process->slot >= 0 ? own(process, d) : 0;
+    return vgpu_add(mine, vgpu_region_others(process->region, process->slot, d));
+}
+
+uint64_t vgpu_counted(int d)
+{
+    return own(&vgpu_process, d);
+}
+
+void vgpu_tidy(void)
+{
+    struct vgpu_process *process = &vgpu_process;
+    if (process->shares && vgpu_compute_is_due(process->compute, vgpu_now()))
+        vgpu_region_reap(process->region, process->config.region);
+}

@@ -1,0 +1,25 @@
+/* Counting memory and holding it to the limit. Never more than the limit, at no instant: a process adds to its own
+ * counter first, then looks at the sum. */
+#ifndef VGPU_ACCOUNT_H
+#define VGPU_ACCOUNT_H
+
+#include "table.h"
+
+/* 0, or the CUDA error: 2 where the limit of device d forbids it. A charge of 0 bytes always succeeds. */
+int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part);
+void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part);
+
+/* Replaces a charge of `before` bytes, which the caller holds, by one of `after`. As vgpu_charge. */
+int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part);
+
+/* As vgpu_recharge where the memory is already there: never refused. Returns false if it is over the limit now. */
+bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part);
+
+/* Bytes that the container uses on device d. */
+uint64_t vgpu_usage(int d);
+uint64_t vgpu_counted(int d); /* by this process */
+
+/* Frees slots of dead processes if that has not been done within the last second. For those who only look. */
+void vgpu_tidy(void);
+
+#endif

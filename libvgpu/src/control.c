@@ -1,0 +1,138 @@
+#include "control.h"
+
+enum {
+    UNIT = 65536,
+    SCALE_LEAST = UNIT / 16,
+    SCALE_MOST = UNIT * 3 / 2,
+    FIRST_COST = 20000,           /* nanoseconds for a kernel of which nothing is known */
+    FIRST_COST_MOST = 100000000,
+    MEASURE_EVERY = 16,
+    MEASURE_FIRST = 2,
+    MOST_PERCENT = 100,
+};
+
+static const int64_t MOST_DEBT = 10000000000;   /* 10 s: longer kernels, or a broken file, are forgiven the rest */
+static const uint64_t BURST = 50000000;         /* credit for 50 ms at most */
+static const int64_t BURST_LEAST = 200000;
+static const uint64_t MOST_ELAPSED = 10000000000;
+
+static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
+{
+    uint64_t scale = atomic_load_explicit(&bucket->scale, memory_order_relaxed);
+    if (LIKELY(scale == 0 || scale == UNIT))
+        return cost;
+    scale = scale < SCALE_LEAST ? SCALE_LEAST : scale > SCALE_MOST ? SCALE_MOST : scale;
+    return cost > MOST_ELAPSED ? MOST_ELAPSED : cost * scale / UNIT;
+}
+
+uint64_t vgpu_estimate_launch(struct vgpu_estimate *estimate, bool *measure)
+{
+    uint32_t measured = atomic_load_explicit(&estimate->measured, memory_order_relaxed);
+    uint32_t number = atomic_load_explicit(&estimate->launches, memory_order_relaxed);
+    atomic_store_explicit(&estimate->launches, number + 1, memory_order_relaxed);
+    *measure = number < MEASURE_FIRST || number % MEASURE_EVERY == 0 || measured == 0;
+    if (LIKELY(measured))
+        return atomic_load_explicit(&estimate->mean, memory_order_relaxed);
+    /* Nothing is known yet: the more launches wait to be measured, the longer they probably are. */
+    uint32_t waiting = atomic_fetch_add_explicit(&estimate->unsettled, 1, memory_order_relaxed);
+    uint64_t cost = waiting > 16 ? FIRST_COST_MOST : (uint64_t)FIRST_COST << (waiting > 3 ? waiting - 3 : 0);
+    cost = cost > FIRST_COST_MOST ? FIRST_COST_MOST : cost;
+    atomic_fetch_add_explicit(&estimate->unsettled_cost, cost, memory_order_relaxed);
+    return cost;
+}
+
+int64_t vgpu_estimate_measured(struct vgpu_estimate *estimate, uint64_t elapsed)
+{
+    elapsed = elapsed > MOST_ELAPSED ? MOST_ELAPSED : elapsed;
+    uint32_t measured = atomic_fetch_add_explicit(&estimate->measured, 1, memory_order_relaxed);
+    uint64_t mean = atomic_load_explicit(&estimate->mean, memory_order_relaxed);
+    if (measured == 0) {
+        atomic_store_explicit(&estimate->mean, elapsed, memory_order_relaxed);
+        uint32_t waiting = atomic_exchange_explicit(&estimate->unsettled, 0, memory_order_relaxed);
+        uint64_t cost = atomic_exchange_explicit(&estimate->unsettled_cost, 0, memory_order_relaxed);
+        return (int64_t)vgpu_multiply(waiting > 1000 ? 1000 : waiting, elapsed) - (int64_t)cost;
+    }
+    int64_t difference = (int64_t)elapsed - (int64_t)mean;
+    /* the mean of the first five, then the last five weigh most */
+    int64_t weight = measured < 4 ? (int64_t)measured + 1 : 5;
+    atomic_store_explicit(&estimate->mean, (uint64_t)((int64_t)mean + difference / weight), memory_order_relaxed);
+    return measured < MEASURE_FIRST ? difference : 0;
+}
+
+bool vgpu_bucket_take(struct vgpu_bucket *bucket, uint64_t cost)
+{
+    if (atomic_load_explicit(&bucket->credit, memory_order_relaxed) <= 0)
+        return false;
+    cost = scaled(bucket, cost);
+    atomic_fetch_sub_explicit(&bucket->credit, (int64_t)cost, memory_order_relaxed);
+    atomic_fetch_add_explicit(&bucket->charged, cost, memory_order_relaxed);
+    return true;
+}
+
+static int64_t most_credit(int cores)
+{
+    int64_t most = (int64_t)(BURST * (uint64_t)cores / MOST_PERCENT);
+    return most < BURST_LEAST ? BURST_LEAST : most;
+}
+
+uint64_t vgpu_bucket_refill(struct vgpu_bucket *bucket, uint64_t now, int cores)
+{
+    uint64_t refilled = atomic_load(&bucket->refilled);
+    bool first = refilled == 0 || refilled > now + BURST; /* or of another clock */
+    if ((now > refilled || first) && atomic_compare_exchange_strong(&bucket->refilled, &refilled, now)) {
+        uint64_t passed = first ? 0 : now - refilled;
+        passed = passed > 100 * MOST_ELAPSED ? 100 * MOST_ELAPSED : passed;
+        int64_t more = (int64_t)(passed * (uint64_t)cores / MOST_PERCENT), most = most_credit(cores);
+        int64_t credit = atomic_load(&bucket->credit), next;
+        do {
+            int64_t held = credit < -MOST_DEBT ? -MOST_DEBT : credit > most ? most : credit;
+            next = first ? (held > 0 ? held : held + 1) : held + more > most ? most : held + more;
+        } while (!atomic_compare_exchange_weak(&bucket->credit, &credit, next));
+    }
+    int64_t credit = atomic_load(&bucket->credit);
+    if (credit > 0)
+        return 0;
+    credit = credit < -MOST_DEBT ? -MOST_DEBT : credit;
+    return (uint64_t)(1 - credit) * MOST_PERCENT / (uint64_t)cores;
+}
+
+void vgpu_bucket_settle(struct vgpu_bucket *bucket, int64_t cost)
+{
+    int64_t amount = cost < 0 ? -(int64_t)scaled(bucket, (uint64_t)-cost) : (int64_t)scaled(bucket, (uint64_t)cost);
+    atomic_fetch_sub(&bucket->credit, amount);
+    atomic_fetch_add(&bucket->charged, (uint64_t)amount);
+}
+
+static double root8(double x)
+{
+    return __builtin_sqrt(__builtin_sqrt(__builtin_sqrt(x)));
+}
+
+static uint64_t smoothed(uint64_t before, uint64_t sample)
+{
+    return before == 0 ? sample : before - before / 4 + sample / 4;
+}
+
+void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent)
+{
+    uint64_t before = atomic_load(&bucket->sampled);
+    if (when == before || !atomic_compare_exchange_strong(&bucket->sampled, &before, when))
+        return; /* another process has it */
+    uint64_t charged = atomic_load(&bucket->charged);
+    uint64_t more = charged - atomic_exchange(&bucket->sampled_charged, charged);
+    uint64_t passed = when - before;
+    if (before == 0 || when < before || passed > MOST_ELAPSED || more > 100 * passed)
+        return;
+    percent = percent > MOST_PERCENT ? MOST_PERCENT : percent;
+    uint64_t seen = smoothed(bucket->seen, percent * UNIT);
+    uint64_t expected = smoothed(bucket->expected, (uint64_t)((double)more * MOST_PERCENT * UNIT / (double)passed));
+    atomic_store(&bucket->seen, seen);
+    atomic_store(&bucket->expected, expected);
+    if (seen < UNIT / 2 || expected < UNIT / 2)
+        return;
+    /* What events overcount: time slices of other tenants, streams that overlap. A slow correction of a scale. */
+    uint64_t scale = atomic_load(&bucket->scale);
+    double next = (double)(scale ? scale : UNIT) * root8((double)seen / (double)expected);
+    next = next < SCALE_LEAST ? SCALE_LEAST : next > SCALE_MOST ? SCALE_MOST : next;
+    atomic_store(&bucket->scale, (uint64_t)next);
+}

@@ -1,0 +1,16 @@
+/* CUDA device numbers and places in the limits, matched by UUID. */
+#ifndef VGPU_DEVICES_H
+#define VGPU_DEVICES_H
+
+#include "types.h"
+
+/* Place of a CUDA device in the limits. -1 if the driver does not know the device. */
+int vgpu_index_of(int ordinal);
+
+/* The same for a UUID in text form; -1 if it is not there. */
+int vgpu_index_of_uuid(const char *uuid);
+
+/* Device and context of the calling thread. False if it has none: the driver then says what is wrong. */
+bool vgpu_current(int *index, uint64_t *context);
+
+#endif

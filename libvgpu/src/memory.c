@@ -1,0 +1,181 @@
+/* Memory that belongs to a context: plain, pitched, managed. */
+#include "account.h"
+#include "devices.h"
+#include "pool.h"
+#include "process.h"
+#include "resolve.h"
+
+enum { GRANULE = 512 };
+
+/* Charges, if need be after the pools of this process have given up what they hold in reserve. */
+static int reserve(int d, uint64_t size)
+{
+    int result = vgpu_charge(d, size, PART_DATA);
+    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
+        result = vgpu_charge(d, size, PART_DATA);
+    return result;
+}
+
+static void remember(uint64_t address, int d, uint64_t size, uint64_t context)
+{
+    struct vgpu_entry entry = {.key = address, .size = size, .owner = context, .device = d, .kind = KIND_MEMORY,
+                               .part = PART_DATA};
+    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_table_put(&vgpu_process.memory, &entry);
+    pthread_mutex_unlock(&vgpu_process.lock);
+}
+
+enum which { PLAIN, PLAIN_V1, MANAGED };
+
+static int call(enum which which, void *address, uint64_t bytes, uint32_t flags)
+{
+    switch (which) {
+    case PLAIN: return REAL(cuMemAlloc_v2)(address, bytes);
+    case PLAIN_V1: return REAL(cuMemAlloc)(address, (uint32_t)bytes);
+    default: return REAL(cuMemAllocManaged)(address, bytes, flags);
+    }
+}
+
+static int allocate(enum which which, void *address, uint64_t bytes, uint32_t flags)
+{
+    int d;
+    uint64_t context;
+    if (UNLIKELY(!address || !vgpu_current(&d, &context)))
+        return call(which, address, bytes, flags);
+    uint64_t size = vgpu_round(bytes, GRANULE);
+    int result = reserve(d, size);
+    if (result != CUDA_OK)
+        return result;
+    VGPU_POINT(50);
+    result = call(which, address, bytes, flags);
+    VGPU_POINT(51);
+    if (result == CUDA_OK)
+        remember(which == PLAIN_V1 ? *(uint32_t *)address : *(uint64_t *)address, d, size, context);
+    else
+        vgpu_uncharge(d, size, PART_DATA);
+    VGPU_POINT(52);
+    return result;
+}
+
+int cuMemAlloc_v2(void *address, uint64_t bytes)
+{
+    return allocate(PLAIN, address, bytes, 0);
+}
+
+int cuMemAlloc(void *address, uint32_t bytes)
+{
+    return allocate(PLAIN_V1, address, bytes, 0);
+}
+
+int cuMemAllocManaged(void *address, uint64_t bytes, uint32_t flags)
+{
+    return allocate(MANAGED, address, bytes, flags);
+}
+
+static int call_pitched(bool v1, void *address, void *pitch, uint64_t width, uint64_t height, uint32_t element)
+{
+    return v1 ? REAL(cuMemAllocPitch)(address, pitch, (uint32_t)width, (uint32_t)height, element)
+              : REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
+}
+
+/* The pitch is the driver's: charged as it usually is, corrected to what it was. */
+static int allocate_pitched(bool v1, void *address, void *pitch, uint64_t width, uint64_t height, uint32_t element)
+{
+    int d;
+    uint64_t context;
+    if (!address || !pitch || !vgpu_current(&d, &context))
+        return call_pitched(v1, address, pitch, width, height, element);
+    uint64_t size = vgpu_round(vgpu_multiply(vgpu_round(width, GRANULE), height), GRANULE);
+    int result = reserve(d, size);
+    if (result != CUDA_OK)
+        return result;
+    result = call_pitched(v1, address, pitch, width, height, element);
+    if (result != CUDA_OK) {
+        vgpu_uncharge(d, size, PART_DATA);
+        return result;
+    }
+    uint64_t real = vgpu_round(vgpu_multiply(v1 ? *(uint32_t *)pitch : *(uint64_t *)pitch, height), GRANULE);
+    uint64_t place = v1 ? *(uint32_t *)address : *(uint64_t *)address;
+    result = vgpu_recharge(d, size, real, PART_DATA);
+    if (result == CUDA_OK) {
+        remember(place, d, real, context);
+    } else {
+        if (v1)
+            REAL(cuMemFree)((uint32_t)place);
+        else
+            REAL(cuMemFree_v2)(place);
+        vgpu_uncharge(d, size, PART_DATA);
+    }
+    return result;
+}
+
+int cuMemAllocPitch_v2(void *address, void *pitch, uint64_t width, uint64_t height, uint32_t element)
+{
+    return allocate_pitched(false, address, pitch, width, height, element);
+}
+
+int cuMemAllocPitch(void *address, void *pitch, uint32_t width, uint32_t height, uint32_t element)
+{
+    return allocate_pitched(true, address, pitch, width, height, element);
+}
+
+/* Taken from the table before the driver is asked: the address may be someone's again as soon as it answers. */
+static bool take(uint64_t address, struct vgpu_entry *entry)
+{
+    if (!address || !vgpu_is_open())
+        return false;
+    pthread_mutex_lock(&vgpu_process.lock);
+    bool known = vgpu_table_take(&vgpu_process.memory, address, entry);
+    if (known && entry->kind == KIND_MAPPING) { /* not memory that can be freed: the driver says so */
+        vgpu_table_put(&vgpu_process.memory, entry);
+        known = false;
+    }
+    pthread_mutex_unlock(&vgpu_process.lock);
+    return known;
+}
+
+static int freed(bool known, const struct vgpu_entry *entry, int result)
+{
+    if (!known)
+        return result;
+    VGPU_POINT(60);
+    if (result != CUDA_OK) {
+        pthread_mutex_lock(&vgpu_process.lock);
+        vgpu_table_put(&vgpu_process.memory, entry);
+        pthread_mutex_unlock(&vgpu_process.lock);
+    } else if (entry->kind == KIND_POOLED) {
+        vgpu_pool_freed(entry->owner, entry->size);
+    } else {
+        vgpu_uncharge(entry->device, entry->size, PART_DATA);
+    }
+    VGPU_POINT(61);
+    return result;
+}
+
+int cuMemFree_v2(uint64_t address)
+{
+    struct vgpu_entry entry;
+    bool known = take(address, &entry);
+    return freed(known, &entry, REAL(cuMemFree_v2)(address));
+}
+
+int cuMemFree(uint32_t address)
+{
+    struct vgpu_entry entry;
+    bool known = take(address, &entry);
+    return freed(known, &entry, REAL(cuMemFree)(address));
+}
+
+int cuMemFreeAsync(uint64_t address, void *stream)
+{
+    struct vgpu_entry entry;
+    bool known = take(address, &entry);
+    return freed(known, &entry, REAL(cuMemFreeAsync)(address, stream));
+}
+
+int cuMemFreeAsync_ptsz(uint64_t address, void *stream)
+{
+    struct vgpu_entry entry;
+    bool known = take(address, &entry);
+    return freed(known, &entry, REAL(cuMemFreeAsync_ptsz)(address, stream));
+}

@@ -1,0 +1,19 @@
+/* Memory pools: a pool is charged what it has reserved, which is more than its live allocations. */
+#ifndef VGPU_POOL_H
+#define VGPU_POOL_H
+
+#include "table.h"
+
+/* Releases what the pools of device d hold in reserve. True if that has changed what is charged. */
+bool vgpu_pools_trim(int d);
+
+/* An allocation of the pool is gone. */
+void vgpu_pool_freed(uint64_t pool, uint64_t bytes);
+
+/* Charges for the memory of graphs: `instantiated` more bytes than before, negative for less. 0 or 2. */
+int vgpu_graph_memory(int d, int64_t instantiated);
+
+/* What the driver holds for the graphs of device d may have changed. */
+void vgpu_graph_memory_look(int d, int ordinal);
+
+#endif

@@ -1,0 +1,182 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "process.h"
+
+#include "compute.h"
+#include "launch.h"
+#include "log.h"
+
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+struct vgpu_process vgpu_process;
+
+enum { CLOSED, OPENING, OPEN };
+
+/* In a page that the kernel clears in every child with a copy of our memory, however it was made: fork, clone. */
+static _Atomic(_Atomic int *) stage;
+static _Atomic int plain_stage;
+static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER;
+
+uint64_t vgpu_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static _Atomic int *stage_word(void)
+{
+    _Atomic int *word = atomic_load_explicit(&stage, memory_order_acquire);
+    if (LIKELY(word != NULL))
+        return word;
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    _Atomic int *fresh = page == MAP_FAILED ? &plain_stage : page;
+    if (fresh != &plain_stage && madvise(page, 4096, MADV_WIPEONFORK) != 0) {
+        munmap(page, 4096);
+        fresh = &plain_stage; /* Linux before 4.14: forks are told by the process number alone */
+    }
+    if (atomic_compare_exchange_strong(&stage, &word, fresh))
+        return fresh;
+    if (fresh != &plain_stage)
+        munmap(page, 4096);
+    return word;
+}
+
+bool vgpu_is_open(void)
+{
+    _Atomic int *word = atomic_load_explicit(&stage, memory_order_acquire);
+    if (UNLIKELY(!word || atomic_load_explicit(word, memory_order_acquire) != OPEN))
+        return false;
+    return LIKELY(word != &plain_stage) || atomic_load(&vgpu_process.pid) == (int32_t)getpid();
+}
+
+/* The region's limits count where the environment, which the pod itself can change, says something else. */
+static void apply_limits(struct vgpu_process *process, bool made)
+{
+    const struct vgpu_config *config = &process->config;
+    for (int d = 0; d < VGPU_DEVICES; d++) {
+        uint64_t memory = config->device[d].memory;
+        uint64_t cores = (uint64_t)config->device[d].cores;
+        if (config->trusted && d >= config->count) {
+            memory = UINT64_MAX; /* a device that the container was not given */
+        } else if (!config->trusted && process->shares && !made) {
+            uint64_t set = process->region->memory_limit[d], set_cores = process->region->core_limit[d];
+            if (set && set != memory) {
+                if (memory)
+                    LOG_ONCE(LOG_WARNING, "the memory limit of the shared region counts, not that of the environment");
+                memory = set;
+            }
+            if (set_cores > 0 && set_cores <= 100)
+                cores = set_cores;
+        }
+        process->memory_limit[d] = memory;
+        process->core_limit[d] = (int)cores;
+    }
+}
+
+static void open_region(struct vgpu_process *process)
+{
+    bool made = true;
+    if (*process->config.region)
+        process->region = vgpu_region_open(process->config.region, &process->config, &made);
+    process->shares = process->region != NULL;
+    if (!process->region) {
+        if (*process->config.region)
+            LOG_ONCE(LOG_WARNING, "cannot use the shared region %s: limits hold for each process by itself",
+                     process->config.region);
+        process->region = vgpu_region_private(&process->config);
+        made = true;
+    }
+    if (process->region)
+        apply_limits(process, made);
+}
+
+static void start(struct vgpu_process *process)
+{
+    char limits[PATH_TEXT];
+    if (atomic_load(&process->pid)) { /* copied from the parent: its mappings are shared, its charges are not ours */
+        vgpu_table_clear(&process->memory);
+        vgpu_table_clear(&process->objects);
+        vgpu_table_clear(&process->handles);
+        vgpu_table_clear(&process->blocks);
+        vgpu_compute_close(process->compute);
+        if (process->region)
+            munmap(process->region, REGION_FILE);
+        vgpu_region_forked();
+        vgpu_launch_forked();
+    }
+    memset(process, 0, sizeof *process);
+    process->lock = process->context_lock = claim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    process->slot = -1;
+    vgpu_config_read(&process->config, vgpu_limits_path(limits, sizeof limits) ? limits : NULL);
+    if (process->config.valid)
+        open_region(process);
+    if (process->region)
+        process->compute = vgpu_compute_open(process->shares ? process->config.compute : "");
+    atomic_store(&process->pid, (int32_t)getpid());
+}
+
+bool vgpu_open(void)
+{
+    if (LIKELY(vgpu_is_open()))
+        return vgpu_process.region != NULL;
+    _Atomic int *word = stage_word();
+    int expected = CLOSED;
+    if (word == &plain_stage && atomic_load(&vgpu_process.pid) != (int32_t)getpid())
+        atomic_compare_exchange_strong(word, &(int){OPEN}, CLOSED);
+    if (atomic_compare_exchange_strong(word, &expected, OPENING)) {
+        start(&vgpu_process);
+        atomic_store_explicit(word, OPEN, memory_order_release);
+    }
+    while (atomic_load_explicit(word, memory_order_acquire) != OPEN)
+        sched_yield(); /* another thread of this process is opening; what it does is bounded */
+    return vgpu_process.region != NULL;
+}
+
+bool vgpu_attach(void)
+{
+    struct vgpu_process *process = &vgpu_process;
+    if (!vgpu_open())
+        return false;
+    if (LIKELY(__atomic_load_n(&process->slot, __ATOMIC_ACQUIRE) >= 0))
+        return true;
+    pthread_mutex_lock(&claim_lock);
+    if (process->slot < 0) {
+        const char *path = process->config.region;
+        if (process->shares && vgpu_compute_is_due(process->compute, vgpu_now()))
+            vgpu_region_reap(process->region, path);
+        int slot = vgpu_slot_claim(process->region, path);
+        __atomic_store_n(&process->slot, slot, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&claim_lock);
+    if (process->slot < 0)
+        LOG_ONCE(LOG_ERROR, "%d processes of this container use GPUs: no more can", REGION_SLOTS);
+    return process->slot >= 0;
+}
+
+/* A process that ends with memory keeps its slot until the driver has let go of that memory, that is until others see
+ * that it is gone; monitors skip it at once. */
+__attribute__((destructor)) static void leave(void)
+{
+    struct vgpu_process *process = &vgpu_process;
+    if (!vgpu_is_open() || process->slot < 0 || atomic_load(&process->pid) != (int32_t)getpid())
+        return;
+    struct region_slot *slot = &process->region->slot[process->slot];
+    if (slot->pid != process->pid)
+        return;
+    for (int d = 0; d < VGPU_DEVICES; d++)
+        if (process->counted[d][PART_DATA] || process->counted[d][PART_CONTEXT] || process->counted[d][PART_MODULE]) {
+            atomic_store(&slot->status, 0);
+            return;
+        }
+    vgpu_slot_release(slot);
+}

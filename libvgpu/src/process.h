@@ -1,0 +1,45 @@
+/* What this process knows: limits, its slot in the region, its charges. A child that was forked starts anew. */
+#ifndef VGPU_PROCESS_H
+#define VGPU_PROCESS_H
+
+#include "config.h"
+#include "region.h"
+#include "table.h"
+
+#include <pthread.h>
+
+struct vgpu_compute; /* compute.h */
+
+struct vgpu_process {
+    pthread_mutex_t lock;          /* the tables and counters below; never held while the driver is called */
+    pthread_mutex_t context_lock;  /* held while a context is made or destroyed, so that its size can be measured */
+    _Atomic int32_t pid;           /* 0: nothing is open yet */
+    bool shares;                   /* the region is a file */
+    int slot;                      /* -1: none */
+    struct vgpu_config config;
+    struct region *region;
+    struct vgpu_compute *compute;
+    uint64_t counted[VGPU_DEVICES][PART_COUNT];
+    uint64_t memory_limit[VGPU_DEVICES]; /* bytes, 0: none; UINT64_MAX: nothing may be used */
+    int core_limit[VGPU_DEVICES];        /* percent, 100: none */
+    _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */
+    struct vgpu_table memory;      /* by address */
+    struct vgpu_table objects;     /* contexts, arrays, modules, graphs by handle */
+    struct vgpu_table handles;     /* of physical memory; size: references */
+    struct vgpu_table blocks;      /* physical memory by number; owner: references, second: mappings */
+};
+
+extern struct vgpu_process vgpu_process;
+
+/* Opens limits and region. False: the limits cannot be read. */
+bool vgpu_open(void);
+
+/* As vgpu_open, and has a slot. False also if there is none left. */
+bool vgpu_attach(void);
+
+/* Cheap: whether vgpu_open has succeeded in this very process, not in one that it was forked from. */
+bool vgpu_is_open(void);
+
+uint64_t vgpu_now(void); /* monotonic nanoseconds */
+
+#endif

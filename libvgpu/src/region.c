@@ -1,0 +1,310 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "region.h"
+
+#include "config.h"
+#include "liveness.h"
+#include "log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef F_OFD_SETLK
+#define F_OFD_SETLK 37
+#endif
+
+/* No lock is held across a fork: the child would keep a copy of it for as long as it lives. */
+static pthread_mutex_t fork_guard = PTHREAD_MUTEX_INITIALIZER;
+static atomic_flag guarded = ATOMIC_FLAG_INIT;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&fork_guard);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&fork_guard);
+}
+
+static void fork_child(void)
+{
+    fork_guard = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+void vgpu_region_forked(void)
+{
+    fork_child(); /* of a raw clone, which runs no handlers */
+}
+
+static void pause_ms(int milliseconds)
+{
+    struct timespec time = {0, milliseconds * 1000000L};
+    nanosleep(&time, NULL);
+}
+
+/* The file is opened for each section and closed after it: a daemon that closes all descriptors loses nothing, and
+ * the lock of the open file description dies with the process. */
+int vgpu_file_lock(const char *path, int milliseconds)
+{
+    if (!atomic_flag_test_and_set(&guarded))
+        pthread_atfork(before_fork, after_fork, fork_child);
+    pthread_mutex_lock(&fork_guard);
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    for (int waited = 0; file >= 0; waited++) {
+        if (fcntl(file, F_OFD_SETLK, &lock) == 0)
+            return file;
+        if ((errno != EAGAIN && errno != EACCES && errno != EINTR) || waited >= milliseconds) {
+            close(file);
+            file = -1;
+            break;
+        }
+        pause_ms(1);
+    }
+    pthread_mutex_unlock(&fork_guard);
+    return file;
+}
+
+void vgpu_file_unlock(int file)
+{
+    close(file);
+    pthread_mutex_unlock(&fork_guard);
+}
+
+static void fill(struct region *region, const struct vgpu_config *config)
+{
+    VGPU_POINT(10);
+    region->major = REGION_MAJOR;
+    region->minor = REGION_MINOR;
+    /* as sem_init(…, 1, 1) leaves it: value 1, shared between processes */
+    memcpy(region->semaphore, (uint32_t[8]){1, 0, 128}, sizeof region->semaphore);
+    memcpy(region->second_semaphore, region->semaphore, sizeof region->semaphore);
+    VGPU_POINT(11);
+    for (int d = 0; d < VGPU_DEVICES; d++) {
+        region->memory_limit[d] = config->device[d].memory;
+        region->core_limit[d] = (uint64_t)config->device[d].cores;
+        memcpy(region->uuid[d], config->device[d].uuid, UUID_TEXT);
+    }
+    region->device_count = (uint64_t)config->count;
+    region->limit_switch = 1;
+    region->recent_kernel = 0;
+    region->priority = config->priority;
+    VGPU_POINT(12);
+    atomic_store(&region->magic, REGION_MAGIC);
+    VGPU_POINT(13);
+}
+
+static struct region *map(int file)
+{
+    void *at = mmap(NULL, REGION_FILE, PROT_READ | PROT_WRITE, file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED,
+                    file, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+struct region *vgpu_region_private(const struct vgpu_config *config)
+{
+    struct region *region = map(-1);
+    if (region)
+        fill(region, config);
+    return region;
+}
+
+static bool is_usable(int file)
+{
+    struct stat about;
+    return fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size >= (off_t)sizeof(struct region)
+        && about.st_size <= REGION_FILE;
+}
+
+/* Gives a new or empty file its size. Blocks are reserved, so that a full disk is an error here, not a signal later. */
+static bool grow(int file, bool created)
+{
+    struct stat about;
+    if (created)
+        fchmod(file, 0666); /* containers run processes of several users; the umask is theirs */
+    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode))
+        return false;
+    return about.st_size != 0 || posix_fallocate(file, 0, REGION_FILE) == 0;
+}
+
+static struct region *attach(int file, const char *path, const struct vgpu_config *config, bool *made)
+{
+    if (!is_usable(file))
+        return NULL;
+    struct region *region = map(file);
+    if (!region)
+        return NULL;
+    if (UNLIKELY(atomic_load(&region->magic) != REGION_MAGIC)) {
+        int lock = vgpu_file_lock(path, 50);
+        if (lock >= 0) {
+            if (atomic_load(&region->magic) != REGION_MAGIC) {
+                fill(region, config);
+                *made = true;
+            }
+            vgpu_file_unlock(lock);
+        }
+    }
+    if (atomic_load(&region->magic) == REGION_MAGIC && region->major == REGION_MAJOR)
+        return region;
+    munmap(region, REGION_FILE);
+    return NULL;
+}
+
+struct region *vgpu_region_open(const char *path, const struct vgpu_config *config, bool *made)
+{
+    *made = false;
+    int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    bool created = false;
+    int file = open(path, flags);
+    if (file < 0 && errno == ENOENT) {
+        file = open(path, flags | O_CREAT | O_EXCL, 0666);
+        created = file >= 0;
+        if (file < 0 && errno == EEXIST)
+            file = open(path, flags);
+    }
+    if (file < 0)
+        return NULL;
+    VGPU_POINT(14);
+    struct region *region = grow(file, created) ? attach(file, path, config, made) : NULL;
+    close(file);
+    return region;
+}
+
+/* Marks the slot as used for readers that stop at slots_used, ours and HAMi's. */
+static void announce(struct region *region, int at)
+{
+    int32_t used = atomic_load(&region->slots_used);
+    while ((used < at + 1 || used > REGION_SLOTS)
+           && !atomic_compare_exchange_weak(&region->slots_used, &used, at + 1))
+        continue;
+}
+
+static int used_slots(struct region *region)
+{
+    int32_t used = atomic_load_explicit(&region->slots_used, memory_order_relaxed);
+    return used < 0 ? 0 : used > REGION_SLOTS ? REGION_SLOTS : used;
+}
+
+/* Counters first, the number last: whoever is killed in between leaves a slot that still belongs to a dead process. */
+static void zero(struct region_slot *slot)
+{
+    atomic_store(&slot->status, 0);
+    VGPU_POINT(20);
+    for (int d = 0; d < VGPU_DEVICES; d++) {
+        struct region_memory *memory = &slot->memory[d];
+        memory->context = memory->module = memory->data = memory->total = memory->uncounted = 0;
+        slot->monitor_used[d] = 0;
+        slot->utilisation[d].sm = 0;
+    }
+    VGPU_POINT(21);
+    atomic_store(&slot->host_pid, 0);
+    atomic_store(&slot->sampled, 0);
+    atomic_store(&slot->identity, 0);
+}
+
+void vgpu_slot_release(struct region_slot *slot)
+{
+    zero(slot);
+    VGPU_POINT(22);
+    atomic_store(&slot->pid, 0);
+    VGPU_POINT(23);
+}
+
+/* A free slot, or one that this process had before exec, or that a dead one with its number has left. */
+static int take(struct region *region, int32_t pid, uint64_t identity)
+{
+    int used = used_slots(region);
+    for (int i = 0; i < used; i++) {
+        struct region_slot *slot = &region->slot[i];
+        uint64_t other = slot->identity;
+        if (slot->pid == pid && (other == 0 || other >> 32 == identity >> 32)) {
+            zero(slot);
+            return i;
+        }
+    }
+    for (int i = 0; i < REGION_SLOTS; i++) {
+        int32_t none = 0;
+        if (region->slot[i].pid == 0 && atomic_compare_exchange_strong(&region->slot[i].pid, &none, pid)) {
+            VGPU_POINT(24);
+            zero(&region->slot[i]);
+            return i;
+        }
+    }
+    return -1;
+}
+
+int vgpu_slot_claim(struct region *region, const char *path)
+{
+    int32_t pid = (int32_t)getpid();
+    uint64_t identity = vgpu_identity();
+    int at = take(region, pid, identity);
+    if (at < 0 && vgpu_region_reap(region, path) > 0)
+        at = take(region, pid, identity);
+    if (at < 0)
+        return -1;
+    struct region_slot *slot = &region->slot[at];
+    VGPU_POINT(25);
+    atomic_store(&slot->identity, identity);
+    atomic_store(&slot->sequence, 0);
+    VGPU_POINT(26);
+    announce(region, at);
+    VGPU_POINT(27);
+    atomic_store(&slot->status, 1);
+    VGPU_POINT(28);
+    return at;
+}
+
+static bool has_counts(struct region_slot *slot)
+{
+    for (int d = 0; d < VGPU_DEVICES; d++)
+        if (slot->memory[d].total || slot->memory[d].uncounted)
+            return true;
+    return false;
+}
+
+int vgpu_region_reap(struct region *region, const char *path)
+{
+    int lock = vgpu_file_lock(path, 20);
+    if (lock < 0)
+        return 0;
+    int reaped = 0, used = used_slots(region);
+    int32_t self = (int32_t)getpid();
+    for (int i = 0; i < used; i++) {
+        struct region_slot *slot = &region->slot[i];
+        int32_t pid = slot->pid, none = 0;
+        if (pid == 0) {
+            /* Never left so by us. The slot is taken before it is cleared: it may be claimed at this moment. */
+            if (!has_counts(slot) || !atomic_compare_exchange_strong(&slot->pid, &none, self))
+                continue;
+        } else if (!vgpu_is_dead(pid, slot->identity)) {
+            continue;
+        }
+        VGPU_POINT(30);
+        vgpu_slot_release(slot);
+        VGPU_POINT(31);
+        reaped++;
+    }
+    vgpu_file_unlock(lock);
+    return reaped;
+}
+
+uint64_t vgpu_region_others(struct region *region, int own, int d)
+{
+    uint64_t sum = 0;
+    int used = used_slots(region);
+    for (int i = 0; i < used; i++) {
+        struct region_memory *memory = &region->slot[i].memory[d];
+        if (i != own)
+            sum = vgpu_add(sum, atomic_load(&memory->total));
+        sum = vgpu_add(sum, atomic_load_explicit(&memory->uncounted, memory_order_relaxed));
+    }
+    return sum;
+}

@@ -1,0 +1,101 @@
+/* The region that the processes of a container, the device plugin and the node monitor share.
+ *
+ * Layout 1.2 of HAMi, so that HAMi's monitor, plugin and library work with ours. Words that HAMi leaves free:
+ * in each slot, `identity` tells processes with the same number apart; `uncounted` is memory that the monitor sees
+ * and the limiter does not; `sampled` is when the monitor last wrote to the slot.
+ */
+#ifndef VGPU_REGION_H
+#define VGPU_REGION_H
+
+#include "types.h"
+
+enum { REGION_MAGIC = 19920718, REGION_MAJOR = 1, REGION_MINOR = 2, REGION_SLOTS = 1024, REGION_FILE = 2008953 };
+
+struct region_memory {
+    _Atomic uint64_t context, module, data, offset, total;
+    _Atomic uint64_t uncounted; /* by our monitor: bytes on the host beyond `total` */
+    uint64_t unused[2];
+};
+
+struct region_utilisation {
+    _Atomic uint64_t decoder, encoder, sm;
+    uint64_t unused[3];
+};
+
+struct region_slot {
+    _Atomic int32_t pid; /* 0: free */
+    _Atomic int32_t host_pid;
+    struct region_memory memory[VGPU_DEVICES];
+    _Atomic uint64_t monitor_used[VGPU_DEVICES];
+    struct region_utilisation utilisation[VGPU_DEVICES];
+    _Atomic int32_t status; /* 0: has ended, 1: runs */
+    int32_t padding;
+    _Atomic uint64_t sequence; /* always even: our readers never wait for it */
+    _Atomic uint64_t identity; /* PID namespace in the upper half, start time in the lower; 0: not yet known */
+    _Atomic uint64_t sampled;  /* monotonic nanoseconds at which the monitor wrote utilisation and uncounted */
+};
+
+struct region {
+    _Atomic int32_t magic; /* written last */
+    uint32_t major, minor;
+    _Atomic int32_t sm_initialised;
+    _Atomic uint64_t owner;
+    uint32_t semaphore[8]; /* left as an unlocked sem_t for HAMi's library */
+    _Atomic uint64_t device_count;
+    char uuid[VGPU_DEVICES][96];
+    _Atomic uint64_t memory_limit[VGPU_DEVICES];
+    _Atomic uint64_t core_limit[VGPU_DEVICES];
+    struct region_slot slot[REGION_SLOTS];
+    _Atomic int32_t slots_used; /* slots from here on have never been used */
+    _Atomic int32_t limit_switch;
+    _Atomic int32_t recent_kernel; /* above 0: active, below 0: blocked by the monitor */
+    int32_t priority;
+    _Atomic uint64_t last_kernel_time; /* Unix seconds */
+    uint32_t second_semaphore[8];
+};
+
+_Static_assert(offsetof(struct region, semaphore) == 24, "layout 1.2");
+_Static_assert(offsetof(struct region, device_count) == 56, "layout 1.2");
+_Static_assert(offsetof(struct region, uuid) == 64, "layout 1.2");
+_Static_assert(offsetof(struct region, memory_limit) == 1600, "layout 1.2");
+_Static_assert(offsetof(struct region, core_limit) == 1728, "layout 1.2");
+_Static_assert(offsetof(struct region, slot) == 1856, "layout 1.2");
+_Static_assert(sizeof(struct region_slot) == 1960, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, memory) == 8, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, monitor_used) == 1032, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, utilisation) == 1160, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, status) == 1928, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, identity) == 1944, "layout 1.2");
+_Static_assert(offsetof(struct region, slots_used) == 2008896, "layout 1.2");
+_Static_assert(offsetof(struct region, last_kernel_time) == 2008912, "layout 1.2");
+_Static_assert(sizeof(struct region) == 2008952, "layout 1.2");
+
+struct vgpu_config;
+
+/* Opens or makes the region at `path`. Returns NULL if it cannot be had within 100 ms; *made: it was new. */
+struct region *vgpu_region_open(const char *path, const struct vgpu_config *config, bool *made);
+
+/* A region of this process only. */
+struct region *vgpu_region_private(const struct vgpu_config *config);
+
+/* A slot for this process, counters zero; -1 if all are taken by processes that live. */
+int vgpu_slot_claim(struct region *region, const char *path);
+
+/* Gives the slot back. Counters must be zero before, or the process must be gone. */
+void vgpu_slot_release(struct region_slot *slot);
+
+/* Frees the slots of processes that are gone. Skipped if another process does so just now. Returns how many. */
+int vgpu_region_reap(struct region *region, const char *path);
+
+/* A lock on the file that dies with its holder; -1 if it is not to be had within `milliseconds`. */
+int vgpu_file_lock(const char *path, int milliseconds);
+void vgpu_file_unlock(int file);
+
+/* In a child that copied this process: locks of other threads do not exist there. */
+void vgpu_region_forked(void);
+
+/* Bytes that all other slots count on device d. */
+uint64_t vgpu_region_others(struct region *region, int own, int d);
+
+
+#endif

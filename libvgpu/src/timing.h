@@ -1,0 +1,19 @@
+/* Measures how long launches take, by pairs of events around some of them. Never waits for the device. */
+#ifndef VGPU_TIMING_H
+#define VGPU_TIMING_H
+
+#include "control.h"
+
+/* Records the first event. Returns a place, or -1 if this launch cannot be measured. */
+int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket, uint64_t context, void *stream,
+                      bool per_thread);
+
+/* Records the second event, or, if the launch has failed, forgets the first. */
+void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched);
+
+/* Settles measurements that have finished. Returns whether any are still open. */
+bool vgpu_timing_poll(void);
+
+void vgpu_timing_forget(uint64_t context); /* 0: all */
+
+#endif

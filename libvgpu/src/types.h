@@ -1,0 +1,67 @@
+/* Numbers of the CUDA driver interface that the limiter needs, and small helpers. No CUDA header is used. */
+#ifndef VGPU_TYPES_H
+#define VGPU_TYPES_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CUDA_OK = 0,
+    CUDA_INVALID_VALUE = 1,
+    CUDA_OUT_OF_MEMORY = 2,
+    CUDA_NOT_INITIALIZED = 3,
+    CUDA_NOT_FOUND = 500,
+    CUDA_NOT_READY = 600,
+    CUDA_NOT_PERMITTED = 800,
+};
+
+enum {
+    LOCATION_DEVICE = 1,
+    POOL_RESERVED_CURRENT = 5,
+    POOL_USED_CURRENT = 7,
+    POINTER_DEVICE_ORDINAL = 9,
+    GRAPH_RESERVED_CURRENT = 2,
+    GRAPH_NODE_MEM_ALLOC = 10,
+    CAPTURE_MODE_RELAXED = 2,
+};
+
+/* Devices of the shared region, and CUDA device numbers that are told apart. */
+enum { VGPU_DEVICES = 16, VGPU_ORDINALS = 64 };
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+static inline uint64_t vgpu_add(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+static inline uint64_t vgpu_multiply(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+static inline uint64_t vgpu_less(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+/* n rounded up to a multiple of unit, a power of two; the largest number if that does not fit. */
+static inline uint64_t vgpu_round(uint64_t n, uint64_t unit)
+{
+    return n > UINT64_MAX - unit ? UINT64_MAX : (n + unit - 1) & ~(unit - 1);
+}
+
+/* Test builds kill the process at a numbered point; release builds hold nothing of it. */
+#ifdef VGPU_TEST_POINTS
+void vgpu_point(int number);
+#define VGPU_POINT(n) vgpu_point(n)
+#else
+#define VGPU_POINT(n) ((void)0)
+#endif
+
+#endif
