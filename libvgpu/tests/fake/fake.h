@@ -1,0 +1,49 @@
+/* What the fake driver and the fake NVML share: one machine with GPUs, in a file that all processes map. */
+#ifndef FAKE_H
+#define FAKE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096 };
+
+struct fake_process {
+    int32_t pid;
+    uint32_t start;
+    int64_t used[FAKE_DEVICES];
+    _Atomic uint64_t busy[FAKE_DEVICES];
+};
+
+struct fake_machine {
+    pthread_mutex_t lock; /* robust */
+    _Atomic int ready;
+    int32_t processes;
+    int64_t used[FAKE_DEVICES];
+    int64_t peak[FAKE_DEVICES];
+    _Atomic uint64_t busy_until[FAKE_DEVICES];
+    _Atomic uint64_t launches[FAKE_DEVICES];
+    struct fake_process process[FAKE_PROCESSES];
+};
+
+struct fake_row {
+    const char *base;
+    int version;
+    int per_thread;
+    const char *symbol;
+    void *address;
+};
+
+extern const struct fake_row fake_rows[];
+extern const int fake_row_count;
+
+long fake_number(const char *name, long otherwise);
+struct fake_machine *fake_machine(void);
+void fake_lock(void);
+void fake_unlock(void);
+void fake_prune(void);
+void fake_uuid(int device, char *text); /* 41 bytes */
+
+#endif

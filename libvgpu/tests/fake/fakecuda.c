@@ -1,0 +1,1646 @@
+/* A libcuda.so.1 that counts instead of computing.
+ *
+ * Device memory is host memory that is mapped when it is touched, so copies are real. Kernels compute nothing: one
+ * named busy_N keeps the device busy for N microseconds on a clock that all processes share, one after the other.
+ * It must be linked with -Bsymbolic: its own calls must not pass through a preloaded library.
+ */
+#define __CUDA_API_VERSION_INTERNAL
+#include "fake.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB(n) ((int64_t)(n) << 20)
+#define UNUSED __attribute__((unused))
+
+enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY };
+
+struct CUctx_st {
+    int device;
+    bool primary;
+    int references;
+    unsigned flags;
+};
+
+struct CUstream_st {
+    uint64_t end; /* when all its work is done */
+    struct CUgraph_st *capture;
+};
+
+struct CUevent_st {
+    uint64_t time;
+};
+
+struct CUmemPoolHandle_st {
+    int device;
+    int64_t used, reserved;
+    cuuint64_t threshold;
+};
+
+struct block {
+    CUdeviceptr address;
+    size_t size;
+    int device, kind;
+    void *owner; /* context or pool */
+    struct block *next;
+};
+
+struct physical {
+    int device;
+    size_t size;
+    int references, mappings;
+};
+
+struct mapping {
+    CUdeviceptr address;
+    size_t size;
+    struct physical *physical;
+    struct mapping *next;
+};
+
+struct CUgraphNode_st {
+    CUgraphNodeType type;
+    uint64_t duration;
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+};
+
+struct CUgraph_st {
+    int count;
+    struct CUgraphNode_st node[64];
+};
+
+struct CUgraphExec_st {
+    uint64_t duration;
+    int64_t bytes;
+    bool launched;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUctx_st primaries[FAKE_DEVICES];
+static struct CUmemPoolHandle_st default_pools[FAKE_DEVICES];
+static CUmemoryPool current_pools[FAKE_DEVICES];
+static int64_t graph_reserved[FAKE_DEVICES], graph_needed[FAKE_DEVICES];
+static __thread CUcontext stack[32];
+static __thread int depth;
+static __thread CUstreamCaptureMode capture_mode;
+static int captures;
+enum { BUCKETS = 4096 };
+static struct block *blocks[BUCKETS];
+static struct mapping *mappings;
+static struct fake_process *self;
+static int32_t initialised_by;
+static struct CUstream_st legacy, per_thread;
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void wait_until(uint64_t when)
+{
+    struct timespec time = {(time_t)(when / 1000000000u), (long)(when % 1000000000u)};
+    if (when > now())
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+}
+
+/* FAKE_CUDA_LOG names a file. */
+static void say(const char *format, ...)
+{
+    static int file = -2;
+    if (file == -2) {
+        const char *path = getenv("FAKE_CUDA_LOG");
+        file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+    }
+    if (file < 0)
+        return;
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    line[length] = '\n';
+    if (write(file, line, (size_t)length + 1) < 0)
+        abort();
+}
+
+int cuda_fake_stub(const char *name);
+int cuda_fake_stub(const char *name)
+{
+    say("stub %s", name);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUcontext current(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+#define NEED_CONTEXT if (!current()) return CUDA_ERROR_INVALID_CONTEXT
+#define NEED_INIT if (!initialised_by) return CUDA_ERROR_NOT_INITIALIZED
+
+/* -- devices */
+
+static int visible(int list[FAKE_DEVICES])
+{
+    int count = (int)fake_number("FAKE_CUDA_DEVICES", 1), found = 0;
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    if (!text) {
+        for (int i = 0; i < count; i++)
+            list[i] = i;
+        return count;
+    }
+    char copy[1024], *rest, known[48];
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *word = strtok_r(copy, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
+        int chosen = strncmp(word, "GPU-", 4) ? atoi(word) : -1;
+        for (int i = 0; chosen < 0 && i < count; i++) {
+            fake_uuid(i, known);
+            if (!strncasecmp(known, word, strlen(word)))
+                list[found++] = i;
+        }
+        if (chosen >= 0 && chosen < count)
+            list[found++] = chosen;
+    }
+    return found;
+}
+
+/* The environment as it is at the first call: launches must not read it each time. */
+static struct {
+    int list[FAKE_DEVICES], count;
+    int64_t total, chunk;
+    bool fast; /* for measurements: memory is only a number */
+} settings;
+
+__attribute__((constructor)) static void read_settings(void)
+{
+    settings.count = visible(settings.list);
+    settings.total = MIB(fake_number("FAKE_CUDA_TOTAL_MIB", 16384));
+    settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));
+    settings.fast = fake_number("FAKE_CUDA_FAST", 0) != 0;
+}
+
+/* The card behind a device number; -1 if there is none. */
+static int card(int device)
+{
+    return device >= 0 && device < settings.count ? settings.list[device] : -1;
+}
+
+static int64_t total(void)
+{
+    return settings.total;
+}
+
+CUresult cuInit(UNUSED unsigned flags)
+{
+    pthread_mutex_lock(&lock);
+    if (initialised_by != getpid()) {
+        self = NULL;
+        initialised_by = getpid();
+    }
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    *version = (int)fake_number("FAKE_CUDA_VERSION", CUDA_VERSION);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    NEED_INIT;
+    *count = settings.count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    NEED_INIT;
+    if (card(ordinal) < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int length, UNUSED CUdevice device)
+{
+    snprintf(name, (size_t)length, "NVIDIA Fake H100");
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    memset(uuid, 0x11 * (card(device) + 1), 16);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    return cuDeviceGetUuid(uuid, device);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, UNUSED CUdevice device)
+{
+    *bytes = (size_t)total();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+{
+    snprintf(text, (size_t)length, "0000:%02X:00.0", card(device) + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceComputeCapability(int *major, int *minor, UNUSED CUdevice device)
+{
+    *major = 9;
+    *minor = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, UNUSED CUdevice one, UNUSED CUdevice other)
+{
+    *can = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    static const short yes[] = {15, 19, 31, 32, 41, 78, 79, 80, 83, 89, 90, 91, 95, 99, 102, 103, 115, 120, 122, 123,
+                                125};
+    static const struct { int attribute, value; } known[] = {
+        {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {9, 65536},
+        {10, 32}, {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512}, {16, 132}, {36, 1980000}, {37, 5120},
+        {38, 52428800}, {39, 2048}, {40, 3}, {51, 32}, {75, 9}, {81, 233472}, {82, 65536}, {87, 2}, {97, 232448},
+        {106, 32}, {111, 1024}, {119, 9}, {126, 4}};
+    *value = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? card(device) + 1 : 0;
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
+        if (yes[i] == (int)attribute)
+            *value = 1;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].attribute == (int)attribute)
+            *value = known[i].value;
+    return CUDA_SUCCESS;
+}
+
+/* -- physical memory of the machine */
+
+static uint32_t start_time(void)
+{
+    char text[512];
+    int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    char *at = strrchr(text, ')');
+    for (int field = 3; field <= 22; field++)
+        at = strchr(at + 1, ' ');
+    return (uint32_t)strtoull(at, NULL, 10);
+}
+
+/* The caller locks the machine. */
+static struct fake_process *process(void)
+{
+    struct fake_machine *machine = fake_machine();
+    if (self && self->pid == initialised_by)
+        return self;
+    for (int i = 0; i < FAKE_PROCESSES; i++) {
+        self = &machine->process[i];
+        if (i >= machine->processes)
+            machine->processes = i + 1;
+        if (self->pid && self->pid != initialised_by)
+            continue;
+        memset(self, 0, sizeof *self);
+        self->start = start_time();
+        self->pid = initialised_by;
+        return self;
+    }
+    abort();
+}
+
+/* Takes or, negative, gives back bytes of a device. */
+static bool occupy(int device, int64_t bytes)
+{
+    static long delay = -1;
+    if (delay < 0)
+        delay = fake_number("FAKE_CUDA_ALLOC_US", 0);
+    if (delay && bytes > 0)
+        usleep((useconds_t)delay);
+    struct fake_machine *machine = fake_machine();
+    int at = card(device);
+    bool good = true;
+    fake_lock();
+    struct fake_process *own = process();
+    if (bytes > 0 && machine->used[at] + bytes > machine->peak[at])
+        fake_prune();
+    if (bytes > 0 && machine->used[at] + bytes > total()) {
+        good = false;
+    } else {
+        own->used[at] += bytes;
+        machine->used[at] += bytes;
+        if (machine->used[at] > machine->peak[at])
+            machine->peak[at] = machine->used[at];
+    }
+    fake_unlock();
+    return good;
+}
+
+static struct block **bucket(CUdeviceptr address)
+{
+    return &blocks[(address >> 9) % BUCKETS];
+}
+
+static CUresult add_block(CUdeviceptr *address, size_t size, int device, int kind, void *owner)
+{
+    /* An address of its own; the pages come when they are touched. */
+    static _Atomic uint64_t next = 0x700000000000;
+    void *at = settings.fast ? (void *)atomic_fetch_add(&next, size)
+        : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct block *block = malloc(sizeof *block);
+    *block = (struct block){(CUdeviceptr)at, size, device, kind, owner, NULL};
+    pthread_mutex_lock(&lock);
+    struct block **first = bucket(block->address);
+    block->next = *first;
+    *first = block;
+    pthread_mutex_unlock(&lock);
+    *address = block->address;
+    return CUDA_SUCCESS;
+}
+
+static CUresult allocate(CUdeviceptr *address, size_t bytes, int kind)
+{
+    if (!bytes || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t size = (bytes + 511) & ~(size_t)511;
+    int device = current()->device;
+    if (size < bytes || (kind != HOST_MEMORY && !occupy(device, (int64_t)size)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = add_block(address, size, device, kind, current());
+    if (result != CUDA_SUCCESS && kind != HOST_MEMORY)
+        occupy(device, -(int64_t)size);
+    return result;
+}
+
+static struct block *find(CUdeviceptr address)
+{
+    struct block *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (found = *bucket(address); found && found->address != address; found = found->next)
+        ;
+    for (int i = 0; !found && i < BUCKETS; i++)
+        for (found = blocks[i]; found && !(address >= found->address && address - found->address < found->size);
+             found = found->next)
+            ;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void release_pool(CUmemoryPool pool, cuuint64_t keep)
+{
+    int64_t chunk = settings.chunk;
+    int64_t least = (pool->used + chunk - 1) / chunk * chunk;
+    int64_t wanted = (int64_t)keep > least ? (int64_t)keep : least;
+    if (pool->reserved > wanted) {
+        occupy(pool->device, wanted - pool->reserved);
+        pool->reserved = wanted;
+    }
+}
+
+static CUresult release(CUdeviceptr address)
+{
+    if (!address)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    struct block **place = bucket(address);
+    while (*place && (*place)->address != address)
+        place = &(*place)->next;
+    struct block *block = *place;
+    if (block)
+        *place = block->next;
+    pthread_mutex_unlock(&lock);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!settings.fast)
+        munmap((void *)block->address, block->size);
+    if (block->kind == POOL_MEMORY)
+        ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
+    else if (block->kind != HOST_MEMORY)
+        occupy(block->device, -(int64_t)block->size);
+    free(block);
+    return CUDA_SUCCESS;
+}
+
+static void release_of(void *owner)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct block *block = blocks[i]; block;) {
+            struct block *next = block->next;
+            if (block->owner == owner)
+                release(block->address);
+            block = next;
+        }
+}
+
+/* -- contexts */
+
+static int64_t context_bytes(void)
+{
+    return MIB(fake_number("FAKE_CUDA_CTX_MIB", 300));
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    NEED_INIT;
+    if (card(device) < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&lock);
+    CUcontext own = &primaries[device];
+    bool good = own->references++ || occupy(device, context_bytes());
+    own->device = device;
+    own->primary = true;
+    if (!good)
+        own->references--;
+    pthread_mutex_unlock(&lock);
+    *context = own;
+    return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    int left = primaries[device].references ? --primaries[device].references : -1;
+    pthread_mutex_unlock(&lock);
+    if (left < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (left == 0) {
+        release_of(&primaries[device]);
+        occupy(device, -context_bytes());
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    release_of(&primaries[device]);
+    if (primaries[device].references)
+        occupy(device, -context_bytes());
+    primaries[device].references = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    *flags = primaries[device].flags;
+    *active = primaries[device].references > 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+    primaries[device].flags = flags;
+    return CUDA_SUCCESS;
+}
+
+static CUresult make_context(CUcontext *context, unsigned flags, CUdevice device)
+{
+    NEED_INIT;
+    if (card(device) < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!occupy(device, context_bytes()))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUcontext made = calloc(1, sizeof *made);
+    *made = (struct CUctx_st){device, false, 1, flags};
+    stack[depth++] = made;
+    *context = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+{
+    return make_context(context, flags, device);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *context, UNUSED CUexecAffinityParam *affinity, UNUSED int count, unsigned flags,
+                        CUdevice device)
+{
+    return make_context(context, flags, device);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *context, UNUSED CUctxCreateParams *parameters, unsigned flags, CUdevice device)
+{
+    return make_context(context, flags, device);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (current() == context)
+        depth--;
+    release_of(context);
+    occupy(context->device, -context_bytes());
+    free(context);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    if (depth == 32)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    NEED_CONTEXT;
+    CUcontext top = stack[--depth];
+    if (context)
+        *context = top;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    if (depth)
+        depth--;
+    if (context)
+        stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    *context = current();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    NEED_CONTEXT;
+    *device = current()->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
+{
+    context = context ? context : current();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetFlags(unsigned *flags)
+{
+    *flags = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext context, unsigned long long *number)
+{
+    *number = (unsigned long long)(context ? context : current());
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetApiVersion(UNUSED CUcontext context, unsigned *version)
+{
+    *version = 3020;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetLimit(size_t *value, UNUSED CUlimit limit)
+{
+    *value = 1024;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetLimit(UNUSED CUlimit limit, UNUSED size_t value)
+{
+    return CUDA_SUCCESS;
+}
+
+/* -- memory */
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    NEED_CONTEXT;
+    fake_lock();
+    *total_bytes = (size_t)total();
+    *free_bytes = *total_bytes - (size_t)fake_machine()->used[card(current()->device)];
+    fake_unlock();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+    NEED_CONTEXT;
+    return allocate(address, bytes, DEVICE_MEMORY);
+}
+
+/* A pitch that no caller expects. */
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, UNUSED unsigned element)
+{
+    NEED_CONTEXT;
+    *pitch = ((width + 511) & ~(size_t)511) + (size_t)fake_number("FAKE_CUDA_PITCH_EXTRA", 0);
+    return allocate(address, *pitch * height, DEVICE_MEMORY);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, UNUSED unsigned flags)
+{
+    NEED_CONTEXT;
+    return allocate(address, bytes, MANAGED_MEMORY);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    return release(address);
+}
+
+CUresult cuMemHostAlloc(void **address, size_t bytes, UNUSED unsigned flags)
+{
+    CUdeviceptr at = 0;
+    NEED_CONTEXT;
+    CUresult result = allocate(&at, bytes, HOST_MEMORY);
+    *address = (void *)at;
+    return result;
+}
+
+CUresult cuMemAllocHost_v2(void **address, size_t bytes)
+{
+    return cuMemHostAlloc(address, bytes, 0);
+}
+
+CUresult cuMemFreeHost(void *address)
+{
+    return release((CUdeviceptr)address);
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, UNUSED unsigned flags)
+{
+    *device = (CUdeviceptr)host;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    struct block *block = find(address);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (base)
+        *base = block->address;
+    if (size)
+        *size = block->size;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
+{
+    struct block *block = find(address);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = &primaries[block->device]; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)value = block->kind == HOST_MEMORY ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)value = address; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)value = (void *)address; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)value = block->kind == MANAGED_MEMORY; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = block->device; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = block->address; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = block->size; break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)value = block->address; break;
+    default: *(int *)value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **values, CUdeviceptr address)
+{
+    bool known = find(address) != NULL;
+    for (unsigned i = 0; i < count; i++) {
+        if (known)
+            cuPointerGetAttribute(values[i], attributes[i], address);
+        else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            *(int *)values[i] = -2;
+        else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED)
+            *(unsigned *)values[i] = 0;
+        else
+            *(void **)values[i] = NULL;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* An opened handle is memory of the exporting process: no more of it is used. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+    struct block *block = find(address);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(handle->reserved, &block->size, sizeof block->size);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, UNUSED unsigned flags)
+{
+    size_t size;
+    memcpy(&size, handle.reserved, sizeof size);
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *address = (CUdeviceptr)at;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcCloseMemHandle(UNUSED CUdeviceptr address)
+{
+    return CUDA_SUCCESS;
+}
+
+/* -- arrays: rows of 512 bytes, then whole 64 KiB */
+
+struct CUarray_st {
+    int device;
+    int64_t bytes;
+    void *owner;
+};
+
+static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, unsigned channels)
+{
+    NEED_CONTEXT;
+    size_t rows = (height ? height : 1) * (depth_cells ? depth_cells : 1);
+    int64_t bytes = (int64_t)((((width * channels * 4 + 511) & ~(size_t)511) * rows + 65535) & ~(size_t)65535);
+    if (!occupy(current()->device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *array = malloc(sizeof **array);
+    **array = (struct CUarray_st){current()->device, bytes, current()};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given)
+{
+    return make_array(array, given->Width, given->Height, 1, given->NumChannels);
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given)
+{
+    return make_array(array, given->Width, given->Height, given->Depth, given->NumChannels);
+}
+
+CUresult cuArrayDestroy(CUarray array)
+{
+    occupy(array->device, -array->bytes);
+    free(array);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, UNUSED unsigned levels)
+{
+    return make_array((CUarray *)array, given->Width, given->Height * 2, given->Depth, given->NumChannels);
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    return cuArrayDestroy((CUarray)array);
+}
+
+/* -- pools */
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    default_pools[device].device = device;
+    *pool = &default_pools[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    if (current_pools[device])
+        *pool = current_pools[device];
+    else
+        cuDeviceGetDefaultMemPool(pool, device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    current_pools[device] = pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    *pool = calloc(1, sizeof **pool);
+    (*pool)->device = properties->location.id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    release_pool(pool, 0);
+    return CUDA_SUCCESS; /* not freed: allocations may still name it */
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        pool->threshold = *(cuuint64_t *)value;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(cuuint64_t *)value = pool->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->reserved; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->used; break;
+    default: *(int *)value = 1;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    release_pool(pool, bytes);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAccess(UNUSED CUmemoryPool pool, UNUSED const CUmemAccessDesc *access, UNUSED size_t count)
+{
+    return CUDA_SUCCESS;
+}
+
+static CUresult pool_allocate(CUdeviceptr *address, size_t bytes, CUmemoryPool pool)
+{
+    int64_t size = (int64_t)((bytes + 511) & ~(size_t)511);
+    int64_t chunk = settings.chunk;
+    if (!bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    int64_t more = (pool->used + size - pool->reserved + chunk - 1) / chunk * chunk;
+    bool good = more <= 0 || occupy(pool->device, more);
+    if (good) {
+        pool->reserved += more > 0 ? more : 0;
+        pool->used += size;
+    }
+    pthread_mutex_unlock(&lock);
+    return good ? add_block(address, (size_t)size, pool->device, POOL_MEMORY, pool) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUstream stream_of(CUstream stream)
+{
+    return stream == NULL || stream == CU_STREAM_LEGACY ? &legacy : stream == CU_STREAM_PER_THREAD ? &per_thread : stream;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    stream = stream_of(stream);
+    say("cuMemAllocFromPoolAsync %s", stream == &per_thread ? "per-thread" : "legacy");
+    if (stream->capture) {
+        struct CUgraphNode_st *node = &stream->capture->node[stream->capture->count++];
+        node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+        node->allocation.bytesize = bytes;
+        node->allocation.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        node->allocation.poolProps.location.id = pool->device;
+        *address = (CUdeviceptr)0x7000000000 + (CUdeviceptr)stream->capture->count * 4096;
+        return CUDA_SUCCESS;
+    }
+    return pool_allocate(address, bytes, pool);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+    NEED_CONTEXT;
+    CUmemoryPool pool;
+    cuDeviceGetMemPool(&pool, current()->device);
+    return cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, UNUSED CUstream stream)
+{
+    return release(address);
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+    return cuMemAllocAsync(address, bytes, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return cuMemAllocFromPoolAsync(address, bytes, pool, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
+{
+    return cuMemFreeAsync(address, stream);
+}
+
+/* A synchronised pool gives back what is above its threshold. */
+static void settle_pools(void)
+{
+    pthread_mutex_lock(&lock);
+    for (int d = 0; d < FAKE_DEVICES; d++)
+        if (default_pools[d].reserved)
+            release_pool(&default_pools[d], default_pools[d].threshold);
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- physical memory and mappings */
+
+CUresult cuMemGetAllocationGranularity(size_t *size, UNUSED const CUmemAllocationProp *properties,
+                                       UNUSED CUmemAllocationGranularity_flags flags)
+{
+    *size = 2 << 20;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
+                     UNUSED unsigned long long flags)
+{
+    if (!size || size % (2 << 20))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!occupy(properties->location.id, (int64_t)size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct physical *made = malloc(sizeof *made);
+    *made = (struct physical){properties->location.id, size, 1, 0};
+    *handle = (CUmemGenericAllocationHandle)made;
+    return CUDA_SUCCESS;
+}
+
+static void drop(struct physical *physical)
+{
+    if (physical->references || physical->mappings)
+        return;
+    occupy(physical->device, -(int64_t)physical->size);
+    free(physical);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct physical *physical = (struct physical *)handle;
+    physical->references--;
+    drop(physical);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, UNUSED size_t alignment, UNUSED CUdeviceptr wanted,
+                             UNUSED unsigned long long flags)
+{
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *address = (CUdeviceptr)at;
+    return at == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+    munmap((void *)address, size);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, UNUSED size_t offset, CUmemGenericAllocationHandle handle,
+                  UNUSED unsigned long long flags)
+{
+    struct mapping *made = malloc(sizeof *made);
+    *made = (struct mapping){address, size, (struct physical *)handle, mappings};
+    made->physical->mappings++;
+    mappings = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+{
+    bool any = false;
+    for (struct mapping **place = &mappings; *place;) {
+        struct mapping *one = *place;
+        if (one->address < address || one->address >= address + size) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        one->physical->mappings--;
+        drop(one->physical);
+        free(one);
+        any = true;
+    }
+    return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemSetAccess(UNUSED CUdeviceptr address, UNUSED size_t size, UNUSED const CUmemAccessDesc *access,
+                        UNUSED size_t count)
+{
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    for (struct mapping *one = mappings; one; one = one->next)
+        if ((CUdeviceptr)address >= one->address && (CUdeviceptr)address < one->address + one->size) {
+            one->physical->references++;
+            *handle = (CUmemGenericAllocationHandle)one->physical;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* -- copies */
+
+#define COPY(name, to, from, parameters) \
+CUresult name parameters { memmove((void *)(to), (const void *)(from), bytes); return CUDA_SUCCESS; }
+#define COPIES(suffix) \
+COPY(cuMemcpyHtoD_v2##suffix, to, from, (CUdeviceptr to, const void *from, size_t bytes)) \
+COPY(cuMemcpyDtoH_v2##suffix, to, from, (void *to, CUdeviceptr from, size_t bytes)) \
+COPY(cuMemcpyDtoD_v2##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes)) \
+COPY(cuMemcpy##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes))
+#define ASYNC_COPIES(suffix) \
+COPY(cuMemcpyHtoDAsync_v2##suffix, to, from, (CUdeviceptr to, const void *from, size_t bytes, UNUSED CUstream stream)) \
+COPY(cuMemcpyDtoHAsync_v2##suffix, to, from, (void *to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream)) \
+COPY(cuMemcpyDtoDAsync_v2##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream)) \
+COPY(cuMemcpyAsync##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream))
+COPIES()
+COPIES(_ptds)
+ASYNC_COPIES()
+ASYNC_COPIES(_ptsz)
+
+CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t count)
+{
+    memset((void *)address, value, count);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, UNUSED CUstream stream)
+{
+    return cuMemsetD8_v2(address, value, count);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr address, unsigned value, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        ((unsigned *)address)[i] = value;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, UNUSED CUstream stream)
+{
+    return cuMemsetD32_v2(address, value, count);
+}
+
+/* -- streams and events */
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, UNUSED unsigned flags, UNUSED int priority)
+{
+    *stream = calloc(1, sizeof **stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    wait_until(stream_of(stream)->end);
+    settle_pools();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    return cuStreamSynchronize(stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+static uint64_t last_end;
+
+CUresult cuCtxSynchronize(void)
+{
+    wait_until(last_end);
+    settle_pools();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream stream)
+{
+    return now() >= stream_of(stream)->end ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, UNUSED unsigned flags)
+{
+    stream = stream_of(stream);
+    stream->end = event->time > stream->end ? event->time : stream->end;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    *status = stream_of(stream)->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status)
+{
+    return cuStreamIsCapturing(stream ? stream : CU_STREAM_PER_THREAD, status);
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, UNUSED CUstreamCaptureMode mode)
+{
+    stream_of(stream)->capture = calloc(1, sizeof(struct CUgraph_st));
+    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    stream = stream_of(stream);
+    *graph = stream->capture;
+    stream->capture = NULL;
+    bool good = __atomic_exchange_n(&captures, 0, __ATOMIC_SEQ_CST) > 0;
+    return good ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    CUstreamCaptureMode before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(UNUSED CUstream stream, unsigned *flags)
+{
+    *flags = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(UNUSED CUstream stream, int *priority)
+{
+    *priority = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(UNUSED CUstream stream, CUcontext *context)
+{
+    *context = current();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, UNUSED unsigned flags)
+{
+    *event = calloc(1, sizeof **event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    uint64_t end = stream_of(stream)->end, time = now();
+    event->time = end > time ? end : time;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
+{
+    return cuEventRecord(event, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+/* As the driver does, a query in a thread that has not relaxed its mode breaks a capture that is going on. */
+CUresult cuEventQuery(CUevent event)
+{
+    if (captures && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+        captures = 0;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return now() >= event->time ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    wait_until(event->time);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second)
+{
+    *milliseconds = (float)((double)(second->time - first->time) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent first, CUevent second)
+{
+    return cuEventElapsedTime(milliseconds, first, second);
+}
+
+/* -- modules */
+
+struct CUmod_st {
+    int device;
+    int64_t bytes;
+};
+
+struct CUfunc_st {
+    uint64_t duration; /* nanoseconds */
+    char name[64];
+};
+
+CUresult cuModuleLoadData(CUmodule *module, UNUSED const void *image)
+{
+    NEED_CONTEXT;
+    int64_t bytes = MIB(fake_number("FAKE_CUDA_MODULE_MIB", 0));
+    if (bytes && !occupy(current()->device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *module = malloc(sizeof **module);
+    **module = (struct CUmod_st){current()->device, bytes};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, UNUSED unsigned count, UNUSED CUjit_option *options,
+                            UNUSED void **values)
+{
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleLoad(CUmodule *module, UNUSED const char *path)
+{
+    return cuModuleLoadData(module, NULL);
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    if (module->bytes)
+        occupy(module->device, -module->bytes);
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+static void *function_named(const char *name)
+{
+    CUfunction made = calloc(1, sizeof *made);
+    snprintf(made->name, sizeof made->name, "%s", name);
+    if (!strncmp(name, "busy_", 5))
+        made->duration = (uint64_t)(atof(name + 5) * 1000);
+    return made;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, UNUSED CUmodule module, const char *name)
+{
+    *function = function_named(name);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, UNUSED CUmodule module, UNUSED const char *name)
+{
+    if (address)
+        *address = (CUdeviceptr)calloc(1, 65536);
+    if (bytes)
+        *bytes = 65536;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
+{
+    *mode = CU_MODULE_EAGER_LOADING;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, UNUSED const void *code, UNUSED CUjit_option *options,
+                           UNUSED void **values, UNUSED unsigned count, UNUSED CUlibraryOption *more,
+                           UNUSED void **more_values, UNUSED unsigned more_count)
+{
+    *library = calloc(1, 64);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    free(library);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, UNUSED CUlibrary library, const char *name)
+{
+    *kernel = function_named(name);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    *module = (CUmodule)library;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    *function = (CUfunction)kernel;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, UNUSED CUkernel kernel,
+                              UNUSED CUdevice device)
+{
+    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+        : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, UNUSED CUfunction function)
+{
+    return cuKernelGetAttribute(value, attribute, NULL, 0);
+}
+
+CUresult cuFuncSetAttribute(UNUSED CUfunction function, UNUSED CUfunction_attribute attribute, UNUSED int value)
+{
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, UNUSED CUfunction function, UNUSED int threads,
+                                                     UNUSED size_t shared)
+{
+    *count = 2;
+    return CUDA_SUCCESS;
+}
+
+/* -- launches */
+
+/* Keeps the device busy, after all that was launched before; a full queue makes the launch wait. */
+static void work(CUstream stream, uint64_t duration)
+{
+    struct fake_machine *machine = fake_machine();
+    int at = card(current()->device);
+    atomic_fetch_add_explicit(&machine->launches[at], 1, memory_order_relaxed);
+    if (!duration)
+        return;
+    uint64_t time = now(), before = atomic_load(&machine->busy_until[at]), begin;
+    do {
+        begin = before > time ? before : time;
+    } while (!atomic_compare_exchange_weak(&machine->busy_until[at], &before, begin + duration));
+    stream->end = last_end = begin + duration;
+    if (!self || self->pid != initialised_by) {
+        fake_lock();
+        process();
+        fake_unlock();
+    }
+    atomic_fetch_add(&self->busy[at], duration);
+    if (begin > time + 100000000)
+        wait_until(begin - 100000000);
+}
+
+static CUresult launch(const char *name, CUfunction function, CUstream stream)
+{
+    NEED_CONTEXT;
+    stream = stream_of(stream);
+    if (stream->capture) {
+        struct CUgraphNode_st *node = &stream->capture->node[stream->capture->count++];
+        node->type = CU_GRAPH_NODE_TYPE_KERNEL;
+        node->duration = function->duration;
+        return CUDA_SUCCESS;
+    }
+    say("%s %s", name, stream == &per_thread ? "per-thread" : "legacy");
+    work(stream, function->duration);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, UNUSED unsigned x, UNUSED unsigned y, UNUSED unsigned z,
+                        UNUSED unsigned block_x, UNUSED unsigned block_y, UNUSED unsigned block_z,
+                        UNUSED unsigned shared, CUstream stream, UNUSED void **parameters, UNUSED void **extra)
+{
+    return launch("cuLaunchKernel", function, stream);
+}
+
+CUresult cuLaunchKernel_ptsz(CUfunction function, UNUSED unsigned x, UNUSED unsigned y, UNUSED unsigned z,
+                             UNUSED unsigned block_x, UNUSED unsigned block_y, UNUSED unsigned block_z,
+                             UNUSED unsigned shared, CUstream stream, UNUSED void **parameters, UNUSED void **extra)
+{
+    return launch("cuLaunchKernel_ptsz", function, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, UNUSED void **parameters,
+                          UNUSED void **extra)
+{
+    return launch("cuLaunchKernelEx", function, config->hStream);
+}
+
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, UNUSED void **parameters,
+                               UNUSED void **extra)
+{
+    return launch("cuLaunchKernelEx_ptsz", function, config->hStream ? config->hStream : CU_STREAM_PER_THREAD);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, UNUSED unsigned x, UNUSED unsigned y, UNUSED unsigned z,
+                                   UNUSED unsigned block_x, UNUSED unsigned block_y, UNUSED unsigned block_z,
+                                   UNUSED unsigned shared, CUstream stream, UNUSED void **parameters)
+{
+    return launch("cuLaunchCooperativeKernel", function, stream);
+}
+
+/* -- graphs */
+
+CUresult cuGraphCreate(CUgraph *graph, UNUSED unsigned flags)
+{
+    *graph = calloc(1, sizeof **graph);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, UNUSED const CUgraphNode *dependencies,
+                                UNUSED size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    *node = &graph->node[graph->count++];
+    (*node)->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    (*node)->allocation = *parameters;
+    parameters->dptr = 0x7000000000;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+    for (size_t i = 0; nodes && i < *count && i < (size_t)graph->count; i++)
+        nodes[i] = &graph->node[i];
+    *count = (size_t)graph->count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
+{
+    *type = node->type;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    *parameters = node->allocation;
+    return CUDA_SUCCESS;
+}
+
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph)
+{
+    *exec = calloc(1, sizeof **exec);
+    for (int i = 0; i < graph->count; i++) {
+        (*exec)->duration += graph->node[i].duration;
+        if (graph->node[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            (*exec)->bytes += (int64_t)((graph->node[i].allocation.bytesize + 511) & ~(size_t)511);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, UNUSED unsigned long long flags)
+{
+    return instantiate(exec, graph);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, UNUSED CUDA_GRAPH_INSTANTIATE_PARAMS *given)
+{
+    return instantiate(exec, graph);
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    NEED_CONTEXT;
+    int device = current()->device;
+    if (!exec->launched && exec->bytes) {
+        int64_t more = graph_needed[device] + exec->bytes - graph_reserved[device];
+        if (more > 0 && !occupy(device, more))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        graph_reserved[device] += more > 0 ? more : 0;
+        graph_needed[device] += exec->bytes;
+    }
+    exec->launched = true;
+    work(stream_of(stream), exec->duration);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    if (exec->launched && current())
+        graph_needed[current()->device] -= exec->bytes;
+    free(exec);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    occupy(device, graph_needed[device] - graph_reserved[device]);
+    graph_reserved[device] = graph_needed[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+    *(cuuint64_t *)value = (cuuint64_t)(attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT ? graph_reserved[device] : 0);
+    return CUDA_SUCCESS;
+}
+
+/* -- entry points */
+
+CUresult cuGetErrorName(CUresult error, const char **text)
+{
+    *text = error == 0 ? "CUDA_SUCCESS" : error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    *text = error == 0 ? "no error" : error == 2 ? "out of memory" : "fake error";
+    return CUDA_SUCCESS;
+}
+
+/* The driver's private tables are not imitated, nor its proof that it is genuine: runtimes that ask for it stop. */
+CUresult cuGetExportTable(const void **table, UNUSED const CUuuid *id)
+{
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult look_up(const char *name, void **address, int version, cuuint64_t flags,
+                        CUdriverProcAddressQueryResult *status, const char *asked_by)
+{
+    const struct fake_row *best = NULL;
+    bool seen = false;
+    int wanted = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, driver;
+    cuDriverGetVersion(&driver);
+    int most = version < driver ? version : driver;
+    for (int kind = wanted; kind >= 0 && !best; kind--)
+        for (int i = 0; i < fake_row_count; i++) {
+            const struct fake_row *row = &fake_rows[i];
+            if (strcmp(row->base, name))
+                continue;
+            seen = true;
+            if (row->per_thread == kind && row->version <= most && (!best || row->version > best->version))
+                best = row;
+        }
+    *address = best ? best->address : NULL;
+    if (status)
+        *status = best ? CU_GET_PROC_ADDRESS_SUCCESS
+            : seen ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    say("asked %s %d %lu %s %s", name, version, (unsigned long)flags, best ? best->symbol : "-", asked_by);
+    return best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* The library that has called, for the log. */
+static const char *caller(void *address)
+{
+    Dl_info info;
+    if (!getenv("FAKE_CUDA_LOG") || !dladdr(address, &info) || !info.dli_fname)
+        return "-";
+    const char *slash = strrchr(info.dli_fname, '/');
+    return slash ? slash + 1 : info.dli_fname;
+}
+
+CUresult cuGetProcAddress(const char *name, void **address, int version, cuuint64_t flags)
+{
+    return look_up(name, address, version, flags, NULL, caller(__builtin_return_address(0)));
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+    return look_up(name, address, version, flags, status, caller(__builtin_return_address(0)));
+}

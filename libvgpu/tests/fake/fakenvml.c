@@ -1,0 +1,85 @@
+/* A libnvidia-ml.so.1 that knows the cards of the fake machine. */
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include "fake.h"
+
+#include <nvml.h>
+#include <stdio.h>
+#include <string.h>
+
+static int number(nvmlDevice_t device)
+{
+    return (int)(intptr_t)device - 1;
+}
+
+nvmlReturn_t nvmlInit_v2(void) { return NVML_SUCCESS; }
+nvmlReturn_t nvmlInit(void) { return NVML_SUCCESS; }
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { (void)flags; return NVML_SUCCESS; }
+nvmlReturn_t nvmlShutdown(void) { return NVML_SUCCESS; }
+const char *nvmlErrorString(nvmlReturn_t result) { return result ? "fake error" : "Success"; }
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    *count = (unsigned)fake_number("FAKE_CUDA_DEVICES", 1);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    if (index >= (unsigned)fake_number("FAKE_CUDA_DEVICES", 1))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = (nvmlDevice_t)(intptr_t)(index + 1);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    char known[48];
+    for (int i = 0; i < fake_number("FAKE_CUDA_DEVICES", 1); i++) {
+        fake_uuid(i, known);
+        if (!strcmp(known, uuid))
+            return nvmlDeviceGetHandleByIndex_v2((unsigned)i, device);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    char known[48];
+    fake_uuid(number(device), known);
+    snprintf(uuid, length, "%s", known);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    *index = (unsigned)number(device);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    (void)device;
+    snprintf(name, length, "NVIDIA Fake H100");
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    fake_lock();
+    memory->total = (unsigned long long)fake_number("FAKE_CUDA_TOTAL_MIB", 16384) << 20;
+    memory->used = (unsigned long long)fake_machine()->used[number(device)];
+    memory->free = memory->total - memory->used;
+    fake_unlock();
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    nvmlMemory_t plain;
+    nvmlDeviceGetMemoryInfo(device, &plain);
+    memory->total = plain.total;
+    memory->free = plain.free;
+    memory->used = plain.used;
+    memory->reserved = 512ull << 20;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,37 @@
+"""Builds the limiter and the fake driver once in a run; every test has a container and cards of its own."""
+
+import pytest
+
+from tests.libvgpu import rig as rigs
+from tests.libvgpu.wheels import WheelMissing, fetch
+
+collect_ignore_glob = [] if rigs.supported() else ["*"]
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory):
+    made = rigs.Builds(tmp_path_factory.mktemp("limiter"))
+    try:
+        made.client
+        made.library()
+    except rigs.Unavailable as error:
+        pytest.skip(str(error))
+    return made
+
+
+@pytest.fixture
+def rig(builds, request):
+    """A container. Mark a test with ``@pytest.mark.parametrize("rig", ["points"], indirect=True)`` for another build."""
+    with rigs.rig(builds, getattr(request, "param", "plain")) as made:
+        yield made
+
+
+@pytest.fixture
+def wheel():
+    """Fetches wheels by name; what cannot be had is a skip."""
+    def had(name):
+        try:
+            return fetch(name)
+        except WheelMissing as error:
+            pytest.skip(str(error))
+    return had

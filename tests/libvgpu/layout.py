@@ -1,0 +1,136 @@
+"""The files that the limiter shares: the region in HAMi's layout 1.2, the compute file, and the fake machine's."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FILE_SIZE", "MAGIC", "Machine", "Region", "Slot", "make_region"]
+
+MAGIC, FILE_SIZE, SLOTS, SLOT, FIRST_SLOT = 19920718, 2_008_953, 1024, 1960, 1856
+SEMAPHORE = struct.pack("<QI20x", 1, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a process counts, by device."""
+
+    number: int
+    pid: int
+    status: int
+    totals: tuple[int, ...]
+    contexts: tuple[int, ...]
+    modules: tuple[int, ...]
+    data: tuple[int, ...]
+
+
+def make_region(path: Path, limits: list[int], cores: list[int] | None = None, uuids: list[str] | None = None,
+                priority: int = 1) -> None:
+    """A region as a device plugin makes it before the container starts."""
+    content = bytearray(FILE_SIZE)
+    struct.pack_into("<III", content, 0, MAGIC, 1, 2)
+    content[24:56] = content[2_008_920:2_008_952] = SEMAPHORE
+    struct.pack_into("<Q", content, 56, len(limits))
+    for device, uuid in enumerate(uuids or []):
+        content[64 + 96 * device:64 + 96 * device + len(uuid)] = uuid.encode()
+    struct.pack_into(f"<{len(limits)}Q", content, 1600, *limits)
+    struct.pack_into(f"<{len(limits)}Q", content, 1728, *(cores or [100] * len(limits)))
+    struct.pack_into("<iiii", content, 2_008_896, 0, 1, 0, priority)
+    path.write_bytes(content)
+
+
+class Region:
+    """Reads and writes a region that processes have mapped."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), 0)
+
+    def number(self, offset: int, kind: str = "<i") -> int:
+        value: int = struct.unpack_from(kind, self.memory, offset)[0]
+        return value
+
+    def write(self, offset: int, value: int, kind: str = "<i") -> None:
+        struct.pack_into(kind, self.memory, offset, value)
+
+    def uuid(self, device: int) -> str:
+        at = 64 + 96 * device
+        return self.memory[at:at + 96].split(b"\0")[0].decode()
+
+    def limit(self, device: int) -> int:
+        return self.number(1600 + 8 * device, "<Q")
+
+    @property
+    def used(self) -> int:
+        return self.number(2_008_896)
+
+    def slots(self) -> list[Slot]:
+        """Those that belong to a process."""
+        found = []
+        for number in range(self.used):
+            base = FIRST_SLOT + SLOT * number
+            if pid := self.number(base):
+                parts = [struct.unpack_from("<5Q", self.memory, base + 8 + 64 * device) for device in range(16)]
+                contexts, modules, data, _, totals = zip(*parts, strict=True)
+                found.append(Slot(number, pid, self.number(base + 1928), totals, contexts, modules, data))
+        return found
+
+    def total(self, device: int = 0) -> int:
+        return sum(slot.totals[device] for slot in self.slots())
+
+    def sample(self, device: int, percent: dict[int, int], when: int) -> None:
+        """Utilisation as the monitor writes it: percent by process, then the time."""
+        for slot in self.slots():
+            base = FIRST_SLOT + SLOT * slot.number
+            self.write(base + 1160 + 48 * device + 16, percent.get(slot.pid, 0), "<Q")
+        for slot in self.slots():
+            self.write(FIRST_SLOT + SLOT * slot.number + 1952, when, "<Q")
+
+
+class Machine:
+    """The fake cards, as `struct fake_machine` has them."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), 0)
+
+    def _numbers(self, offset: int, count: int = 16) -> tuple[int, ...]:
+        return struct.unpack_from(f"<{count}q", self.memory, offset)
+
+    def used(self, device: int = 0) -> int:
+        """Bytes of processes that live."""
+        total = 0
+        for at in self._processes():
+            pid, = struct.unpack_from("<i", self.memory, at)
+            if pid and Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid):
+                total += self._numbers(at + 8)[device]
+        return total
+
+    def peak(self, device: int = 0) -> int:
+        """The most that was ever in use at once."""
+        return self._numbers(48 + 128)[device]
+
+    def launches(self, device: int = 0) -> int:
+        return self._numbers(48 + 3 * 128)[device]
+
+    def busy(self, device: int = 0) -> dict[int, int]:
+        """Nanoseconds of the device by process, of those that live and those that have ended."""
+        found: dict[int, int] = {}
+        for at in self._processes():
+            pid, = struct.unpack_from("<i", self.memory, at)
+            found[pid] = found.get(pid, 0) + self._numbers(at + 8 + 128)[device]
+        return found
+
+    def _processes(self) -> range:
+        count, = struct.unpack_from("<i", self.memory, 44)
+        first = 48 + 4 * 128
+        return range(first, first + 264 * count, 264)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
