@@ -68,7 +68,7 @@ static bool is_active(uint32_t device)
 int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
 {
     if (!context || !vgpu_open())
-        return REAL(cuDevicePrimaryCtxRetain)(context, device);
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
     pthread_mutex_lock(&vgpu_process.context_lock);
     struct making making = {.index = -1};
     bool fresh = !is_active(device);
@@ -139,7 +139,7 @@ int cuDevicePrimaryCtxReset(uint32_t device)
 
 #define CREATE(name, device, destroy, ...)                                     \
     if (!context || !vgpu_open())                                              \
-        return REAL(name)(__VA_ARGS__);                                        \
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(name)(__VA_ARGS__); \
     pthread_mutex_lock(&vgpu_process.context_lock);                            \
     struct making making;                                                      \
     begin(&making, (int)(device));                                             \

@@ -10,9 +10,7 @@ int cuInit(uint32_t flags)
     int result = REAL(cuInit)(flags);
     if (result != CUDA_OK)
         return result;
-    if (!vgpu_attach() && !vgpu_process.config.valid)
-        return CUDA_NOT_PERMITTED;
-    return CUDA_OK;
+    return vgpu_attach() || !vgpu_is_forbidden() ? CUDA_OK : CUDA_NOT_PERMITTED;
 }
 
 /* Free and total bytes as the container has them, given those of the card. */

@@ -41,7 +41,7 @@ static int allocate(enum which which, void *address, uint64_t bytes, uint32_t fl
     int d;
     uint64_t context;
     if (UNLIKELY(!address || !vgpu_current(&d, &context)))
-        return call(which, address, bytes, flags);
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(which, address, bytes, flags);
     uint64_t size = vgpu_round(bytes, GRANULE);
     int result = reserve(d, size);
     if (result != CUDA_OK)
@@ -84,7 +84,7 @@ static int allocate_pitched(bool v1, void *address, void *pitch, uint64_t width,
     int d;
     uint64_t context;
     if (!address || !pitch || !vgpu_current(&d, &context))
-        return call_pitched(v1, address, pitch, width, height, element);
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call_pitched(v1, address, pitch, width, height, element);
     uint64_t size = vgpu_round(vgpu_multiply(vgpu_round(width, GRANULE), height), GRANULE);
     int result = reserve(d, size);
     if (result != CUDA_OK)

@@ -61,7 +61,7 @@ int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
 {
     const struct properties *given = properties;
     if (!handle || !given || given->location != LOCATION_DEVICE || !vgpu_open())
-        return REAL(cuMemCreate)(handle, size, properties, flags);
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuMemCreate)(handle, size, properties, flags);
     int d = vgpu_index_of((int)given->id);
     int result = d < 0 ? CUDA_OK : reserve(d, size);
     if (result != CUDA_OK)

@@ -10,12 +10,15 @@
 
 enum { POOLS = 256 };
 
+static const uint64_t STEP_LEAST = (uint64_t)2 << 20, STEP_MOST = (uint64_t)32 << 20;
+
 struct pool {
     uint64_t handle; /* 0: free */
     int device;      /* -1: not memory of a device */
     bool destroyed;
     uint64_t live;
     uint64_t charged;
+    uint64_t step; /* by which the driver lets it grow */
 };
 
 static struct pool pools[POOLS];
@@ -48,7 +51,7 @@ static struct pool *add(uint64_t handle, int device)
     struct pool *pool = find(handle);
     pool = pool ? pool : find(0);
     if (pool)
-        *pool = (struct pool){.handle = handle, .device = device};
+        *pool = (struct pool){.handle = handle, .device = device, .step = STEP_LEAST};
     else
         LOG_ONCE(LOG_WARNING, "more than %d memory pools", POOLS);
     return pool;
@@ -90,6 +93,23 @@ static bool attribute(uint64_t pool, uint32_t which, uint64_t *value)
     return HAS(cuMemPoolGetAttribute) && REAL(cuMemPoolGetAttribute)((void *)(uintptr_t)pool, which, value) == 0;
 }
 
+/* The driver does not say by how much pools grow: the largest power of two in the first growth that is seen. */
+static void learn_step(struct pool *pool, uint64_t before, uint64_t after)
+{
+    uint64_t growth = after > before ? after - before : 0, step = growth & -growth;
+    if (step > pool->step)
+        pool->step = step < STEP_MOST ? step : STEP_MOST;
+}
+
+static uint64_t step_of(uint64_t handle)
+{
+    pthread_mutex_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    uint64_t step = pool ? pool->step : STEP_LEAST;
+    pthread_mutex_unlock(&vgpu_process.lock);
+    return step;
+}
+
 /* Charges the pool what it has reserved now, in place of `held`, which the caller has charged. False: it has grown
  * beyond the limit. */
 static bool reconcile(uint64_t handle, uint64_t held)
@@ -104,6 +124,7 @@ static bool reconcile(uint64_t handle, uint64_t held)
     if (pool) {
         before = pool->charged;
         after = pool->charged = told && reserved > pool->live ? reserved : pool->live;
+        learn_step(pool, before, after);
         if (pool->destroyed && !pool->live)
             pool->handle = 0, after = 0;
     }
@@ -150,6 +171,10 @@ static int64_t admit(uint64_t pool, int device, uint64_t bytes)
     bool told = attribute(pool, POOL_RESERVED_CURRENT, &reserved) && attribute(pool, POOL_USED_CURRENT, &used);
     if (told && reserved >= used && reserved - used >= size)
         return 0;
+    if (told)
+        size = vgpu_round(size, step_of(pool));
+    if (size > INT64_MAX)
+        return -1;
     if (vgpu_charge(device, size, PART_DATA) == CUDA_OK)
         return (int64_t)size;
     return vgpu_pools_trim(device) && vgpu_charge(device, size, PART_DATA) == CUDA_OK ? (int64_t)size : -1;
@@ -195,7 +220,7 @@ static int allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream,
     if (address && pool && vgpu_open() && !capturing(stream, per_thread)) /* captured, it is memory of a graph */
         device = pool_device(pool);
     if (device < 0)
-        return real_allocate(address, bytes, pool, stream, per_thread);
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : real_allocate(address, bytes, pool, stream, per_thread);
     int64_t held = admit(handle, device, bytes);
     if (held < 0)
         return CUDA_OUT_OF_MEMORY;

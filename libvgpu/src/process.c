@@ -142,6 +142,11 @@ bool vgpu_open(void)
     return vgpu_process.region != NULL;
 }
 
+bool vgpu_is_forbidden(void)
+{
+    return !vgpu_open() && !vgpu_process.config.valid;
+}
+
 bool vgpu_attach(void)
 {
     struct vgpu_process *process = &vgpu_process;

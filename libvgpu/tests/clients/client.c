@@ -280,6 +280,48 @@ static void *churning(void *argument)
     return NULL;
 }
 
+static volatile bool storming;
+
+static void *storm_thread(void *argument)
+{
+    struct thread *thread = argument;
+    p_cuCtxSetCurrent(thread->context);
+    while (storming) {
+        CUdeviceptr at;
+        if (p_cuMemAlloc_v2(&at, 4096) == 0)
+            p_cuMemFree_v2(at);
+    }
+    return NULL;
+}
+
+/* Forks while threads allocate. Returns how many children failed or did not end within two seconds. */
+static int storm(const char *how, int children)
+{
+    pthread_t id[4];
+    struct thread given = {.context = contexts[0]};
+    int bad = 0;
+    storming = true;
+    for (int i = 0; i < 4; i++)
+        pthread_create(&id[i], NULL, storm_thread, &given);
+    for (int i = 0; i < children; i++) {
+        int pid = !strcmp(how, "clone") ? (int)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+        if (pid == 0) {
+            CUdeviceptr at;
+            CUcontext context;
+            alarm(2);
+            _exit(p_cuInit(0) || p_cuDevicePrimaryCtxRetain(&context, 0) || p_cuCtxSetCurrent(context)
+                  || p_cuMemAlloc_v2(&at, 4096) || p_cuMemFree_v2(at));
+        }
+        int status;
+        waitpid(pid, &status, 0);
+        bad += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    }
+    storming = false;
+    for (int i = 0; i < 4; i++)
+        pthread_join(id[i], NULL);
+    return bad;
+}
+
 static int child(const char *how)
 {
     fflush(NULL);
@@ -412,6 +454,8 @@ static void command(char *line, char **argv)
     } else if (!strcmp(verb, "fork") || !strcmp(verb, "clone")) {
         int ended = child(verb);
         printf("%d\n", ended);
+    } else if (!strcmp(verb, "storm") && sscanf(line, "%*s %63s %llu", text, &a) == 2) {
+        printf("%d\n", storm(text, (int)a));
     } else if (!strcmp(verb, "exec")) {
         printf("0\n");
         fflush(NULL);

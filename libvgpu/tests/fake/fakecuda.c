@@ -182,8 +182,14 @@ static struct {
     bool fast; /* for measurements: memory is only a number */
 } settings;
 
+static void in_child(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
 __attribute__((constructor)) static void read_settings(void)
 {
+    pthread_atfork(NULL, NULL, in_child);
     settings.count = visible(settings.list);
     settings.total = MIB(fake_number("FAKE_CUDA_TOTAL_MIB", 16384));
     settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));

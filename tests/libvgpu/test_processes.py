@@ -1,0 +1,306 @@
+"""Several processes of a container: they share one limit, and none of them can harm the others by dying."""
+
+import os
+import random
+import subprocess
+import time
+
+import pytest
+
+from tests.libvgpu.layout import make_region
+from tests.libvgpu.rig import MIB, uuid_of
+
+LIMIT = 2048 * MIB
+INIT_POINTS = (10, 11, 12, 13, 14, 24, 25, 26, 27, 28)
+CHARGE_POINTS = (40, 41, 43, 44, 50, 51, 52, 60, 61)
+REAP_POINTS = (20, 21, 22, 30, 31)
+
+
+def test_processes_share_the_limit(rig):
+    rig.limit()
+    one, two = rig.client().start(), rig.client().start()
+    assert one.do(f"alloc plain 0 {1500 * MIB}") == 0
+    assert two.do(f"alloc plain 0 {549 * MIB}") == 2
+    assert two.do(f"alloc plain 0 {548 * MIB}") == 0
+    assert two.do("info") == [0, 0, LIMIT]
+    assert one.do("info") == [0, 0, LIMIT]
+
+
+def test_memory_of_a_killed_process_is_free_at_once(rig):
+    rig.limit()
+    one, two = rig.client().start(), rig.client().start()
+    assert one.do(f"alloc plain 0 {LIMIT}") == 0
+    assert two.do("alloc plain 0 4096") == 2
+    one.kill()
+    begun = time.monotonic()
+    assert two.do(f"alloc plain 0 {LIMIT}") == 0
+    assert time.monotonic() - begun < 0.1
+    assert rig.machine.peak() == LIMIT
+
+
+def test_memory_of_a_zombie_is_free(rig):
+    rig.limit()
+    one, two = rig.client().start(), rig.client().start()
+    assert one.do(f"alloc plain 0 {LIMIT}") == 0
+    os.kill(one.process.pid, 9)
+    os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
+    assert two.do(f"alloc plain 0 {LIMIT}") == 0
+
+
+def test_process_that_ends_leaves_a_slot_that_the_next_one_clears(rig):
+    rig.limit()
+    one = rig.client().start()
+    assert one.do(f"alloc plain 0 {LIMIT}") == 0
+    one.close()
+    assert [slot.status for slot in rig.region.slots()] in ([0], [])
+    assert rig.client().start().do(f"alloc plain 0 {LIMIT}") == 0
+
+
+def test_process_that_ends_with_nothing_leaves_no_slot(rig):
+    rig.limit()
+    rig.client().start().close()
+    assert rig.region.slots() == []
+
+
+def test_slots_are_used_again_and_never_moved(rig):
+    rig.limit()
+    clients = [rig.client().start() for _ in range(3)]
+    clients[0].close()
+    assert [slot.number for slot in rig.region.slots()] == [1, 2]
+    rig.client().start()
+    assert [slot.number for slot in rig.region.slots()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("verb", ["fork", "clone"])
+def test_child_has_a_slot_of_its_own(rig, verb):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {512 * MIB}") == 0
+    assert client.do(verb) == 0  # from here on the child answers
+    assert client.do("init") == 0
+    assert client.do("ctx 0") == 0
+    assert client.do(f"alloc plain 1 {1024 * MIB}") == 0
+    assert len(rig.region.slots()) == 2
+    assert rig.region.total() == 1536 * MIB
+    assert client.do(f"alloc plain 2 {1024 * MIB}") == 2
+    assert client.do("exit 7") == 0
+    assert client.answer() == [1007]
+    assert client.do("info")[1] == LIMIT - 512 * MIB or client.do(f"alloc plain 1 {1536 * MIB}") == 0
+    assert rig.region.slots()[0].totals[0] >= 512 * MIB
+
+
+@pytest.mark.parametrize("verb", ["fork", "clone"])
+def test_child_that_uses_no_gpu_ends_without_a_trace(rig, verb):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {512 * MIB}") == 0
+    before = rig.region.slots()
+    assert client.do(verb) == 0
+    assert client.do("exit 0") == 0
+    assert client.answer() == [1000]
+    assert rig.region.slots() == before
+
+
+def test_threads_share_a_slot(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"threads 4 300 {64 * MIB}") == 0
+    assert (client.do("sync"), client.do("defaultpool 0 0"), client.do("trim 0")) == (0, 0, 0)
+    assert client.do("info")[1] == LIMIT
+    assert len(rig.region.slots()) == 1
+
+
+def test_children_of_a_process_whose_threads_hold_locks(rig):
+    """Each of 50 children allocates while 4 threads of the parent do; none of them waits for a lock that died."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_FAST="1").start()
+    assert client.do(f"storm fork 50") == 0
+
+
+def test_exec_in_place_starts_from_nothing(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {1024 * MIB}") == 0
+    assert client.do("exec") == 0
+    client.start()
+    assert client.do("info")[1] == LIMIT
+    assert len(rig.region.slots()) == 1
+
+
+def test_daemon_that_closes_all_descriptors(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("closeall") == 0
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+    assert client.do("alloc plain 1 1") == 2
+    other = rig.client().start()
+    assert other.do("info")[1] == 0
+
+
+def test_number_that_another_process_has_now_is_not_taken_for_the_dead_one(rig):
+    rig.limit()
+    rig.client().start().close()
+    region = rig.region
+    base = 1856
+    region.write(base, os.getpid())  # lives, but its start time is another
+    region.write(base + 1944, os.stat("/proc/self/ns/pid").st_ino << 32 | 12345, "<Q")
+    region.write(base + 40, LIMIT, "<Q")
+    assert rig.client().start().do(f"alloc plain 0 {LIMIT}") == 0
+
+
+def test_process_of_another_pid_namespace_counts_as_alive(rig):
+    rig.limit()
+    rig.client().start().close()
+    region = rig.region
+    region.write(1856, 4_000_000)
+    region.write(1856 + 1944, 77 << 32 | 12345, "<Q")
+    region.write(1856 + 40, LIMIT, "<Q")
+    assert rig.client().start().do("alloc plain 0 4096") == 2
+
+
+def test_full_table_refuses(rig):
+    rig.limit()
+    make_region(rig.path, [LIMIT], uuids=[uuid_of(0)])
+    region = rig.region
+    for number in range(1024):
+        region.write(1856 + 1960 * number, os.getpid())
+    region.write(2_008_896, 1024)
+    client = rig.client()
+    client.do("init")
+    client.do("ctx 0")
+    assert client.do("alloc plain 0 4096") == 2
+
+
+def test_lock_that_is_held_is_not_waited_for(rig):
+    """By a process that has been stopped, say."""
+    import fcntl
+    import struct
+    rig.limit()
+    one = rig.client().start()
+    with rig.path.open("r+b") as file:
+        fcntl.fcntl(file.fileno(), 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
+        begun = time.monotonic()
+        two = rig.client().start()
+        assert two.do(f"alloc plain 0 {LIMIT}") == 0
+        assert one.do("alloc plain 0 4096") == 2
+        assert time.monotonic() - begun < 1.5
+
+
+# -- kill -9 at every point
+
+
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+@pytest.mark.parametrize("point", INIT_POINTS + CHARGE_POINTS)
+def test_kill_at_a_point(rig, point):
+    """The next process goes on within 100 ms, and the counters say what the machine has."""
+    rig.limit()
+    with pytest.raises((EOFError, BrokenPipeError)):
+        victim = rig.client(VGPU_TEST_POINT=str(point)).start()
+        for _ in range(2):
+            victim.do(f"alloc plain 0 {1024 * MIB}")
+            victim.do("free plain 0")
+        raise AssertionError("the point was not reached")
+    client = rig.client()
+    assert client.do("init") == 0
+    assert client.do("ctx 0") == 0
+    begun = time.monotonic()
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+    assert time.monotonic() - begun < 0.1
+    assert rig.region.total() == LIMIT == rig.machine.used()
+
+
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+@pytest.mark.parametrize("point", REAP_POINTS)
+def test_kill_while_it_clears_up_after_another(rig, point):
+    rig.limit()
+    first = rig.client().start()
+    assert first.do(f"alloc plain 0 {1024 * MIB}") == 0
+    victim = rig.client(VGPU_TEST_POINT=str(point), VGPU_TEST_AFTER="1" if point < 22 else "0")
+    first.kill()
+    with pytest.raises((EOFError, BrokenPipeError)):
+        victim.start()
+        victim.do(f"alloc plain 0 {LIMIT}")
+        raise AssertionError("the point was not reached")
+    client = rig.client().start()
+    begun = time.monotonic()
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+    assert time.monotonic() - begun < 0.1
+    assert rig.region.total() == LIMIT == rig.machine.used()
+
+
+def test_thousand_random_kills(rig):
+    """In batches of ten; after each, one process can have it all."""
+    rig.limit()
+    seed = random.Random(14)
+    judge = rig.client(FAKE_CUDA_FAST="1").start()
+    worst = 0.0
+    for _ in range(100):
+        victims = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(FAKE_CUDA_FAST="1"),
+                                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(10)]
+        for victim in victims:
+            victim.stdin.write(f"init\nctx 0\nchurn 10000000 {256 * MIB} {seed.randrange(1 << 30)}\n")
+            victim.stdin.flush()
+        time.sleep(seed.uniform(0.0, 0.06))
+        for victim in victims:
+            victim.kill()
+        for victim in victims:
+            victim.communicate()
+        begun = time.monotonic()
+        assert judge.do(f"alloc plain 0 {LIMIT}") == 0
+        worst = max(worst, time.monotonic() - begun)
+        assert judge.do("free plain 0") == 0
+    assert rig.machine.peak() <= LIMIT
+    assert worst < 0.25  # 100 ms on a machine that has nothing else to do
+
+
+# -- many at once
+
+
+@pytest.mark.parametrize("delay", [0, 100, 500])
+def test_limit_holds_at_every_instant(rig, delay):
+    """Eight processes allocate at random; the machine has recorded the most that was in use at once."""
+    rig.limit()
+    rounds = 12500 if delay == 0 else 300
+    clients = [rig.client(FAKE_CUDA_ALLOC_US=str(delay), FAKE_CUDA_FAST="1").start() for _ in range(8)]
+    for number, client in enumerate(clients):
+        client.send(f"churn {rounds} {512 * MIB} {number + 1}")
+    granted = [client.answer()[0] for client in clients]
+    assert LIMIT * 3 // 4 < rig.machine.peak() <= LIMIT
+    assert min(granted) > 0
+    for client in clients:
+        assert (client.do("sync"), client.do("defaultpool 0 0"), client.do("trim 0")) == (0, 0, 0)
+    assert clients[0].do("info")[1] == LIMIT
+
+
+def test_requests_that_fit_together_never_fail(rig):
+    rig.limit()
+    clients = [rig.client(FAKE_CUDA_FAST="1").start() for _ in range(8)]
+    for _ in range(50):
+        for client in clients:
+            client.send(f"alloc plain 0 {LIMIT // 8}")
+        assert [client.answer() for client in clients] == [[0]] * 8
+        for client in clients:
+            client.send("free plain 0")
+        assert [client.answer() for client in clients] == [[0]] * 8
+
+
+def test_three_hundred_processes_start_at_once(rig):
+    rig.limit()
+    begun = time.monotonic()
+    clients = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(), stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True) for _ in range(300)]
+    started = time.monotonic() - begun
+    begun = time.monotonic()
+    for client in clients:
+        client.stdin.write("init\nctx 0\nalloc plain 0 1048576\n")
+        client.stdin.flush()
+    answers = {tuple(client.stdout.readline() for _ in range(3)) for client in clients}
+    took = time.monotonic() - begun
+    slots = rig.region.slots()
+    for client in clients:
+        client.kill()
+    for client in clients:
+        client.communicate()
+    assert answers == {("0\n",) * 3}
+    assert len({slot.pid for slot in slots}) == 300 == len(slots)
+    assert took < 2 + started  # of which the limiter takes the least part: see the benchmark
