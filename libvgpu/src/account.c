@@ -36,7 +36,7 @@ static bool fits(struct vgpu_process *process, int d, uint64_t more)
 /* Adds, then checks, then takes back: of two processes that do so at once, at least one sees the other's sum. */
 static bool try(struct vgpu_process *process, int d, uint64_t bytes, enum vgpu_part part)
 {
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     bool granted = fits(process, d, bytes); /* a hopeless request must not make that of another process fail */
     if (granted) {
         process->counted[d][part] += bytes;
@@ -50,7 +50,7 @@ static bool try(struct vgpu_process *process, int d, uint64_t bytes, enum vgpu_p
             granted = false;
         }
     }
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     return granted;
 }
 
@@ -77,12 +77,12 @@ int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part)
 static void add(int d, uint64_t more, uint64_t less, enum vgpu_part part)
 {
     struct vgpu_process *process = &vgpu_process;
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     process->counted[d][part] = vgpu_less(vgpu_add(process->counted[d][part], more), less);
     VGPU_POINT(43);
     publish(process, d);
     VGPU_POINT(44);
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
 }
 
 void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
@@ -104,9 +104,9 @@ bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
     if (!vgpu_attach())
         return false;
     add(d, after, before, part);
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     bool good = fits(&vgpu_process, d, 0);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return good;
 }
 

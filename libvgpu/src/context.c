@@ -69,7 +69,7 @@ int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
 {
     if (!context || !vgpu_open())
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
-    pthread_mutex_lock(&vgpu_process.context_lock);
+    vgpu_lock(&vgpu_process.context_lock);
     struct making making = {.index = -1};
     bool fresh = !is_active(device);
     if (fresh)
@@ -77,7 +77,7 @@ int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
     int result = REAL(cuDevicePrimaryCtxRetain)(context, device);
     if (result == CUDA_OK && fresh && (result = end(&making, *(void **)context)) != CUDA_OK)
         REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    pthread_mutex_unlock(&vgpu_process.context_lock);
+    vgpu_unlock(&vgpu_process.context_lock);
     return result;
 }
 
@@ -108,12 +108,12 @@ static int leave_primary(enum ending ending, uint32_t device)
 {
     if (!vgpu_is_open())
         return end_primary(ending, device);
-    pthread_mutex_lock(&vgpu_process.context_lock);
+    vgpu_lock(&vgpu_process.context_lock);
     uint64_t context = primary(device);
     int result = end_primary(ending, device);
     if (result == CUDA_OK && (ending == RESET || ending == RESET_V1 || !is_active(device)))
         vgpu_context_gone(context);
-    pthread_mutex_unlock(&vgpu_process.context_lock);
+    vgpu_unlock(&vgpu_process.context_lock);
     return result;
 }
 
@@ -140,13 +140,13 @@ int cuDevicePrimaryCtxReset(uint32_t device)
 #define CREATE(name, device, destroy, ...)                                     \
     if (!context || !vgpu_open())                                              \
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(name)(__VA_ARGS__); \
-    pthread_mutex_lock(&vgpu_process.context_lock);                            \
+    vgpu_lock(&vgpu_process.context_lock);                            \
     struct making making;                                                      \
     begin(&making, (int)(device));                                             \
     int result = REAL(name)(__VA_ARGS__);                                      \
     if (result == CUDA_OK && (result = end(&making, *(void **)context)) != CUDA_OK) \
         REAL(destroy)(*(void **)context);                                      \
-    pthread_mutex_unlock(&vgpu_process.context_lock);                          \
+    vgpu_unlock(&vgpu_process.context_lock);                          \
     return result
 
 int cuCtxCreate(void *context, uint32_t flags, uint32_t device)

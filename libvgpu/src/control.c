@@ -12,7 +12,7 @@ enum {
 };
 
 static const int64_t MOST_DEBT = 10000000000;   /* 10 s: longer kernels, or a broken file, are forgiven the rest */
-static const uint64_t BURST = 50000000;         /* credit for 50 ms at most */
+static const uint64_t BURST = 25000000;         /* credit for 25 ms at most; twice that after a pause, seen late */
 static const int64_t BURST_LEAST = 200000;
 static const uint64_t MOST_ELAPSED = 10000000000;
 

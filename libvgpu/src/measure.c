@@ -40,9 +40,9 @@ void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, en
                                .kind = (uint16_t)kind, .part = (uint16_t)part};
     if (!entry.key)
         return;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.objects, &entry);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 int vgpu_measure_module(const struct vgpu_measure *measure, void *handle)
@@ -60,9 +60,9 @@ bool vgpu_object_take(void *handle, struct vgpu_entry *entry)
 {
     if (!vgpu_is_open())
         return false;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     bool known = vgpu_table_take(&vgpu_process.objects, (uint64_t)(uintptr_t)handle, entry);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return known;
 }
 
@@ -74,9 +74,9 @@ void vgpu_object_end(bool known, const struct vgpu_entry *entry, int result)
         vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
         return;
     }
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.objects, entry);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 /* Takes one entry that belongs to the context. Entries are few when a context goes, or the process ends with it. */
@@ -95,10 +95,10 @@ void vgpu_context_gone(uint64_t context)
     struct vgpu_entry entry;
     if (!context || !vgpu_is_open())
         return;
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     while (take_owned(&process->memory, context, &entry) || take_owned(&process->objects, context, &entry))
         bytes[entry.device][entry.part] += entry.size;
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     for (int d = 0; d < VGPU_DEVICES; d++)
         for (int part = 0; part < PART_COUNT; part++)
             vgpu_uncharge(d, bytes[d][part], (enum vgpu_part)part);

@@ -20,9 +20,9 @@ static void remember(uint64_t address, int d, uint64_t size, uint64_t context)
 {
     struct vgpu_entry entry = {.key = address, .size = size, .owner = context, .device = d, .kind = KIND_MEMORY,
                                .part = PART_DATA};
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.memory, &entry);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 enum which { PLAIN, PLAIN_V1, MANAGED };
@@ -124,13 +124,13 @@ static bool take(uint64_t address, struct vgpu_entry *entry)
 {
     if (!address || !vgpu_is_open())
         return false;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     bool known = vgpu_table_take(&vgpu_process.memory, address, entry);
     if (known && entry->kind == KIND_MAPPING) { /* not memory that can be freed: the driver says so */
         vgpu_table_put(&vgpu_process.memory, entry);
         known = false;
     }
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return known;
 }
 
@@ -140,9 +140,9 @@ static int freed(bool known, const struct vgpu_entry *entry, int result)
         return result;
     VGPU_POINT(60);
     if (result != CUDA_OK) {
-        pthread_mutex_lock(&vgpu_process.lock);
+        vgpu_lock(&vgpu_process.lock);
         vgpu_table_put(&vgpu_process.memory, entry);
-        pthread_mutex_unlock(&vgpu_process.lock);
+        vgpu_unlock(&vgpu_process.lock);
     } else if (entry->kind == KIND_POOLED) {
         vgpu_pool_freed(entry->owner, entry->size);
     } else {

@@ -70,12 +70,12 @@ int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
     if (d >= 0 && result != CUDA_OK) {
         vgpu_uncharge(d, size, PART_DATA);
     } else if (d >= 0) {
-        pthread_mutex_lock(&vgpu_process.lock);
+        vgpu_lock(&vgpu_process.lock);
         uint64_t number = ++last_block;
         vgpu_table_put(&vgpu_process.blocks, &(struct vgpu_entry){.key = number, .size = size, .owner = 1, .device = d,
                                                                   .kind = KIND_BLOCK});
         refer(*(uint64_t *)handle, number);
-        pthread_mutex_unlock(&vgpu_process.lock);
+        vgpu_unlock(&vgpu_process.lock);
     }
     return result;
 }
@@ -85,19 +85,19 @@ int cuMemRelease(uint64_t handle)
     int device = -1;
     uint64_t bytes = 0, number = 0;
     if (vgpu_is_open()) {
-        pthread_mutex_lock(&vgpu_process.lock);
+        vgpu_lock(&vgpu_process.lock);
         number = unrefer(handle);
-        pthread_mutex_unlock(&vgpu_process.lock);
+        vgpu_unlock(&vgpu_process.lock);
     }
     int result = REAL(cuMemRelease)(handle);
     if (!number)
         return result;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     if (result == CUDA_OK)
         bytes = change(number, -1, 0, &device);
     else
         refer(handle, number);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     if (device >= 0)
         vgpu_uncharge(device, bytes, PART_DATA);
     return result;
@@ -121,13 +121,13 @@ int cuMemRetainAllocationHandle(void *handle, void *address)
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     int device;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     uint64_t number = block_at((uint64_t)(uintptr_t)address);
     if (number) {
         change(number, 1, 0, &device);
         refer(*(uint64_t *)handle, number);
     }
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
@@ -137,7 +137,7 @@ int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, 
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     int device;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
     if (known) {
         uint64_t number = known->second;
@@ -145,7 +145,7 @@ int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, 
         vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .second = number,
                                                                   .kind = KIND_MAPPING});
     }
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
@@ -170,7 +170,7 @@ int cuMemUnmap(uint64_t address, uint64_t size)
         return result;
     uint64_t bytes[VGPU_DEVICES] = {0}, at = address, left = size;
     struct vgpu_entry gone;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     while (left && take_mapping(at, left, &gone)) {
         int device = -1;
         uint64_t freed = change(gone.second, 0, -1, &device);
@@ -181,7 +181,7 @@ int cuMemUnmap(uint64_t address, uint64_t size)
             left = address + size - at;
         }
     }
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     for (int d = 0; d < VGPU_DEVICES; d++)
         vgpu_uncharge(d, bytes[d], PART_DATA);
     return result;

@@ -74,17 +74,17 @@ static int device_of(void *handle)
 static int pool_device(void *handle)
 {
     struct vgpu_process *process = &vgpu_process;
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     int device = pool ? pool->device : -2;
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     if (device != -2)
         return device;
     device = device_of(handle);
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     if (!find((uint64_t)(uintptr_t)handle))
         add((uint64_t)(uintptr_t)handle, device);
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     return device;
 }
 
@@ -103,10 +103,10 @@ static void learn_step(struct pool *pool, uint64_t before, uint64_t after)
 
 static uint64_t step_of(uint64_t handle)
 {
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     struct pool *pool = find(handle);
     uint64_t step = pool ? pool->step : STEP_LEAST;
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return step;
 }
 
@@ -117,7 +117,7 @@ static bool reconcile(uint64_t handle, uint64_t held)
     struct vgpu_process *process = &vgpu_process;
     uint64_t reserved = 0;
     bool told = attribute(handle, POOL_RESERVED_CURRENT, &reserved);
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     struct pool *pool = find(handle);
     int device = pool ? pool->device : -1;
     uint64_t before = 0, after = 0;
@@ -128,7 +128,7 @@ static bool reconcile(uint64_t handle, uint64_t held)
         if (pool->destroyed && !pool->live)
             pool->handle = 0, after = 0;
     }
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     if (device < 0)
         return true;
     bool fits = vgpu_correct(device, before + held, after, PART_DATA);
@@ -137,11 +137,11 @@ static bool reconcile(uint64_t handle, uint64_t held)
 
 void vgpu_pool_freed(uint64_t handle, uint64_t bytes)
 {
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     struct pool *pool = find(handle);
     if (pool)
         pool->live = vgpu_less(pool->live, bytes);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     if (pool)
         reconcile(handle, 0);
 }
@@ -150,12 +150,12 @@ bool vgpu_pools_trim(int d)
 {
     uint64_t handles[POOLS], before = vgpu_counted(d);
     int count = 0;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     forget_of_parent();
     for (int i = 0; i < POOLS; i++)
         if (pools[i].handle && pools[i].device == d && !pools[i].destroyed)
             handles[count++] = pools[i].handle;
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     for (int i = 0; i < count; i++) {
         REAL(cuMemPoolTrimTo)((void *)(uintptr_t)handles[i], 0);
         reconcile(handles[i], 0);
@@ -184,12 +184,12 @@ static void remember(uint64_t pool, int device, uint64_t address, uint64_t bytes
 {
     struct vgpu_entry entry = {.key = address, .size = vgpu_round(bytes, 512), .owner = pool, .device = device,
                                .kind = KIND_POOLED, .part = PART_DATA};
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.memory, &entry);
     struct pool *known = find(pool);
     if (known)
         known->live += entry.size;
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 static bool capturing(void *stream, bool per_thread)
@@ -230,9 +230,9 @@ static int allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream,
     if (!reconcile(handle, (uint64_t)held) && result == CUDA_OK) {
         /* The pool has grown by more than was asked for, and beyond the limit. */
         struct vgpu_entry entry;
-        pthread_mutex_lock(&vgpu_process.lock);
+        vgpu_lock(&vgpu_process.lock);
         vgpu_table_take(&vgpu_process.memory, *address, &entry);
-        pthread_mutex_unlock(&vgpu_process.lock);
+        vgpu_unlock(&vgpu_process.lock);
         give_back(*address, stream, per_thread);
         vgpu_pool_freed(handle, entry.size);
         vgpu_pools_trim(device);
@@ -282,9 +282,9 @@ int cuMemPoolCreate(void *pool, void *properties)
     if (result != CUDA_OK || !vgpu_open())
         return result;
     int device = given->location == LOCATION_DEVICE ? vgpu_index_of((int)given->id) : -1;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     add(*(uint64_t *)pool, device);
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
@@ -294,7 +294,7 @@ int cuMemPoolDestroy(void *pool)
     int result = REAL(cuMemPoolDestroy)(pool);
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
-    pthread_mutex_lock(&vgpu_process.lock);
+    vgpu_lock(&vgpu_process.lock);
     struct pool *known = find((uint64_t)(uintptr_t)pool);
     uint64_t less = 0;
     int device = -1;
@@ -306,7 +306,7 @@ int cuMemPoolDestroy(void *pool)
         if (!known->live)
             known->handle = 0;
     }
-    pthread_mutex_unlock(&vgpu_process.lock);
+    vgpu_unlock(&vgpu_process.lock);
     if (device >= 0)
         vgpu_uncharge(device, less, PART_DATA);
     return result;
@@ -329,12 +329,12 @@ int vgpu_graph_memory(int d, int64_t instantiated)
         result = vgpu_charge(d, more, PART_DATA);
     if (result != CUDA_OK)
         return result;
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     forget_of_parent();
     graph_charged[d] += more;
     graph_instantiated[d] = instantiated > 0 ? graph_instantiated[d] + more
         : vgpu_less(graph_instantiated[d], (uint64_t)-instantiated);
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     return result;
 }
 
@@ -345,12 +345,12 @@ void vgpu_graph_memory_look(int d, int ordinal)
     if (!HAS(cuDeviceGetGraphMemAttribute)
         || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)ordinal, GRAPH_RESERVED_CURRENT, &reserved) != 0)
         reserved = 0;
-    pthread_mutex_lock(&process->lock);
+    vgpu_lock(&process->lock);
     forget_of_parent();
     uint64_t before = graph_charged[d];
     uint64_t after = graph_instantiated[d] > reserved ? graph_instantiated[d] : reserved;
     graph_charged[d] = after;
-    pthread_mutex_unlock(&process->lock);
+    vgpu_unlock(&process->lock);
     if (before != after)
         vgpu_correct(d, before, after, PART_DATA);
 }

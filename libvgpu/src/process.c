@@ -24,7 +24,7 @@ enum { CLOSED, OPENING, OPEN };
 /* In a page that the kernel clears in every child with a copy of our memory, however it was made: fork, clone. */
 static _Atomic(_Atomic int *) stage;
 static _Atomic int plain_stage;
-static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct vgpu_lock claim_lock;
 
 uint64_t vgpu_now(void)
 {
@@ -115,7 +115,7 @@ static void start(struct vgpu_process *process)
         vgpu_launch_forked();
     }
     memset(process, 0, sizeof *process);
-    process->lock = process->context_lock = claim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    process->lock = process->context_lock = claim_lock = (struct vgpu_lock){0};
     process->slot = -1;
     vgpu_config_read(&process->config, vgpu_limits_path(limits, sizeof limits) ? limits : NULL);
     if (process->config.valid)
@@ -154,7 +154,7 @@ bool vgpu_attach(void)
         return false;
     if (LIKELY(__atomic_load_n(&process->slot, __ATOMIC_ACQUIRE) >= 0))
         return true;
-    pthread_mutex_lock(&claim_lock);
+    vgpu_lock(&claim_lock);
     if (process->slot < 0) {
         const char *path = process->config.region;
         if (process->shares && vgpu_compute_is_due(process->compute, vgpu_now()))
@@ -162,7 +162,7 @@ bool vgpu_attach(void)
         int slot = vgpu_slot_claim(process->region, path);
         __atomic_store_n(&process->slot, slot, __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&claim_lock);
+    vgpu_unlock(&claim_lock);
     if (process->slot < 0)
         LOG_ONCE(LOG_ERROR, "%d processes of this container use GPUs: no more can", REGION_SLOTS);
     return process->slot >= 0;

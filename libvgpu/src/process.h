@@ -3,16 +3,16 @@
 #define VGPU_PROCESS_H
 
 #include "config.h"
+#include "lock.h"
 #include "region.h"
 #include "table.h"
 
-#include <pthread.h>
 
 struct vgpu_compute; /* compute.h */
 
 struct vgpu_process {
-    pthread_mutex_t lock;          /* the tables and counters below; never held while the driver is called */
-    pthread_mutex_t context_lock;  /* held while a context is made or destroyed, so that its size can be measured */
+    struct vgpu_lock lock;          /* the tables and counters below; never held while the driver is called */
+    struct vgpu_lock context_lock;  /* held while a context is made or destroyed, so that its size can be measured */
     _Atomic int32_t pid;           /* 0: nothing is open yet */
     bool shares;                   /* the region is a file */
     int slot;                      /* -1: none */

@@ -5,11 +5,11 @@
 
 #include "config.h"
 #include "liveness.h"
+#include "lock.h"
 #include "log.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,23 +20,27 @@
 #define F_OFD_SETLK 37
 #endif
 
+/* What pthread_atfork calls; that itself is in libpthread before glibc 2.34. */
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *library);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
 /* No lock is held across a fork: the child would keep a copy of it for as long as it lives. */
-static pthread_mutex_t fork_guard = PTHREAD_MUTEX_INITIALIZER;
+static struct vgpu_lock fork_guard;
 static atomic_flag guarded = ATOMIC_FLAG_INIT;
 
 static void before_fork(void)
 {
-    pthread_mutex_lock(&fork_guard);
+    vgpu_lock(&fork_guard);
 }
 
 static void after_fork(void)
 {
-    pthread_mutex_unlock(&fork_guard);
+    vgpu_unlock(&fork_guard);
 }
 
 static void fork_child(void)
 {
-    fork_guard = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    fork_guard = (struct vgpu_lock){0};
 }
 
 void vgpu_region_forked(void)
@@ -55,8 +59,8 @@ static void pause_ms(int milliseconds)
 int vgpu_file_lock(const char *path, int milliseconds)
 {
     if (!atomic_flag_test_and_set(&guarded))
-        pthread_atfork(before_fork, after_fork, fork_child);
-    pthread_mutex_lock(&fork_guard);
+        __register_atfork(before_fork, after_fork, fork_child, &__dso_handle);
+    vgpu_lock(&fork_guard);
     int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
     for (int waited = 0; file >= 0; waited++) {
@@ -69,14 +73,14 @@ int vgpu_file_lock(const char *path, int milliseconds)
         }
         pause_ms(1);
     }
-    pthread_mutex_unlock(&fork_guard);
+    vgpu_unlock(&fork_guard);
     return file;
 }
 
 void vgpu_file_unlock(int file)
 {
     close(file);
-    pthread_mutex_unlock(&fork_guard);
+    vgpu_unlock(&fork_guard);
 }
 
 static void fill(struct region *region, const struct vgpu_config *config)

@@ -104,6 +104,12 @@ NO_SANITIZE static int find(const char *name)
     return -1;
 }
 
+/* NULL, and dlerror says that there is no such symbol: behind us there is none. Programs print what dlerror says. */
+static void *no_symbol(const char *name)
+{
+    return glibc_dlsym()(RTLD_NEXT, name);
+}
+
 /* What dlsym is to answer for a hooked name, given what glibc answers. */
 static void *choose(int at, void *found)
 {
@@ -112,10 +118,10 @@ static void *choose(int at, void *found)
         return NULL;
     /* Only a program that has loaded the library can have its functions, and only those that it has. */
     if (!(known->nvml ? vgpu_resolve_nvml(false) : vgpu_resolve_driver(false)))
-        return found == known->wrapper ? NULL : found;
+        return found == known->wrapper ? no_symbol(known->name) : found;
     void *real = atomic_load(&vgpu_real[at]);
     if (found == known->wrapper || found == real)
-        return real ? known->wrapper : NULL;
+        return real ? known->wrapper : no_symbol(known->name);
     return found; /* of another library that has a function with this name */
 }
 

@@ -1,8 +1,7 @@
 #include "timing.h"
 
+#include "lock.h"
 #include "resolve.h"
-
-#include <pthread.h>
 
 enum { PLACES = 64 };
 enum { FREE, STARTED, RUNNING };
@@ -15,7 +14,7 @@ struct sample {
     struct vgpu_bucket *bucket;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct vgpu_lock lock;
 static struct sample sample[PLACES];
 static _Atomic int open_samples;
 
@@ -61,7 +60,7 @@ static struct sample *free_sample(uint64_t context)
 int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket, uint64_t context, void *stream,
                       bool per_thread)
 {
-    if (pthread_mutex_trylock(&lock) != 0)
+    if (!vgpu_trylock(&lock))
         return -1;
     uint32_t mode = relax();
     struct sample *one = free_sample(context);
@@ -72,13 +71,13 @@ int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket
         one->estimate = estimate;
         one->bucket = bucket;
     }
-    pthread_mutex_unlock(&lock);
+    vgpu_unlock(&lock);
     return good ? (int)(one - sample) : -1;
 }
 
 void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched)
 {
-    pthread_mutex_lock(&lock);
+    vgpu_lock(&lock);
     struct sample *one = &sample[place];
     if (one->state == STARTED) { /* else its context was destroyed meanwhile */
         uint32_t mode = relax();
@@ -88,7 +87,7 @@ void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched)
         if (good)
             atomic_fetch_add(&open_samples, 1);
     }
-    pthread_mutex_unlock(&lock);
+    vgpu_unlock(&lock);
 }
 
 static bool settle(struct sample *one)
@@ -110,27 +109,27 @@ bool vgpu_timing_poll(void)
 {
     if (LIKELY(atomic_load_explicit(&open_samples, memory_order_relaxed) == 0))
         return false;
-    if (pthread_mutex_trylock(&lock) != 0)
+    if (!vgpu_trylock(&lock))
         return true;
     uint32_t mode = relax();
     for (int i = 0, asked = 0; i < PLACES && asked < 4; i++)
         if (sample[i].state == RUNNING)
             asked += !settle(&sample[i]); /* work in progress ends in about the order it began */
     restore(mode);
-    pthread_mutex_unlock(&lock);
+    vgpu_unlock(&lock);
     return atomic_load(&open_samples) > 0;
 }
 
 void vgpu_timing_forget(uint64_t context)
 {
     if (!context)
-        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a child has only one thread */
-    pthread_mutex_lock(&lock);
+        lock = (struct vgpu_lock){0}; /* a child has only one thread */
+    vgpu_lock(&lock);
     for (int i = 0; i < PLACES; i++)
         if (!context || sample[i].context == context) {
             if (sample[i].state == RUNNING)
                 atomic_fetch_sub(&open_samples, 1);
             sample[i] = (struct sample){0};
         }
-    pthread_mutex_unlock(&lock);
+    vgpu_unlock(&lock);
 }

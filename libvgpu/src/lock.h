@@ -1,0 +1,17 @@
+/* A lock between the threads of one process. Plain memory, so that a child that finds it held just writes it anew; and
+ * no libpthread, which programs of before glibc 2.34 would have to load. All zero is unlocked. */
+#ifndef VGPU_LOCK_H
+#define VGPU_LOCK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+struct vgpu_lock {
+    _Atomic unsigned state; /* 0: free, 1: held, 2: held and somebody waits */
+};
+
+void vgpu_lock(struct vgpu_lock *lock);
+bool vgpu_trylock(struct vgpu_lock *lock);
+void vgpu_unlock(struct vgpu_lock *lock);
+
+#endif

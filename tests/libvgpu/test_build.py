@@ -1,0 +1,125 @@
+"""What is built: the table of symbols is that of the headers, the library exports and needs only what it should."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.libvgpu.rig import MIB, SANITIZERS, SOURCE, Rig, Unavailable
+
+sys.path.insert(0, str(SOURCE / "abi"))
+sys.path.insert(0, str(SOURCE / "gen"))
+
+import extract  # noqa: E402
+import hooks  # noqa: E402
+
+TARGETS = ("x86_64", "aarch64")
+
+
+def test_symbol_table_is_that_of_the_headers(builds):
+    assert extract.render(extract.read_headers(builds.headers)) == (SOURCE / "abi" / "cuda.tsv").read_text()
+
+
+@pytest.mark.parametrize("release", ["runtime-11.8", "runtime-12.1", "runtime-12.9"])
+def test_older_releases_have_no_other_symbols(builds, wheel, release):
+    header = next(wheel(release).rglob("cuda.h"))
+    known = {row[0] for row in extract.read_headers(builds.headers)}
+    older = extract.prototypes(header.parent)
+    assert len(older) > 480 and set(older) <= known
+
+
+def dynamic(path):
+    """Exported names, needed libraries, and the versions of glibc that are asked for."""
+    text = subprocess.run(["readelf", "--wide", "--dyn-syms", "--dynamic", path], capture_output=True, text=True,
+                          check=True).stdout
+    exported = {words[7].partition("@")[0] for words in map(str.split, text.splitlines())
+                if len(words) == 8 and words[4] in ("GLOBAL", "WEAK") and words[6] != "UND" and words[0] != "Num:"}
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"@+GLIBC_([\d.]+)", text)}
+    return exported, needed, versions
+
+
+def check_exports(path):
+    exported, needed, _ = dynamic(path)
+    assert exported == {"dlsym", *(hook.symbol for hook in hooks.read_hooks() if hook.is_hooked)}
+    assert {name.partition(".so")[0] for name in needed} <= {"libc", "libdl"}
+
+
+def test_library_exports_wrappers_and_nothing_else(builds):
+    check_exports(builds.library())
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory):
+    """Libraries of the release by architecture, stripped."""
+    from tests.libvgpu.wheels import WheelMissing, fetch
+    try:
+        zig = fetch("zig") / "ziglang" / "zig"
+    except WheelMissing as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("release")
+    subprocess.run(["make", "--silent", "-C", SOURCE, "release", f"BUILD={folder}", f"ZIG={zig}",
+                    f"PYTHON={sys.executable}"], check=True)
+    return {target: folder / target / "libvgpu.so" for target in TARGETS}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
+    check_exports(release[target])
+    assert max(dynamic(release[target])[2]) <= (2, 17)
+    assert release[target].stat().st_size < 120_000
+
+
+def test_release_holds_its_limits(builds, release, tmp_path):
+    rig = Rig(tmp_path, builds)
+    rig.library.unlink()
+    shutil.copy(release["x86_64"], rig.library)
+    rig.limit({"memory": 2048 * MIB, "cores": 50})
+    try:
+        for how in ("symbol", "dlsym", "procaddr"):
+            client = rig.client(how).start()
+            assert client.do(f"alloc plain 0 {2048 * MIB}") == 0
+            assert client.do("alloc plain 1 1") == 2
+            assert client.do("launch plain busy_100 100") == 0
+            assert client.do("next") == 3
+            client.kill()
+    finally:
+        rig.close()
+
+
+# -- the same under sanitizers
+
+
+SCRIPT = (f"alloc plain 0 {512 * MIB}", "free async 0", f"alloc async 0 {64 * MIB}", "free plain 0", "sync",
+          f"alloc pitch 0 1000 1000", "free plain 0", f"alloc create 0 {64 * MIB} 0", "map 0 1", "retain 1 2",
+          "free create 0", "free create 2", "unmap 1", "alloc array 0 1000 100", "free array 0", "module", "unload",
+          "defaultpool 0 0", f"alloc pool 0 {32 * MIB} 0", "free async 0", "trim 0", "infonull", "total 0",
+          "stream", "capture", "launch plain busy_10 5", "endcapture", "instantiate 0", "graphlaunch 0",
+          "graphdestroy 0", "launch ptsz busy_100 200", "launch ex busy_100 200", "sync", "ctx 0", "release 0",
+          "create 2 0", "launch plain busy_10 20", "destroy 0", "ctx 0", f"threads 4 400 {64 * MIB}", "load mixed 300")
+
+
+@pytest.mark.parametrize("how", ["symbol", "dlsym", "procaddr"])
+@pytest.mark.parametrize("variant", SANITIZERS)
+def test_sanitizers_find_nothing(builds, tmp_path, variant, how):
+    try:
+        rig = Rig(tmp_path, builds, variant)
+        rig.builds.sanitizer(variant)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    rig.limit({"memory": 2048 * MIB, "cores": 50})
+    try:
+        client = rig.client(how, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_MODULE_MIB="8").start()
+        for command in SCRIPT:
+            client.do(command)
+        assert client.do("fork") == 0
+        assert client.do("init") == 0
+        assert client.do("exit 0") == 0
+        assert client.answer() == [1000]
+        told = client.close()
+        assert client.process.returncode == 0, told
+        assert "Sanitizer" not in told and "runtime error" not in told, told
+    finally:
+        rig.close()

@@ -1,0 +1,61 @@
+"""The compute limit in simulated time: GPU time, whatever the kernels look like, whoever else is on the card."""
+
+import subprocess
+
+import pytest
+
+WORKLOADS = ("flood", "sync", "decode", "mixed", "onoff", "medium")
+MOST_OF = {"decode": 85.7}  # percent that the workload can use at all
+
+
+@pytest.fixture(scope="module")
+def simulate(builds):
+    """Mean, mean error, worst excess and seconds to settle of each container."""
+    program = builds.program("simulate", "control.c")
+
+    def run(workload, *limits, processes=None, samples=True, sms=132):
+        words = [workload, processes or len(limits), len(limits), int(samples), sms, *limits]
+        done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=True)
+        return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    return run
+
+
+@pytest.mark.parametrize("samples", [True, False], ids=["monitor", "no-monitor"])
+@pytest.mark.parametrize("limit", [10, 30, 50, 70, 90])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_one_process_gets_its_share(simulate, workload, limit, samples):
+    for sms in (46, 132, 188):
+        (mean, error, worst, settled), = simulate(workload, limit, samples=samples, sms=sms)
+        due = min(limit, MOST_OF.get(workload, 100))
+        assert abs(mean - due) <= 1.5
+        assert error <= 3 + abs(limit - due)
+        assert worst <= 8
+        assert settled <= 3
+
+
+@pytest.mark.parametrize("workload", ["flood", "sync", "decode", "mixed", "medium"])
+def test_two_tenants_get_thirty_and_seventy(simulate, workload):
+    thirty, seventy = simulate(workload, 30, 70, sms=188)
+    assert abs(thirty[0] - 30) <= 3 and abs(seventy[0] - 70) <= 3
+
+
+@pytest.mark.parametrize("workload", ["flood", "sync", "mixed", "medium"])
+def test_three_tenants(simulate, workload):
+    shares = [mean / limit for (mean, *_), limit in zip(simulate(workload, 20, 30, 50), (20, 30, 50), strict=True)]
+    assert sum(shares) ** 2 / (3 * sum(share ** 2 for share in shares)) >= 0.99  # Jain's index of fairness
+
+
+@pytest.mark.parametrize("workload", ["flood", "sync", "decode", "mixed", "medium"])
+def test_four_processes_of_a_container_share_one_limit(simulate, workload):
+    (mean, *_), = simulate(workload, 30, processes=4)
+    assert abs(mean - 30) <= 3
+
+
+@pytest.mark.parametrize("workload", ["flood", "sync", "decode", "mixed", "medium"])
+def test_without_a_monitor_nobody_gets_more(simulate, workload):
+    for (mean, *_), limit in zip(simulate(workload, 30, 70, samples=False), (30, 70), strict=True):
+        assert mean <= limit + 3
+
+
+def test_no_limit_waits_for_nothing(simulate):
+    assert simulate("flood", 100)[0][0] > 99

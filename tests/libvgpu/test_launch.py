@@ -1,0 +1,157 @@
+"""Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits."""
+
+import time
+
+import pytest
+
+from tests.libvgpu.rig import MIB
+
+LIMIT = {"memory": 2048 * MIB}
+
+
+def share(rig, client, load, seconds):
+    """Percent of the card that a load gets."""
+    before, begun = sum(rig.machine.busy().values()), time.monotonic()
+    client.do(f"load {load} {int(seconds * 1000)}")
+    return (sum(rig.machine.busy().values()) - before) / (time.monotonic() - begun) / 1e7
+
+
+@pytest.mark.parametrize("load, slack", [("flood", 4), ("medium", 6), ("mixed", 5)])
+def test_limit_holds_in_real_time(rig, load, slack):
+    rig.limit(LIMIT | {"cores": 30})
+    client = rig.client().start()
+    client.do(f"load {load} 500")
+    assert abs(share(rig, client, load, 3) - 30) <= slack
+
+
+def test_graph_counts_as_the_kernels_in_it(rig):
+    rig.limit(LIMIT | {"cores": 30})
+    client = rig.client().start()
+    client.do("stream")
+    client.do("capture")
+    assert client.do("launch plain busy_2000 10") == 0  # not slowed down: nothing runs yet
+    assert client.do("endcapture") == 0
+    assert client.do("instantiate 0") == 0
+    client.do("load graph 500")
+    assert abs(share(rig, client, "graph", 3) - 30) <= 6
+
+
+@pytest.mark.parametrize("how", ["plain", "ptsz", "ex", "cooperative"])
+@pytest.mark.parametrize("way", ["symbol", "dlsym", "procaddr"])
+def test_every_launch_is_limited(rig, how, way):
+    rig.limit(LIMIT | {"cores": 10})
+    client = rig.client(way).start()
+    client.do("stream")  # one that both kinds of launches use
+    begun = time.monotonic()
+    for _ in range(6):
+        client.do(f"launch {how} busy_10000 1")
+        client.do("sync")
+    assert time.monotonic() - begun > 0.25  # 60 ms of work; by the card alone 0.06 s
+
+
+def test_processes_of_a_container_share_a_bucket(rig):
+    rig.limit(LIMIT | {"cores": 30})
+    clients = [rig.client().start() for _ in range(4)]
+    for client in clients:
+        client.do("load flood 300")
+    before, begun = sum(rig.machine.busy().values()), time.monotonic()
+    for client in clients:
+        client.send("load flood 3000")
+    for client in clients:
+        client.answer()
+    assert abs((sum(rig.machine.busy().values()) - before) / (time.monotonic() - begun) / 1e7 - 30) <= 6
+
+
+def test_capture_is_not_broken_by_measuring(rig):
+    """A query of an event in the wrong mode invalidates every capture of the thread."""
+    rig.limit(LIMIT | {"cores": 90})
+    client = rig.client().start()
+    assert client.do("launch plain busy_20000 3") == 0  # measurements are open from here on
+    client.do("stream")
+    client.do("capture")
+    assert client.do("launch plain busy_100 20") == 0
+    time.sleep(0.1)
+    assert client.do("launch plain busy_100 20") == 0
+    assert client.do("endcapture") == 0
+
+
+def launches(rig, client, count=100):
+    begun = time.monotonic()
+    assert client.do(f"launch plain busy_2000 {count}") == 0
+    client.do("sync")
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("policy, limited", [("default", True), ("force", True), ("disable", False)])
+def test_policy(rig, policy, limited):
+    rig.limit(LIMIT | {"cores": 20}, policy=policy)
+    took = launches(rig, rig.client().start())
+    assert took > 0.6 if limited else took < 0.5
+
+
+@pytest.mark.parametrize("policy, limited", [("default", False), ("force", True)])
+def test_switch_of_the_monitor(rig, policy, limited):
+    """It frees the container, unless the policy says that the limit always counts."""
+    rig.limit(LIMIT | {"cores": 20}, policy=policy)
+    client = rig.client().start()
+    rig.region.write(2_008_900, 0)
+    took = launches(rig, client)
+    assert took > 0.6 if limited else took < 0.5
+
+
+@pytest.mark.parametrize("cores", [100, 30])
+def test_monitor_blocks_and_releases(rig, cores):
+    rig.limit(LIMIT | {"cores": cores})
+    client = rig.client().start()
+    client.do("launch plain idle 1")
+    rig.region.write(2_008_904, -1)
+    client.send("launch plain idle 1")
+    time.sleep(0.3)
+    rig.region.write(2_008_904, 0)
+    begun = time.monotonic()
+    assert client.answer() == [0]
+    assert time.monotonic() - begun < 0.2
+    assert rig.region.number(2_008_904) == 2
+
+
+def test_monitor_that_has_stopped_blocks_nobody(rig):
+    rig.limit(LIMIT)
+    client = rig.client().start()
+    client.do("launch plain idle 1")
+    with (rig.folder / "0f0e.sm").open("r+b") as file:  # its last sign of life
+        file.seek(16)
+        file.write((1).to_bytes(8, "little"))
+    rig.region.write(2_008_904, -1)
+    assert client.do("launch plain idle 1") == 0
+
+
+@pytest.mark.parametrize("cores", [100, 30])
+def test_activity_is_told(rig, cores):
+    """The monitor counts the word down; the next launch sets it again, and the time."""
+    rig.limit(LIMIT | {"cores": cores})
+    client = rig.client().start()
+    assert rig.region.number(2_008_912, "<Q") == 0  # a process that has launched nothing is not active
+    client.do("launch plain idle 1")
+    rig.region.write(2_008_904, 1)
+    client.do("launch plain idle 1")
+    assert rig.region.number(2_008_904) == 2
+    assert abs(rig.region.number(2_008_912, "<Q") - time.time()) < 3
+
+
+def test_process_that_uses_gpus_has_no_thread_of_ours(rig):
+    rig.limit(LIMIT | {"cores": 30})
+    client = rig.client().start()
+    client.do("launch plain busy_100 50")
+    with open(f"/proc/{client.process.pid}/status") as file:
+        assert "Threads:\t1\n" in file.readlines()
+
+
+def test_limit_of_a_killed_process_is_not_held_up(rig):
+    rig.limit(LIMIT | {"cores": 30})
+    one, two = rig.client().start(), rig.client().start()
+    one.send("load flood 10000")
+    time.sleep(0.2)
+    one.kill()
+    begun = time.monotonic()
+    assert two.do("launch plain busy_100 10") == 0
+    assert time.monotonic() - begun < 0.5
