@@ -21,7 +21,7 @@ def builds(tmp_path_factory):
 
 @pytest.fixture
 def rig(builds, request):
-    """A container. Mark a test with ``@pytest.mark.parametrize("rig", ["points"], indirect=True)`` for another build."""
+    """A container. For another build: ``@pytest.mark.parametrize("rig", ["points"], indirect=True)``."""
     with rigs.rig(builds, getattr(request, "param", "plain")) as made:
         yield made
 

@@ -114,7 +114,7 @@ def test_children_of_a_process_whose_threads_hold_locks(rig):
     """Each of 50 children allocates while 4 threads of the parent do; none of them waits for a lock that died."""
     rig.limit()
     client = rig.client(FAKE_CUDA_FAST="1").start()
-    assert client.do(f"storm fork 50") == 0
+    assert client.do("storm fork 50") == 0
 
 
 def test_exec_in_place_starts_from_nothing(rig):

@@ -96,7 +96,6 @@ int main(int argc, char **argv)
     long rounds = atol(argv[2]);
     state = strtoull(argv[3], NULL, 10) * 0x9e3779b97f4a7c15u + 1;
     bool made;
-    process->lock = (struct vgpu_lock)PTHREAD_MUTEX_INITIALIZER;
     process->config.valid = process->config.trusted = true;
     process->config.count = 1;
     snprintf(process->config.region, PATH_TEXT, "%s", argv[1]);
