@@ -1,4 +1,4 @@
-"""``python -m benchmarks [filter webhook e2e burst queue realnode] [--nodes 100 1000 5000] [--json FILE] [--check]``"""
+"""``python -m benchmarks [filter webhook e2e burst queue realnode limiter] [--nodes 100] [--json FILE] [--check]``"""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rich.console import Console
 
 from benchmarks.admission import webhook_rows
 from benchmarks.extender import SIZES, filter_rows
+from benchmarks.limiter import limiter_rows
 from benchmarks.placing import GROUPS, placing_rows
 from benchmarks.processes import Run
 from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "webhook", *GROUPS, "realnode")
+ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -55,6 +56,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from placing_rows(run, placing, chosen.rounds)
     if "realnode" in chosen.groups:
         yield from realnode_rows(run, chosen.rounds)
+    if "limiter" in chosen.groups:
+        yield from limiter_rows(run)
 
 
 def machine() -> dict[str, Any]:

@@ -179,6 +179,7 @@ static int visible(int list[FAKE_DEVICES])
 static struct {
     int list[FAKE_DEVICES], count;
     int64_t total, chunk;
+    int64_t judge; /* a new peak above it counts only without the memory of dead processes */
     bool fast; /* for measurements: memory is only a number */
 } settings;
 
@@ -193,6 +194,7 @@ __attribute__((constructor)) static void read_settings(void)
     settings.count = visible(settings.list);
     settings.total = MIB(fake_number("FAKE_CUDA_TOTAL_MIB", 16384));
     settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));
+    settings.judge = fake_number("FAKE_CUDA_JUDGE", 0);
     settings.fast = fake_number("FAKE_CUDA_FAST", 0) != 0;
 }
 
@@ -352,7 +354,7 @@ static bool occupy(int device, int64_t bytes)
     bool good = true;
     fake_lock();
     struct fake_process *own = process();
-    if (bytes > 0 && machine->used[at] + bytes > machine->peak[at])
+    if (bytes > 0 && machine->used[at] + bytes > machine->peak[at] && machine->used[at] + bytes > settings.judge)
         fake_prune();
     if (bytes > 0 && machine->used[at] + bytes > total()) {
         good = false;
