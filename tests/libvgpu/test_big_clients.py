@@ -1,0 +1,59 @@
+"""Real clients of 1 GB, with real compilers: in the tox environment ``libvgpu-big``; skipped where they are not
+installed."""
+
+import importlib.util
+
+import pytest
+
+NUMBA = """
+import numpy
+from numba import cuda
+limit = 2048 << 20
+context = cuda.current_context()
+assert tuple(context.get_memory_info()) == (limit, limit), context.get_memory_info()
+@cuda.jit
+def add(values):
+    place = cuda.grid(1)
+    if place < values.size:
+        values[place] += 1
+values = cuda.to_device(numpy.zeros(1024, numpy.float32))
+add[8, 128](values)
+cuda.synchronize()
+try:
+    cuda.device_array(limit // 4 + 1, numpy.float32)
+    print("granted")
+except Exception as error:
+    print("refused", "OUT_OF_MEMORY" in str(error))
+"""
+
+TINYGRAD = """
+from tinygrad import Device, Tensor
+print(float((Tensor.ones(16, device="CUDA").contiguous() + 1).sum().realize().numel()))
+try:
+    Tensor.empty(1 << 30, device="CUDA").contiguous().realize()
+    Device["CUDA"].allocator.alloc(4096 << 20)
+    print("granted")
+except Exception as error:
+    print("refused", "memory" in str(error).lower())
+"""
+
+
+def needs(module):
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None,
+                              reason=f"{module} is installed in the environment libvgpu-big only")
+
+
+@needs("numba_cuda")
+def test_numba(rig):
+    rig.limit()
+    assert rig.python(NUMBA).splitlines()[-1] == "refused True"
+    assert rig.machine.launches() >= 1
+    assert rig.machine.peak() <= 2048 << 20
+
+
+@needs("tinygrad")
+def test_tinygrad(rig):
+    rig.limit()
+    assert rig.python(TINYGRAD, CUDA="1").splitlines()[-1] == "refused True"
+    assert rig.machine.launches() >= 1
+    assert rig.machine.peak() <= 2048 << 20
