@@ -272,6 +272,17 @@ def test_limit_holds_at_every_instant(rig, delay):
     assert clients[0].do("info")[1] == LIMIT
 
 
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_limit_holds_though_others_come_between_looking_and_counting(rig):
+    """Each waits for a millisecond after it has seen that its request fits, before it says so."""
+    rig.limit()
+    clients = [rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_POINT="40", VGPU_TEST_WAIT_US="1000").start() for _ in range(8)]
+    for number, client in enumerate(clients):
+        client.send(f"churn 200 {512 * MIB} {number + 1}")
+    assert min(client.answer()[0] for client in clients) > 0
+    assert rig.machine.peak() <= LIMIT
+
+
 def test_requests_that_fit_together_never_fail(rig):
     rig.limit()
     clients = [rig.client(FAKE_CUDA_FAST="1").start() for _ in range(8)]
