@@ -1,5 +1,7 @@
 """Builds the limiter and the fake driver once in a run; every test has a container and cards of its own."""
 
+import os
+
 import pytest
 
 from tests.libvgpu import rig as rigs
@@ -21,8 +23,11 @@ def builds(tmp_path_factory):
 
 @pytest.fixture
 def rig(builds, request):
-    """A container. For another build: ``@pytest.mark.parametrize("rig", ["points"], indirect=True)``."""
-    with rigs.rig(builds, getattr(request, "param", "plain")) as made:
+    """A container. For another build: ``@pytest.mark.parametrize("rig", ["points"], indirect=True)``.
+
+    HAMI_LIMITER_BUILD=asan, or tsan, runs whatever does not ask for a build with sanitizers.
+    """
+    with rigs.rig(builds, getattr(request, "param", os.environ.get("HAMI_LIMITER_BUILD", "plain"))) as made:
         yield made
 
 

@@ -182,6 +182,7 @@ class Client:
         """Ends the client. Returns what it wrote to standard error."""
         with contextlib.suppress(BrokenPipeError):
             _, told = self.process.communicate(timeout=30)
+            assert "Sanitizer" not in told and "runtime error:" not in told, told
             return told
         return ""
 
@@ -234,11 +235,14 @@ class Rig:
         return Machine(self.state)
 
     def close(self) -> None:
+        """Ends all clients. Raises: AssertionError if a sanitizer has found something."""
+        told = ""
         for client in self._clients:
             if client.process.poll() is None:
                 client.process.send_signal(signal.SIGKILL)
-            with contextlib.suppress(Exception):
-                client.process.communicate(timeout=10)
+            with contextlib.suppress(ValueError):  # what was closed before has been read
+                told += client.process.communicate(timeout=10)[1]
+        assert "Sanitizer" not in told and "runtime error:" not in told, told
 
 
 @contextlib.contextmanager

@@ -57,8 +57,9 @@ def linkable(folder):
     for name, package in (("nvrtc", "nvidia.cuda_nvrtc"), ("nvJitLink", "nvidia.nvjitlink")):
         places = importlib.util.find_spec(package).submodule_search_locations
         library, = Path(places[0], "lib").glob(f"lib{name}.so.*")
+        for one in library.parent.glob("*.so*"):
+            (folder / one.name).symlink_to(one)
         (folder / f"lib{name}.so").symlink_to(library)
-        (folder / library.name).symlink_to(library)
     return folder
 
 

@@ -62,16 +62,29 @@ def test_processes_of_a_container_share_a_bucket(rig):
     assert abs((sum(rig.machine.busy().values()) - before) / (time.monotonic() - begun) / 1e7 - 30) <= 6
 
 
-def test_capture_is_not_broken_by_measuring(rig):
+def test_capture_holds_the_programs_kernels_and_nothing_of_ours(rig):
+    """And they wait for nothing: their graph will."""
+    rig.limit(LIMIT | {"cores": 10})
+    client = rig.client().start()
+    client.do("stream")
+    client.do("capture")
+    begun = time.monotonic()
+    assert client.do("launch plain busy_10000 60") == 0
+    assert time.monotonic() - begun < 0.5  # at 10 percent they would take 6 s
+    assert client.do("endcapture") == 0
+    assert client.do("nodes") == 60
+
+
+def test_capture_is_not_broken_by_measuring_on_another_stream(rig):
     """A query of an event in the wrong mode invalidates every capture of the thread."""
     rig.limit(LIMIT | {"cores": 90})
     client = rig.client().start()
-    assert client.do("launch plain busy_20000 3") == 0  # measurements are open from here on
+    assert client.do("launch other busy_20000 3") == 0  # measurements are open from here on
     client.do("stream")
     client.do("capture")
-    assert client.do("launch plain busy_100 20") == 0
+    assert client.do("launch other busy_100 20") == 0
     time.sleep(0.1)
-    assert client.do("launch plain busy_100 20") == 0
+    assert client.do("launch other busy_100 20") == 0
     assert client.do("endcapture") == 0
 
 

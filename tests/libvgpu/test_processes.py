@@ -101,6 +101,17 @@ def test_child_that_uses_no_gpu_ends_without_a_trace(rig, verb):
     assert rig.region.slots() == before
 
 
+def test_program_that_is_run_by_a_process_changes_nothing(rig):
+    """As posix_spawn does it: a child with the parent's own memory, until it becomes another program."""
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {512 * MIB}") == 0
+    before = rig.region.slots()
+    assert client.do("system") == 0
+    assert rig.region.slots() == before
+    assert client.do("info")[1] == LIMIT - 512 * MIB
+
+
 def test_threads_share_a_slot(rig):
     rig.limit()
     client = rig.client().start()

@@ -1240,6 +1240,9 @@ CUresult cuEventCreate(CUevent *event, UNUSED unsigned flags)
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
+    struct CUgraph_st *capture = stream_of(stream)->capture;
+    if (capture)
+        capture->node[capture->count++].type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
     uint64_t end = stream_of(stream)->end, time = now();
     event->time = end > time ? end : time;
     return CUDA_SUCCESS;
