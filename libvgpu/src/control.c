@@ -4,7 +4,7 @@ enum {
     UNIT = 65536,
     SCALE_LEAST = UNIT / 16,
     SCALE_MOST = UNIT * 3 / 2,
-    FIRST_COST = 20000,           /* nanoseconds for a kernel of which nothing is known */
+    FIRST_COST = VGPU_FIRST_COST,
     FIRST_COST_MOST = 100000000,
     MEASURE_EVERY = 16,
     MEASURE_FIRST = 2,
@@ -39,6 +39,14 @@ uint64_t vgpu_estimate_launch(struct vgpu_estimate *estimate, bool *measure)
     cost = cost > FIRST_COST_MOST ? FIRST_COST_MOST : cost;
     atomic_fetch_add_explicit(&estimate->unsettled_cost, cost, memory_order_relaxed);
     return cost;
+}
+
+void vgpu_estimate_cancel(struct vgpu_estimate *estimate, uint64_t cost)
+{
+    if (atomic_load(&estimate->measured) || atomic_load(&estimate->unsettled) == 0)
+        return;
+    atomic_fetch_sub(&estimate->unsettled, 1);
+    atomic_fetch_sub(&estimate->unsettled_cost, cost);
 }
 
 int64_t vgpu_estimate_measured(struct vgpu_estimate *estimate, uint64_t elapsed)

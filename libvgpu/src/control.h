@@ -9,6 +9,8 @@
 
 #include "types.h"
 
+enum { VGPU_FIRST_COST = 20000 }; /* nanoseconds for a kernel of which nothing is known */
+
 /* Shared by the processes of a container; all zero at first. Written by compare-and-swap only: no lock to die with. */
 struct vgpu_bucket {
     _Atomic int64_t credit;           /* nanoseconds of GPU time */
@@ -28,12 +30,16 @@ struct vgpu_estimate {
     _Atomic uint64_t mean;            /* nanoseconds */
     _Atomic uint32_t measured;        /* how often */
     _Atomic uint32_t launches;
+    _Atomic uint32_t sampled;         /* launches whose measurement has begun */
     _Atomic uint32_t unsettled;       /* launches before the first measurement */
     _Atomic uint64_t unsettled_cost;  /* what they were charged */
 };
 
 /* What the next launch is charged, and whether it is to be measured. */
 uint64_t vgpu_estimate_launch(struct vgpu_estimate *estimate, bool *measure);
+
+/* A launch that was charged `cost` has failed, or cannot be measured: it is not settled later. */
+void vgpu_estimate_cancel(struct vgpu_estimate *estimate, uint64_t cost);
 
 /* A launch has taken `elapsed`. Returns what is still owed for earlier launches; negative: what they had too much. */
 int64_t vgpu_estimate_measured(struct vgpu_estimate *estimate, uint64_t elapsed);

@@ -76,6 +76,7 @@ static struct vgpu_estimate *estimate_of(void *function, uint64_t shape)
     struct vgpu_estimate *one = &estimates[at % ESTIMATES];
     atomic_store(&one->measured, 0);
     atomic_store(&one->launches, 0);
+    atomic_store(&one->sampled, 0);
     atomic_store(&one->unsettled, 0);
     atomic_store(&one->unsettled_cost, 0);
     atomic_store(&one->key, key);
@@ -131,6 +132,18 @@ static void set_up(struct vgpu_process *process)
         atomic_store(&vgpu_free_recent, &process->region->recent_kernel);
 }
 
+/* Where nothing can be measured a kernel costs what an unknown one does; its cost must not grow with its launches. */
+static void note_sample(struct vgpu_launch *launch)
+{
+    if (LIKELY(launch->sample >= 0)) {
+        atomic_fetch_add_explicit(&launch->estimate->sampled, 1, memory_order_relaxed);
+    } else if (!atomic_load(&launch->estimate->sampled) && launch->cost > VGPU_FIRST_COST) {
+        vgpu_estimate_cancel(launch->estimate, launch->cost);
+        vgpu_bucket_settle(launch->bucket, VGPU_FIRST_COST - (int64_t)launch->cost);
+        launch->cost = VGPU_FIRST_COST;
+    }
+}
+
 void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shape, void *stream, bool per_thread)
 {
     struct vgpu_process *process = &vgpu_process;
@@ -156,7 +169,8 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
     struct vgpu_bucket *bucket = &process->compute->bucket[d];
     bool measure;
     launch->estimate = estimate_of(function, shape);
-    uint64_t cost = vgpu_estimate_launch(launch->estimate, &measure);
+    uint64_t cost = launch->cost = vgpu_estimate_launch(launch->estimate, &measure);
+    launch->bucket = bucket;
     if (count % POLL_EVERY == 0)
         vgpu_timing_poll();
     if (!vgpu_bucket_take(bucket, cost))
@@ -165,6 +179,7 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
         void *context = NULL;
         REAL(cuCtxGetCurrent)(&context);
         launch->sample = vgpu_timing_begin(launch->estimate, bucket, (uint64_t)(uintptr_t)context, stream, per_thread);
+        note_sample(launch);
     }
 }
 
@@ -186,6 +201,10 @@ void vgpu_launch_end(struct vgpu_launch *launch, int result)
 {
     if (UNLIKELY(launch->sample >= 0))
         vgpu_timing_end(launch->sample, launch->stream, launch->per_thread, result == CUDA_OK);
+    if (UNLIKELY(result != CUDA_OK && launch->estimate)) {
+        vgpu_estimate_cancel(launch->estimate, launch->cost);
+        vgpu_bucket_settle(launch->bucket, -(int64_t)launch->cost);
+    }
 }
 
 void vgpu_launch_forget(uint64_t context)

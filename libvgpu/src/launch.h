@@ -4,10 +4,13 @@
 
 #include "types.h"
 
+struct vgpu_bucket;
 struct vgpu_estimate;
 
 struct vgpu_launch {
     struct vgpu_estimate *estimate; /* NULL: not limited */
+    struct vgpu_bucket *bucket;
+    uint64_t cost;
     int sample;                     /* place of its events, -1: not measured */
     void *stream;
     bool per_thread;

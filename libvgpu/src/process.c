@@ -120,8 +120,8 @@ static void start(struct vgpu_process *process)
     vgpu_config_read(&process->config, vgpu_limits_path(limits, sizeof limits) ? limits : NULL);
     if (process->config.valid)
         open_region(process);
-    if (process->region)
-        process->compute = vgpu_compute_open(process->shares ? process->config.compute : "");
+    if (process->region && !(process->compute = vgpu_compute_open(process->shares ? process->config.compute : "")))
+        process->region = NULL;
     atomic_store(&process->pid, (int32_t)getpid());
 }
 
@@ -144,7 +144,7 @@ bool vgpu_open(void)
 
 bool vgpu_is_forbidden(void)
 {
-    return !vgpu_open() && !vgpu_process.config.valid;
+    return !vgpu_open();
 }
 
 bool vgpu_attach(void)

@@ -37,7 +37,7 @@ bool vgpu_open(void);
 /* As vgpu_open, and has a slot. False also if there is none left. */
 bool vgpu_attach(void);
 
-/* There are limits but they cannot be read: nothing may be used. */
+/* The limits cannot be read, or there is no memory to count in: nothing may be used. */
 bool vgpu_is_forbidden(void);
 
 /* Cheap: whether vgpu_open has succeeded in this very process, not in one that it was forked from. */

@@ -88,6 +88,24 @@ def test_capture_is_not_broken_by_measuring_on_another_stream(rig):
     assert client.do("endcapture") == 0
 
 
+def test_launch_that_fails_costs_nothing(rig):
+    """Autotuners try what does not work."""
+    rig.limit(LIMIT | {"cores": 10})
+    client = rig.client().start()
+    begun = time.monotonic()
+    assert client.do("fail 2000") == 2000
+    assert time.monotonic() - begun < 0.5
+
+
+def test_driver_without_events_leaves_a_fixed_cost(rig):
+    """A kernel then counts as 20 µs: 1,000 of them are 20 ms, at 10 percent 0.2 s."""
+    rig.limit(LIMIT | {"cores": 10})
+    client = rig.client(FAKE_CUDA_NO_EVENTS="1").start()
+    begun = time.monotonic()
+    assert client.do("launch plain idle 1000") == 0
+    assert 0.05 < time.monotonic() - begun < 1
+
+
 def launches(rig, client, count=100):
     begun = time.monotonic()
     assert client.do(f"launch plain busy_2000 {count}") == 0

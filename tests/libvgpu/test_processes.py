@@ -123,6 +123,8 @@ def test_threads_share_a_slot(rig):
 
 def test_children_of_a_process_whose_threads_hold_locks(rig):
     """Each of 50 children allocates while 4 threads of the parent do; none of them waits for a lock that died."""
+    if rig.variant == "asan":
+        pytest.skip("the sanitizer's own allocator can hang in such a child, without the limiter too")
     rig.limit()
     client = rig.client(FAKE_CUDA_FAST="1").start()
     assert client.do("storm fork 50") == 0

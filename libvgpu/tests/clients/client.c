@@ -415,6 +415,10 @@ static void command(char *line, char **argv)
         for (unsigned long long i = 0; i < a && !result; i++)
             result = launch(verb, function(text), 64);
         printf("%d\n", result);
+    } else if (!strcmp(verb, "fail") && sscanf(line, "%*s %llu", &a) == 1) {
+        for (unsigned long long i = 0; i < a; i++)
+            b += launch("plain", function("fails"), 64) == CUDA_ERROR_INVALID_VALUE;
+        printf("%llu\n", b);
     } else if (!strcmp(verb, "sync"))
         printf("%d\n", p_cuStreamSynchronize(stream));
     else if (!strcmp(verb, "stream"))

@@ -1234,6 +1234,8 @@ CUresult cuStreamGetCtx(UNUSED CUstream stream, CUcontext *context)
 
 CUresult cuEventCreate(CUevent *event, UNUSED unsigned flags)
 {
+    if (fake_number("FAKE_CUDA_NO_EVENTS", 0))
+        return CUDA_ERROR_NOT_SUPPORTED;
     *event = calloc(1, sizeof **event);
     return CUDA_SUCCESS;
 }
@@ -1449,6 +1451,8 @@ static CUresult launch(const char *name, CUfunction function, CUstream stream)
 {
     NEED_CONTEXT;
     stream = stream_of(stream);
+    if (!strcmp(function->name, "fails"))
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) {
         struct CUgraphNode_st *node = &stream->capture->node[stream->capture->count++];
         node->type = CU_GRAPH_NODE_TYPE_KERNEL;
