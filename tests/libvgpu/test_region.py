@@ -79,6 +79,15 @@ def test_memory_that_the_monitor_sees_and_the_limiter_does_not_counts(rig):
     assert client.do(f"alloc plain 0 {LIMIT - 100 * MIB}") == 0
 
 
+def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
+    rig.limit()
+    client = rig.client().start()
+    region = rig.region
+    region.write(1856 + 1960 + 40, LIMIT, "<Q")
+    region.write(2_008_896, 2)
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_half_a_million_broken_regions(builds, tmp_path, seed):
     program = builds.program("fuzz", *SOURCES)
