@@ -7,6 +7,7 @@ with pip once, into the user's cache. What cannot be had is a skip.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -40,6 +41,11 @@ PINS = {
 }
 
 
+# of the compiler, since what it makes is released
+HASHES = {"ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl":
+          "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54"}
+
+
 class WheelMissing(Exception):
     """A wheel cannot be had; says which and why."""
 
@@ -59,6 +65,9 @@ def download(requirement: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise WheelMissing(f"{requirement}: {done.stderr.strip().splitlines()[-1:]}")
+    expected = HASHES.get(wheels[0].name)
+    if expected and hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
+        raise RuntimeError(f"{wheels[0].name} is not the file that was pinned")
     return wheels[0]
 
 
