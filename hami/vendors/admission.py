@@ -40,8 +40,11 @@ class Draft:
 
     def rounded(self, name: str) -> int | None:
         """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: MalformedInput."""
-        if (text := self.given.get(name)) is None:
-            return None
+        text = self.given.get(name)
+        return None if text is None else self.parse(name, text)
+
+    def parse(self, name: str, text: str) -> int:
+        """Returns *text*, an amount of *name*, rounded up. Raises: MalformedInput."""
         try:
             return rounded_up(text)
         except MalformedInput as error:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hami.vendors.spec import Annotate, AnnotationContext, Vendor
+from hami.vendors.spec import AnnotationContext, Vendor
 
-__all__ = ["RenderText", "always", "annotate_with", "first_profile", "last_indexes", "nanoseconds", "node"]
+__all__ = ["RenderText", "always", "annotate", "first_profile", "last_indexes", "nanoseconds", "node"]
 
 RenderText = Callable[[Vendor, AnnotationContext], str]
 
 
-def annotate_with(texts: Mapping[str, RenderText]) -> Annotate:
-    """Returns a function that renders these annotations."""
-
-    def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-        return {key: text(vendor, context) for key, text in texts.items()}
-    return annotate
+def annotate(vendor: Vendor, context: AnnotationContext, *, texts: Mapping[str, RenderText]) -> Mapping[str, str]:
+    """Renders the annotations *texts*."""
+    return {key: text(vendor, context) for key, text in texts.items()}
 
 
 def always(text: str) -> RenderText:

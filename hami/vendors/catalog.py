@@ -77,9 +77,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
             mode="nvidia.com/vgpu-mode"),
         inventory=inventory.registered,
-        admit=nvidia.make_admit(
-            default_count=config.default_gpu_num, overwrite_env=config.overwrite_env,
-            core_policy=config.gpu_core_policy, runtime_class=config.runtime_class_name),
+        admit=functools.partial(nvidia.admit, config=config),
         admits_all=config.overwrite_env or config.gpu_core_policy not in ("", "default"),
         rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),
@@ -125,7 +123,8 @@ def _iluvatar(word: str) -> Vendor:
         selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
         inventory=inventory.registered,
         # spelled as its node agent does
-        admit=admission.admit_with(steps.all_cores_of_several, steps.name_in_env("SOL_CONTINER_NAME")),
+        admit=admission.admit_with(
+            steps.all_cores_of_several, functools.partial(steps.name_in_env, variable="SOL_CONTINER_NAME")),
         rules=(Rule.HEALTH, *_SHARED),
     )
 
@@ -242,7 +241,7 @@ _WITHOUT_NAMES = (
         lock="cambricon.com/dsmlu.lock",
         inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES),
-        annotate=annotation_texts.annotate_with(_CAMBRICON_TEXTS),
+        annotate=functools.partial(annotation_texts.annotate, texts=_CAMBRICON_TEXTS),
     ),
     Vendor(
         key="Metax-GPU",
@@ -264,12 +263,12 @@ _WITHOUT_NAMES = (
         lock="",
         inventory=inventory.divided("mthreads", slots=100, cores=16),
         admit=admission.admit_with(
-            steps.at_least_one, admission.check_amounts, steps.whole_devices(memory=96, cores=16),
-            steps.single_size((2, 4, 8, 16, 32, 64, 96), "sGPU memory request value is invalid, valid values are "
-                                                         "[2, 4, 8, 16, 32, 64, 96]"),
-            steps.count_in_annotation("mthreads.com/request-gpu-num")),
+            steps.at_least_one, admission.check_amounts, functools.partial(steps.whole_devices, memory=96, cores=16),
+            functools.partial(steps.single_size, sizes=(2, 4, 8, 16, 32, 64, 96), message=(
+                "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]")),
+            functools.partial(steps.count_in_annotation, key="mthreads.com/request-gpu-num")),
         rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL, Rule.SAME_DEVICE),
-        annotate=annotation_texts.annotate_with(_MOORE_THREADS_TEXTS),
+        annotate=functools.partial(annotation_texts.annotate, texts=_MOORE_THREADS_TEXTS),
     ),
     Vendor(
         key="Vastai",
@@ -307,7 +306,7 @@ _WITHOUT_NAMES = (
         rules=(Rule.HEALTH, Rule.UUID),
         select_devices=kunlun.choose_cards,
         make_share=kunlun.whole_card,
-        annotate=annotation_texts.annotate_with(_KUNLUN_TEXTS),
+        annotate=functools.partial(annotation_texts.annotate, texts=_KUNLUN_TEXTS),
         node_score=kunlun.node_score,
     ),
 )

@@ -13,8 +13,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from hami.codec.device_config import DeviceConfig, DeviceConfigFile
-from hami.codec.device_config import parse_resource_name
+from hami.codec.device_config import DeviceConfig, DeviceConfigFile, parse_resource_name
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node, Pod

@@ -5,51 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hami.codec.device_config import NvidiaConfig
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
 from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import Admission, Admit, Vendor
+from hami.vendors.spec import Admission, Vendor
 
-__all__ = ["make_admit"]
+__all__ = ["admit"]
 
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
 _OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 _VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
 
 
-def make_admit(*, default_count: int, overwrite_env: bool, core_policy: str, runtime_class: str) -> Admit:
-    """Returns NVIDIA's admission function under the given settings.
+def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any], *, config: NvidiaConfig) -> Admission:
+    """Admits a container.
 
-    A container that requests only memory, percent or cores gets *default_count* devices. A container that requests
-    whole devices gets all their cores, so that they are not shared. Environment variables that would override those of
-    the device plugin are rejected.
-    Raises (the returned function): MalformedInput with a message for the pod's author.
+    A container that requests only memory, percent or cores gets the default number of devices. A container that
+    requests whole devices gets all their cores, so that they are not shared. Environment variables that would override
+    those of the device plugin are rejected.
+    Raises: MalformedInput with a message for the pod's author.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
+    draft = Draft(vendor, pod, container)
+    _check_percent(draft)
+    check_amounts(draft)
+    if draft.given and vendor.count not in draft.given and config.default_gpu_num > 0:
+        draft.set_limit(vendor.count, config.default_gpu_num)
+    found = vendor.count in draft.given
+    if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
+        draft.set_limit(vendor.cores, WHOLE)
 
-    def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-        draft = Draft(vendor, pod, container)
-        _check_percent(draft)
-        check_amounts(draft)
-        if draft.given and vendor.count not in draft.given and default_count > 0:
-            draft.set_limit(vendor.count, default_count)
-        found = vendor.count in draft.given
-        if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
-            draft.set_limit(vendor.cores, WHOLE)
-
-        if vendor.priority in draft.limits:
-            draft.set_env("CUDA_TASK_PRIORITY", str(_priority(draft)))
-        if core_policy not in ("", "default"):
-            draft.set_env("GPU_CORE_UTILIZATION_POLICY", core_policy)
-        if found:
-            _check_variables(draft)
-            draft.set_runtime_class(runtime_class)
-        elif overwrite_env:
-            draft.set_env("NVIDIA_VISIBLE_DEVICES", "none")
-        return draft.result(found)
-
-    return admit
+    if vendor.priority in draft.limits:
+        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(vendor.priority, draft.limits[vendor.priority])))
+    if config.gpu_core_policy not in ("", "default"):
+        draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
+    if found:
+        _check_variables(draft)
+        draft.set_runtime_class(config.runtime_class_name)
+    elif config.overwrite_env:
+        draft.set_env("NVIDIA_VISIBLE_DEVICES", "none")
+    return draft.result(found)
 
 
 def _check_percent(draft: Draft) -> None:
@@ -72,14 +69,6 @@ def _check_variables(draft: Draft) -> None:
             message = (f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory "
                        f"and cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
             raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
-
-
-def _priority(draft: Draft) -> int:
-    name = draft.vendor.priority
-    try:
-        return rounded_up(draft.limits[name])
-    except MalformedInput as error:
-        raise draft.invalid(name, draft.limits[name], error.problem) from error
 
 
 def _wants_whole_devices(draft: Draft) -> bool:

@@ -11,8 +11,8 @@ from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
 
 __all__ = [
-    "WHOLE", "amount_error", "amounts", "common_request", "device_request", "device_requests", "requests_devices",
-    "to_mib",
+    "WHOLE", "amount_error", "amounts", "common_request", "device_request", "device_requests", "integer",
+    "requests_devices", "to_mib",
 ]
 
 WHOLE = 100  # percent: all cores or memory of one device
@@ -94,15 +94,20 @@ def amount_error(vendor: Vendor, container: str, given: Mapping[str, str]) -> st
             f"{highest}{unit}")
 
 
+def integer(text: str) -> int | None:
+    """Returns the value of a quantity that is an integer; ``None`` for any other text."""
+    try:
+        return strict_integer(text)
+    except MalformedInput:
+        return None
+
+
 def _value(vendor: Vendor, name: str, text: str) -> int | None:
     """Returns one amount, memory in MiB; ``None`` if it is invalid.
 
     A percentage is clamped later, so it may be any integer.
     """
-    try:
-        value = strict_integer(text)
-    except MalformedInput:
-        return None
+    value = integer(text)
     if value is None or (value < 0 and name != vendor.memory_percent):
         return None
     if name == vendor.memory and value:

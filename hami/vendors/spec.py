@@ -8,6 +8,7 @@ admit → parse_request → check_node → rules (for each device) → select_de
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -88,11 +89,13 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*."""
+        use = [found for key in self.use_uuids if (found := parse_list(annotations.get(key))) is not None]
+        nouse = [found for key in self.nouse_uuids if (found := parse_list(annotations.get(key))) is not None]
         return Selector(
             use_types=parse_list(annotations.get(self.use_types)),
             nouse_types=parse_list(annotations.get(self.nouse_types)),
-            use_uuids=_all_of([parse_list(annotations.get(key)) for key in self.use_uuids]),
-            nouse_uuids=_any_of([parse_list(annotations.get(key)) for key in self.nouse_uuids]),
+            use_uuids=tuple(uuid for uuid in use[0] if all(uuid in uuids for uuids in use)) if use else None,
+            nouse_uuids=tuple(itertools.chain(*nouse)) if nouse else None,
             mode=annotations.get(self.mode),
         )
 
@@ -101,17 +104,6 @@ class SelectorKeys:
         """All keys that are not empty."""
         keys = (self.use_types, self.nouse_types, *self.use_uuids, *self.nouse_uuids, self.mode)
         return tuple(key for key in keys if key)
-
-
-def _all_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """Returns the items that are in every list that is not ``None``."""
-    given = [items for items in lists if items is not None]
-    return tuple(item for item in given[0] if all(item in items for items in given)) if given else None
-
-
-def _any_of(lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    given = [items for items in lists if items is not None]
-    return tuple(item for items in given for item in items) if given else None
 
 
 @dataclass(frozen=True, slots=True)

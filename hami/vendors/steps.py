@@ -6,9 +6,8 @@ A step changes an amount in limits, and in requests if it is given there too.
 from __future__ import annotations
 
 from hami.errors import MalformedInput
-from hami.quantity import strict_integer
-from hami.vendors.admission import Draft, Step, invalid_amount
-from hami.vendors.request import WHOLE
+from hami.vendors.admission import Draft, invalid_amount
+from hami.vendors.request import WHOLE, integer
 
 __all__ = [
     "all_cores_of_several", "at_least_one", "count_in_annotation", "name_in_env", "percentage_of_cores", "single_size",
@@ -28,10 +27,7 @@ def percentage_of_cores(draft: Draft) -> None:
     name = draft.vendor.cores
     if (text := draft.given.get(name)) is None:
         return
-    try:
-        cores = strict_integer(text)
-    except MalformedInput:
-        cores = None
+    cores = integer(text)
     if cores is None or not 1 <= cores <= WHOLE:
         raise invalid_amount(name, text, "must be an integer percentage between 1 and 100")
 
@@ -42,44 +38,32 @@ def all_cores_of_several(draft: Draft) -> None:
         draft.set_amount(draft.vendor.cores, count * WHOLE)
 
 
-def whole_devices(*, memory: int, cores: int) -> Step:
-    """Returns a step: a container with several devices, or without a memory request, gets whole devices.
+def whole_devices(draft: Draft, *, memory: int, cores: int) -> None:
+    """A container with several devices, or without a memory request, gets whole devices.
 
     *memory*, *cores*: the amounts of one device, in the units of the vendor's resources.
     """
-
-    def step(draft: Draft) -> None:
-        vendor, count = draft.vendor, draft.rounded(draft.vendor.count) or 0
-        if count > 1 or vendor.memory not in draft.given:
-            for name, amount in ((vendor.cores, cores), (vendor.memory, memory)):
-                if name:
-                    draft.set_amount(name, count * amount)
-    return step
+    vendor, count = draft.vendor, draft.rounded(draft.vendor.count) or 0
+    if count > 1 or vendor.memory not in draft.given:
+        for name, amount in ((vendor.cores, cores), (vendor.memory, memory)):
+            if name:
+                draft.set_amount(name, count * amount)
 
 
-def single_size(sizes: tuple[int, ...], message: str) -> Step:
-    """Returns a step that rejects memory of a single device that is not one of *sizes*, with *message*."""
-
-    def step(draft: Draft) -> None:
-        name = draft.vendor.memory
-        if draft.rounded(draft.vendor.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
-            raise MalformedInput(name, size, message, message=message)
-    return step
+def single_size(draft: Draft, *, sizes: tuple[int, ...], message: str) -> None:
+    """Rejects memory of a single device that is not one of *sizes*, with *message*. Raises: MalformedInput."""
+    name = draft.vendor.memory
+    if draft.rounded(draft.vendor.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
+        raise MalformedInput(name, size, message, message=message)
 
 
-def count_in_annotation(key: str) -> Step:
-    """Returns a step that sets the pod annotation *key* to the device count, if there are several."""
-
-    def step(draft: Draft) -> None:
-        if (count := draft.rounded(draft.vendor.count) or 0) > 1:
-            draft.set_annotation(key, str(count))
-    return step
+def count_in_annotation(draft: Draft, *, key: str) -> None:
+    """Sets the pod annotation *key* to the device count, if there are several."""
+    if (count := draft.rounded(draft.vendor.count) or 0) > 1:
+        draft.set_annotation(key, str(count))
 
 
-def name_in_env(variable: str) -> Step:
-    """Returns a step that sets *variable* to the container's name, unless the container sets it itself."""
-
-    def step(draft: Draft) -> None:
-        if draft.name and variable not in dict(draft.variables):
-            draft.set_env(variable, draft.name)
-    return step
+def name_in_env(draft: Draft, *, variable: str) -> None:
+    """Sets *variable* to the container's name, unless the container sets it itself."""
+    if draft.name and variable not in dict(draft.variables):
+        draft.set_env(variable, draft.name)
