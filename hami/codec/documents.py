@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError
 
 from hami.errors import MalformedInput
 
-__all__ = ["convert", "decode_yaml", "describe", "parse_json", "parse_yaml", "struct_fields", "unknown_keys"]
+__all__ = ["convert", "decode", "decode_yaml", "describe", "parse_json", "parse_yaml", "struct_fields", "unknown_keys"]
 
 T = TypeVar("T")
 
@@ -92,6 +92,16 @@ def parse_json(text: str, source: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedInput(source, text, f"not JSON: {error}") from error
+
+
+def decode(field: str, decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, expected: str = "") -> T:
+    """The value that *data* (JSON) describes. Raises: MalformedInput for *field*."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = data if isinstance(data, str) else bytes(data)[:200].decode(errors="replace")
+        problem = f"expected {expected} ({error})" if expected else str(error)
+        raise MalformedInput(field, text, problem) from error
 
 
 def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX, parse_integer
 
@@ -55,6 +56,9 @@ class _Document(msgspec.Struct):
     profiles: dict[str, str | int] = {}
 
 
+_DOCUMENT = msgspec.json.Decoder(_Document)
+
+
 def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
     """The capacity in the node annotation *text*.
 
@@ -64,10 +68,7 @@ def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
     Raises: MalformedInput without devices or profiles, for a repeated index and for a device without capacity.
     Source: HAMi v2.10, pkg/device/enflame/device.go.
     """
-    try:
-        document = msgspec.json.decode(text, type=_Document)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedInput(field, text, f"expected devices and profiles ({error})") from error
+    document = decode(field, _DOCUMENT, text, "devices and profiles")
     devices = tuple(_device(f"{field}: devices[{place}]", place, entry) for place, entry in enumerate(document.devices))
     if not devices:
         raise MalformedInput(field, text, "expected at least one device")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_pod
 from hami.errors import MalformedInput
 from hami.model import Node, Pod, PodRef
@@ -121,9 +122,4 @@ def _echoed(item: msgspec.Raw) -> bytes:
 
 
 def _decoded(field: str, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | None) -> T | None:
-    if raw is None:
-        return None
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedInput(field, bytes(raw)[:200].decode(errors="replace"), str(error)) from error
+    return None if raw is None else decode(field, decoder, raw)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.model import Device, Share
 from hami.quantity import INT32_MAX
@@ -43,10 +44,7 @@ def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     position in the list is its index. ``Device.info``: ``qos``, ``model``, ``link_zone``.
     Raises: MalformedInput, also for a healthy device without capacity.
     """
-    try:
-        cards = _CARDS.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedInput(field, text, f"expected a list of cards ({error})") from error
+    cards = decode(field, _CARDS, text, "a list of cards")
     for place, card in enumerate(cards):
         if card.healthy and not (card.total_dev_count and card.total_compute and card.total_v_ram):
             raise MalformedInput(f"{field}[{place}]", card.uuid,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.model import Partition
 
@@ -38,12 +39,15 @@ class _Placement(msgspec.Struct):
 class _MigEntry(msgspec.Struct, rename="camel", omit_defaults=True):
     container_index: int
     device_index: int
+    gpu_uuid: str = msgspec.field(name="gpuUUID")
     profile: str
     placement: _Placement
-    gpu_uuid: str = msgspec.field(name="gpuUUID")
     mig_uuid: str | None = msgspec.field(name="migUUID", default=None)
     gpu_instance_id: int | None = msgspec.field(name="gpuInstanceID", default=None)
     compute_instance_id: int | None = msgspec.field(name="computeInstanceID", default=None)
+
+
+_ENTRIES = msgspec.json.Decoder(list[_MigEntry])
 
 
 def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
@@ -54,19 +58,19 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
     Raises: MalformedInput for an incomplete entry, or two entries for the same share.
     Source: HAMi v2.10, pkg/device/nvidia, DecodeMigAllocations.
     """
-    try:
-        entries = msgspec.json.decode(text, type=list[_MigEntry])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedInput(field, text, f"expected a list of MIG allocations ({error})") from error
     found: dict[tuple[int, int], MigAllocation] = {}
+    entries = decode(field, _ENTRIES, text, "a list of MIG allocations")
     for position, entry in enumerate(entries):
         where = f"{field}[{position}]"
         _check(where, entry)
         key = entry.container_index, entry.device_index
         if key in found:
             raise MalformedInput(where, key, "expected one entry for each container and device")
+        identity: tuple[str, ...] = ()
+        if entry.mig_uuid:
+            identity = entry.mig_uuid, str(entry.gpu_instance_id), str(entry.compute_instance_id)
         found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
-            entry.placement.start, entry.placement.size, entry.profile, _instance(entry)))
+            entry.placement.start, entry.placement.size, entry.profile, identity))
     return tuple(found.values())
 
 
@@ -81,23 +85,17 @@ def cards_without_places(text: str) -> frozenset[str]:
 
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
     """The text that :func:`parse_mig_allocations` reads."""
-    return msgspec.json.encode([
-        {"containerIndex": one.container, "deviceIndex": one.device, "gpuUUID": one.gpu, "profile": one.partition.name,
-         "placement": {"start": one.partition.start, "size": one.partition.size}, **_identity(one.partition.instance)}
-        for one in allocations]).decode()
+    return msgspec.json.encode([_entry(allocation) for allocation in allocations]).decode()
 
 
-def _instance(entry: _MigEntry) -> tuple[str, ...]:
-    if not entry.mig_uuid:
-        return ()
-    return entry.mig_uuid, str(entry.gpu_instance_id), str(entry.compute_instance_id)
-
-
-def _identity(instance: tuple[str, ...]) -> dict[str, object]:
-    if not instance:
-        return {}
-    uuid, gpu_instance, compute_instance = instance
-    return {"migUUID": uuid, "gpuInstanceID": int(gpu_instance), "computeInstanceID": int(compute_instance)}
+def _entry(allocation: MigAllocation) -> _MigEntry:
+    place = allocation.partition
+    entry = _MigEntry(allocation.container, allocation.device, allocation.gpu, place.name,
+                      _Placement(place.start, place.size))
+    if place.instance:
+        entry.mig_uuid = place.instance[0]
+        entry.gpu_instance_id, entry.compute_instance_id = map(int, place.instance[1:])
+    return entry
 
 
 def _check(where: str, entry: _MigEntry) -> None:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
 __all__ = ["convert_pod", "parse_environment", "parse_node", "parse_pod", "parse_quota", "parse_resource_version"]
-
-T = TypeVar("T")
 
 _VERSION = re.compile(r"[0-9]{1,18}")  # annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
@@ -126,7 +125,7 @@ _QUOTA = msgspec.json.Decoder(_Quota)
 
 def parse_pod(data: bytes | msgspec.Raw) -> Pod:
     """The pod in *data* (JSON). Missing parts are empty. Raises: MalformedInput naming the field of a wrong type."""
-    return _pod(_decoded("pod", _POD, data))
+    return _pod(decode("pod", _POD, data))
 
 
 def convert_pod(value: Mapping[str, Any]) -> Pod:
@@ -166,7 +165,7 @@ def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[st
     Values from elsewhere (``valueFrom``, ``envFrom``) are left out.
     Raises: MalformedInput.
     """
-    wire = _decoded("pod", _SETTLED_POD, data)
+    wire = decode("pod", _SETTLED_POD, data)
     spec = wire.spec or _SettledSpec()
     return (wire.metadata or _Meta()).uid or "", {
         container.name or "": {one.name or "": one.value for one in container.env or () if one.value is not None}
@@ -175,7 +174,7 @@ def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[st
 
 def parse_node(data: bytes | msgspec.Raw) -> Node:
     """The node in *data* (JSON). Raises: MalformedInput."""
-    wire = _decoded("node", _NODE, data)
+    wire = decode("node", _NODE, data)
     meta, status = wire.metadata or _Meta(), wire.status or _NodeStatus()
     return Node(
         name=sys.intern(meta.name or ""),
@@ -192,7 +191,7 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
 
     Raises: MalformedInput.
     """
-    wire = _decoded("resourcequota", _QUOTA, data)
+    wire = decode("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
     texts = {name.removeprefix("limits."): text for name, text in _quantities(spec.hard).items()
              if name.startswith("limits.")}
@@ -200,13 +199,6 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits,
                        binary=frozenset(name for name in limits if texts[name].endswith("i")))
-
-
-def _decoded(what: str, decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedInput(what, bytes(data)[:200].decode(errors="replace"), str(error)) from error
 
 
 def _container(wire: _Container, kind: ContainerKind) -> Container:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hami.codec.documents import convert
+from hami.codec.documents import convert, decode
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, parse_integer
@@ -98,16 +98,15 @@ def render_devices_brief(devices: tuple[Device, ...]) -> str:
 
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
     """Link scores of device pairs. Shape: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
-    try:
-        entries = msgspec.json.decode(text, type=list[_PairScores])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedInput(field, text, f"expected a list of uuid and score ({error})") from error
-    return {entry.uuid: entry.score for entry in entries}
+    return {entry.uuid: entry.score for entry in decode(field, _SCORES, text, "a list of uuid and score")}
 
 
 class _PairScores(msgspec.Struct):
     uuid: str = ""
     score: dict[str, Integer] = {}
+
+
+_SCORES = msgspec.json.Decoder(list[_PairScores])
 
 
 class _RegisteredPlacement(msgspec.Struct):

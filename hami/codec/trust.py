@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import MalformedInput
 
 __all__ = ["SecretRecord", "Webhook", "WebhookConfiguration", "parse_secret", "parse_webhook_configuration",
@@ -58,7 +59,7 @@ class _TrustMeta(msgspec.Struct, rename="camel"):
 
 class _Secret(msgspec.Struct):
     metadata: _TrustMeta
-    data: dict[str, str] | None = None
+    data: dict[str, bytes] | None = None
 
 
 class _Service(msgspec.Struct):
@@ -69,7 +70,7 @@ class _Service(msgspec.Struct):
 class _ClientConfig(msgspec.Struct, rename="camel"):
     service: _Service | None = None
     url: str | None = None
-    ca_bundle: str | None = None
+    ca_bundle: bytes | None = None
 
 
 class _Webhook(msgspec.Struct, rename="camel"):
@@ -82,15 +83,17 @@ class _Configuration(msgspec.Struct):
     webhooks: list[_Webhook] | None = None
 
 
+_CONFIGURATION = msgspec.json.Decoder(_Configuration)
+
+
 def parse_secret(data: bytes) -> SecretRecord:
     """The record of a v1 Secret. Raises: MalformedInput without its content."""
     try:
         wire = msgspec.json.decode(data, type=_Secret)
         source = msgspec.json.decode(data, type=dict[str, Any])
-        content = {key: base64.b64decode(text) for key, text in (wire.data or {}).items()}
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedInput("secret", "", str(error)) from error
-    return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=content,
+    return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=wire.data or {},
                         resource_version=wire.metadata.resource_version, source=source)
 
 
@@ -107,18 +110,13 @@ def render_secret(secret: SecretRecord) -> dict[str, Any]:
 
 def parse_webhook_configuration(data: bytes) -> WebhookConfiguration:
     """The record of a MutatingWebhookConfiguration. Raises: MalformedInput."""
-    try:
-        wire = msgspec.json.decode(data, type=_Configuration)
-        webhooks = tuple(_webhook(item) for item in wire.webhooks or ())
-    except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedInput("webhook configuration", data[:200].decode(errors="replace"), str(error)) from error
-    return WebhookConfiguration(name=wire.metadata.name, webhooks=webhooks,
-                                resource_version=wire.metadata.resource_version)
+    wire = decode("webhook configuration", _CONFIGURATION, data)
+    return WebhookConfiguration(name=wire.metadata.name, resource_version=wire.metadata.resource_version,
+                                webhooks=tuple(_webhook(item.name, item.client_config) for item in wire.webhooks or ()))
 
 
-def _webhook(wire: _Webhook) -> Webhook:
-    client = wire.client_config
-    return Webhook(name=wire.name, url=client.url or "", bundle=base64.b64decode(client.ca_bundle or ""),
+def _webhook(name: str, client: _ClientConfig) -> Webhook:
+    return Webhook(name=name, url=client.url or "", bundle=client.ca_bundle or b"",
                    service=(client.service.namespace, client.service.name) if client.service else None)
 
 
