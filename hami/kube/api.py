@@ -187,9 +187,8 @@ class Stream:
 
 def is_unsent(error: BaseException) -> bool:
     """Reports whether the call certainly had no effect: the connection failed, or the server answered 429."""
-    if not isinstance(error, ClusterError):
-        return False
-    return error.status == 429 or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError))
+    return isinstance(error, ClusterError) and (
+        error.status == 429 or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError)))
 
 
 def is_disconnect(error: BaseException) -> bool:
@@ -211,7 +210,8 @@ def _pool(manager: urllib3.PoolManager,
 
 
 def _configuration() -> Configuration:
-    configuration, path = Configuration(), _kubeconfig()
+    configuration, home = Configuration(), Path("~/.kube/config").expanduser()
+    path = os.environ.get("KUBECONFIG") or (str(home) if home.exists() else "")
     try:
         if path:
             load_kube_config(config_file=path, client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -221,14 +221,6 @@ def _configuration() -> Configuration:
         where = f"kubeconfig {path}" if path else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
         raise ClusterError(f"no API server to talk to: {where}: {error}") from error
     return configuration
-
-
-def _kubeconfig() -> str:
-    """Returns the paths of the user's kubeconfig, separated by colons; empty if there is none."""
-    if path := os.environ.get("KUBECONFIG"):
-        return path
-    home = Path("~/.kube/config").expanduser()
-    return str(home) if home.exists() else ""
 
 
 def _unreachable(call: str, error: Exception) -> ClusterError:

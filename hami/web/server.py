@@ -24,11 +24,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ
+from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
 from wsgiref.types import WSGIApplication
 
 from gunicorn import util
-from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
@@ -106,9 +106,12 @@ def serve(make_app: Callable[[], App], *, bind: tuple[str, int], tls: TlsContext
         "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,
     }
     files = {"certfile": tls.cert_file, "keyfile": tls.key_file, "ssl_context": tls} if tls is not None else {}
+    # the parts of gunicorn's BaseApplication that are used, and our own; plain_cfg: for connections without TLS
+    application = SimpleNamespace(cfg=_config(settings | files), wsgi=load, plain_cfg=_config(settings),
+                                  on_stop=on_stop, timeouts=timeouts)
     arbiter_pid = os.getpid()
     try:
-        Arbiter(_Application(_config(settings | files), _config(settings), load, on_stop, timeouts)).run()
+        Arbiter(application).run()
     except SystemExit as end:
         if os.getpid() != arbiter_pid:
             os._exit(1)  # the worker has failed; a normal exit would wait for its threads
@@ -135,15 +138,6 @@ def _handle_signals(arbiter: Arbiter, *, ignore_hangup: bool) -> None:
 
 
 # gunicorn has no type information: its classes are Any to mypy, hence the ignored base classes below
-
-
-class _Application(BaseApplication):  # type: ignore[misc]
-    """The settings and the application. *plain_cfg*: the settings of connections without TLS."""
-
-    def __init__(self, cfg: Config, plain_cfg: Config, load: Callable[[], Any], on_stop: Callable[[Any], None],
-                 timeouts: Timeouts) -> None:
-        self.cfg, self.plain_cfg, self.callable = cfg, plain_cfg, None
-        self.load, self.on_stop, self.timeouts = load, on_stop, timeouts
 
 
 class _Worker(ThreadWorker):  # type: ignore[misc]
