@@ -141,7 +141,11 @@ class Reflector(Generic[T]):
         """Lists, then watches, until `stop`. Never raises."""
         while not self._stopping.is_set():
             try:
-                self._cycle()
+                self._wake.clear()
+                if not self._version or self._is_list_requested():
+                    self._list()
+                if self._version and not self._is_interrupted():
+                    self._watch()
             except Gone as error:
                 self._version = ""
                 self._back_off(error, logging.INFO)
@@ -186,14 +190,6 @@ class Reflector(Generic[T]):
             stream = self._stream
         if stream is not None:
             stream.close()
-
-    def _cycle(self) -> None:
-        """Lists if a list is due, then watches."""
-        self._wake.clear()
-        if not self._version or self._is_list_requested():
-            self._list()
-        if self._version and not self._is_interrupted():
-            self._watch()
 
     def _is_list_requested(self) -> bool:
         return self._lists_completed < self._lists_requested

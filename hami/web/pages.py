@@ -184,8 +184,7 @@ def _compressed(slices: Iterable[bytes]) -> Iterator[bytes]:
     """*slices* as one gzip stream. zlib releases the interpreter lock meanwhile."""
     packer = zlib.compressobj(1, wbits=31)
     for part in slices:
-        if packed := packer.compress(part):
-            yield packed
+        yield packer.compress(part)
     yield packer.flush()
 
 

@@ -116,7 +116,9 @@ def client_is_trusted(environ: Mapping[str, object]) -> bool:
 
     *environ*: the WSGI environment of gunicorn. Headers are ignored, because any client can set them.
     """
-    return _is_loopback(str(environ.get("REMOTE_ADDR", ""))) or _has_certificate(environ.get("gunicorn.socket"))
+    connection = environ.get("gunicorn.socket")
+    return _is_loopback(str(environ.get("REMOTE_ADDR", ""))) or (
+        isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert()))  # empty unless it was verified
 
 
 def _is_loopback(address: str) -> bool:
@@ -126,9 +128,3 @@ def _is_loopback(address: str) -> bool:
         return False
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
-
-
-def _has_certificate(connection: object) -> bool:
-    """Reports whether the client presented a certificate. The connection has one only after verification."""
-    return (isinstance(connection, ssl.SSLSocket) and connection.context.verify_mode != ssl.CERT_NONE
-            and bool(connection.getpeercert()))
