@@ -35,7 +35,8 @@ class Backoff:
         self._state = RetryCallState(Retrying(), None, (), {})
 
 
-def brief_retry(retriable: Callable[[BaseException], bool], sleep: Callable[[float], None]) -> Retrying:
-    """The policy of a single call: three attempts, at most half a second apart, for *retriable* errors."""
-    return Retrying(retry=retry_if_exception(retriable), stop=stop_after_attempt(3), sleep=sleep, reraise=True,
+def brief_retry(retriable: Callable[[BaseException], bool], sleep: Callable[[float], None],
+                stop: Callable[[RetryCallState], bool] = stop_after_attempt(3)) -> Retrying:
+    """The policy of a single call: attempts at most half a second apart, for *retriable* errors, until *stop*."""
+    return Retrying(retry=retry_if_exception(retriable), stop=stop, sleep=sleep, reraise=True,
                     wait=wait_random_exponential(multiplier=0.1, max=0.5))

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tenacity import Retrying, retry_if_exception, wait_random_exponential
-
 from hami.kube.cluster import Cluster
+from hami.kube.retry import brief_retry
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
@@ -70,13 +69,12 @@ class _Decision:
 class _CallProgress:
     """What earlier attempts of one call have settled.
 
-    *pod*: the requesting pod; a later attempt must not find another one. *match*, *lock*: the container to be served,
-    and the node lock that names its pod. *annotations*, *grant*: what was written for it, perhaps, as the answer to
-    that write may have been lost.
+    *match*, *lock*: the container to be served, and the node lock that names its pod; a later attempt must not find
+    another pod. *annotations*, *grant*: what was written for it, perhaps, as the answer to that write may have been
+    lost.
     """
 
     started: float
-    pod: PodRef | None = None
     match: ContainerMatch | None = None
     lock: str | None = None
     annotations: Mapping[str, str] | None = None
@@ -84,8 +82,9 @@ class _CallProgress:
 
     def is_written(self, pods: Sequence[Pod]) -> bool:
         """Reports whether an earlier attempt has recorded the allocation, according to *pods*."""
-        pod = next((pod for pod in pods if pod.ref == self.pod), None)
-        return pod is not None and self.annotations is not None and self.annotations.items() <= pod.annotations.items()
+        match, annotations = self.match, self.annotations
+        return match is not None and annotations is not None and any(
+            pod.ref == match.pod.ref and annotations.items() <= pod.annotations.items() for pod in pods)
 
 
 class Allocator:
@@ -116,7 +115,9 @@ class Allocator:
             progress = _CallProgress(self._clock.now())
             try:
                 self._grants.check_ids(device_ids)
-                return self._retrying(progress.started + DEADLINE_S)(self._attempt, tuple(device_ids), progress)
+                retry = brief_retry(_is_retriable, self._clock.sleep,
+                                    stop=lambda state: self._clock.now() - progress.started >= DEADLINE_S)
+                return retry(self._attempt, tuple(device_ids), progress)
             except HamiError as error:
                 log.warning("allocation failed", extra={
                     "node": self._config.node, "devices": len(device_ids), "error": error})
@@ -161,11 +162,6 @@ class Allocator:
                 log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
                 self._release(lock, node)
 
-    def _retrying(self, deadline: float) -> Retrying:
-        return Retrying(retry=retry_if_exception(_is_retriable), sleep=self._clock.sleep, reraise=True,
-                        wait=wait_random_exponential(multiplier=0.02, max=1.0),
-                        stop=lambda state: self._clock.now() >= deadline)
-
     def _attempt(self, ids: tuple[str, ...], progress: _CallProgress) -> Grant:
         self._deferred.flush()
         call = self._call(ids)
@@ -178,14 +174,14 @@ class Allocator:
         if decision.stale_lock is not None:
             self._release(decision.stale_lock, node)
         outcome = decision.outcome
-        if progress.pod is not None and (isinstance(outcome, NoMatch) or outcome.pod.ref != progress.pod):
-            outcome = NoMatch(f"pod {progress.pod} was changed or deleted during the call")
+        settled = progress.match.pod.ref if progress.match is not None else None
+        if settled is not None and (isinstance(outcome, NoMatch) or outcome.pod.ref != settled):
+            outcome = NoMatch(f"pod {settled} was changed or deleted during the call")
         match outcome:
-            case ContainerMatch(pod=pod):
-                progress.pod, progress.match, progress.lock = pod.ref, outcome, decision.lock
+            case ContainerMatch():
+                progress.match, progress.lock = outcome, decision.lock
                 return self._serve(outcome, call, node, progress)
             case PodRejection(pod=pod, reason=reason):
-                progress.pod = pod.ref
                 self._fail(pod, reason, node, decision.lock)
                 raise AllocationRefused(reason)
             case NoMatch(reason=reason, is_transient=is_transient):
