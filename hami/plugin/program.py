@@ -189,18 +189,19 @@ class DevicePluginProgram:
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""
-        config = replace(self._settings.config, resource=resource.resource)
-        if resource.resource != self._settings.config.resource:
-            config = replace(config, socket_name="")
+        config = self._settings.config
         if not config.kubelet_socket:
             return
+        replaces_cards = resource.resource == config.resource
+        if not replaces_cards:
+            config = replace(config, resource=resource.resource, socket_name="")
         registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
             path, config, resource.inventory, resource, ids=lambda card, config: (card.uuid,),
             on_disconnect=on_disconnect), clock=time.monotonic)
         with self._lock:
             if self._stopped.is_set():
                 return
-            if resource.resource == self._settings.config.resource and self._card_registration is not None:
+            if replaces_cards and self._card_registration is not None:
                 self._card_registration.stop()  # the instances take over the resource and the socket of the cards
                 self._registrations.remove(self._card_registration)
             self._registrations.append(registration)

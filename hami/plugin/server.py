@@ -78,7 +78,8 @@ def register(kubelet_socket: str, endpoint: str, resource: str, timeout: float =
             # do not wait for a kubelet that does not listen yet: when it starts, it removes the plugin's socket
             call(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise HamiError(f"the kubelet rejected the registration of {resource}: {_describe(error)}") from error
+            raise HamiError(f"the kubelet rejected the registration of {resource}: "
+                            f"{error.code().name}: {error.details()}") from error
 
 
 class PluginServer:
@@ -112,11 +113,9 @@ class PluginServer:
         temporary = _temporary(self._path)
         temporary.unlink(missing_ok=True)
         try:
-            bound = self._server.add_insecure_port(f"unix:{temporary}")
+            self._server.add_insecure_port(f"unix:{temporary}")
         except RuntimeError as error:
             raise HamiError(f"{temporary}: cannot listen: {error}") from error
-        if not bound:
-            raise HamiError(f"{temporary}: cannot listen")
         self._server.start()
         self.identity = socket_identity(temporary)
         temporary.replace(self._path)
@@ -234,7 +233,3 @@ def _serialize(message: Any) -> bytes:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}")
-
-
-def _describe(error: Any) -> str:
-    return f"{error.code().name}: {error.details()}" if hasattr(error, "code") else str(error)
