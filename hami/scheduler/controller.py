@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TypeVar
 
 from hami.cache.cache import Cache
-from hami.cache.pods import PodRecord
-from hami.cache.reservations import Reservation
 from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
@@ -23,7 +20,6 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
 from hami.scheduler.settings import Settings
-from hami.vendors.spec import Vendor
 
 __all__ = ["Controller"]
 
@@ -36,8 +32,6 @@ REPORTED_LIMIT = 10_000  # warnings that are remembered as reported
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
 RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance")  # labels in which installations differ
 ROLE = "hami.io/scheduler-role"
-
-T = TypeVar("T")
 
 
 class Controller(PeriodicTask):
@@ -76,34 +70,18 @@ class Controller(PeriodicTask):
             if self._leadership.leads():
                 yield duty
 
-    def _for_each(self, items: Iterable[T], act: Callable[[T], object]) -> None:
-        """Calls *act* with every item; a failure does not stop the others.
-
-        Raises: ClusterError when the API server does not answer, as the others would fail the same way.
-        """
-        for item in items:
-            try:
-                act(item)
-            except (NotFound, Conflict):
-                continue  # deleted or changed meanwhile: the next round sees what has become of it
-            except HamiError as error:
-                if isinstance(error, ClusterError) and error.status is None:
-                    raise
-                log.warning("request failed", extra={"duty": act.__name__.strip("_"), "error": error})
-
     def _expire(self) -> None:
         for reservation in self._cache.expire():
             log.warning("reservation expired", extra={"pod": reservation.ref, "node": reservation.node})
 
     def _resolve_unknown_bindings(self) -> None:
-        self._for_each(self._cache.reservations.unknown_bindings(), self._resolve_unknown_binding)
-
-    def _resolve_unknown_binding(self, reservation: Reservation) -> None:
-        pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
-        if pod is not None:
-            self._cache.pods.upsert(pod)
-        if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
-            self._cache.reservations.clear_unknown(reservation)
+        for reservation in self._cache.reservations.unknown_bindings():
+            with _one_may_fail("resolve_unknown_binding"):
+                pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
+                if pod is not None:
+                    self._cache.pods.upsert(pod)
+                if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
+                    self._cache.reservations.clear_unknown(reservation)
 
     def _remind_kube_scheduler(self) -> None:
         """Annotates a node that a pending pod fits by now: kube-scheduler retries pods when a node changes."""
@@ -117,23 +95,21 @@ class Controller(PeriodicTask):
 
     def _request_reports(self) -> None:
         """Asks device plugins to report."""
-        self._for_each(self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND], self._request_report)
-
-    def _request_report(self, due: tuple[str, Vendor]) -> None:
-        node, vendor = due
-        if (known := self._cache.nodes.lock_of(node)) is None:
-            return
-        # Only if the node is as we know it: the answer would hide a lock that has come and gone meanwhile.
-        answer = self._cluster.annotate_node(node, {vendor.handshake: render_request(self._now())}, str(known[1]))
-        self.handshakes_requested += 1
-        self._cache.nodes.upsert(answer)
+        for node, vendor in self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND]:
+            if (known := self._cache.nodes.lock_of(node)) is None:
+                continue
+            with _one_may_fail("request_report"):
+                # Only if the node is as we know it: the answer would hide a lock that has come and gone meanwhile.
+                request = {vendor.handshake: render_request(self._now())}
+                answer = self._cluster.annotate_node(node, request, str(known[1]))
+                self.handshakes_requested += 1
+                self._cache.nodes.upsert(answer)
 
     def _reconcile_pods(self) -> None:
-        self._for_each(self._cache.pods.unsettled(), self._reconcile_pod)
-
-    def _reconcile_pod(self, record: PodRecord) -> None:
-        moves = pod_moves(record, self._cache.vendors, self._settings, self._now().timestamp())
-        self._for_each(moves, self._carry_out)
+        for record in self._cache.pods.unsettled():
+            for move in pod_moves(record, self._cache.vendors, self._settings, self._now().timestamp()):
+                with _one_may_fail("reconcile_pod"):
+                    self._carry_out(move)
 
     def _carry_out(self, move: Annotate | Label | Warn) -> None:
         match move:
@@ -149,12 +125,10 @@ class Controller(PeriodicTask):
 
     def _release_locks(self) -> None:
         """Releases locks whose holders no longer need them."""
-        self._for_each(self._cache.nodes.locks(), self._release_lock)
-
-    def _release_lock(self, found: tuple[str, str, str]) -> None:
-        node, key, text = found
-        if self._locks.release_unneeded(node, key):
-            log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
+        for node, key, text in self._cache.nodes.locks():
+            with _one_may_fail("release_lock"):
+                if self._locks.release_unneeded(node, key):
+                    log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
 
     def _report_problems(self) -> None:
         for (node, vendor), problem in self._cache.nodes.problems().items():
@@ -166,18 +140,33 @@ class Controller(PeriodicTask):
             return
         pods = self._cluster.pods_labelled(self._settings.pod_namespace, SCHEDULER_PODS)
         ours = [_release(pod) for pod in pods if pod.ref.name == self._settings.pod_name]
-        self._for_each([pod for pod in pods if _release(pod) in ours], self._label_replica)
-
-    def _label_replica(self, pod: Pod) -> None:
-        role = "leader" if pod.ref.name == self._settings.pod_name else "follower"
-        if pod.labels.get(ROLE) != role:
-            self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
+        for pod in pods:
+            role = "leader" if pod.ref.name == self._settings.pod_name else "follower"
+            if _release(pod) in ours and pod.labels.get(ROLE) != role:
+                with _one_may_fail("label_replica"):
+                    self._cluster.annotate_pod(pod.ref, {}, {ROLE: role})
 
     def _warn(self, about: PodRef | str, reason: str, message: str) -> None:
         """Records an event and a log line, once for each message."""
         if self._reported.is_new((about, message)):
             log.warning("pod or node needs attention", extra={"about": about, "reason": reason, "detail": message})
             self._events.record(about, "Warning", reason, message)
+
+
+@contextlib.contextmanager
+def _one_may_fail(duty: str) -> Iterator[None]:
+    """Logs a failure, so that it does not stop the items that follow.
+
+    Raises: ClusterError when the API server does not answer, as the others would fail the same way.
+    """
+    try:
+        yield
+    except (NotFound, Conflict):
+        pass  # deleted or changed meanwhile: the next round sees what has become of it
+    except HamiError as error:
+        if isinstance(error, ClusterError) and error.status is None:
+            raise
+        log.warning("request failed", extra={"duty": duty, "error": error})
 
 
 def _release(pod: Pod) -> tuple[str | None, ...]:
