@@ -48,17 +48,16 @@ class NodeRecord:
     """The facts about a node that the scheduler remembers.
 
     *locks*: texts of the node locks by annotation. *own_locks*: those that this process writes or has written.
-    *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
-    may have bound pods to the node since its pods were last read; *foreign_since*: since when.
+    *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign_since*: since when
+    another process may have bound pods to the node; ``None`` if it has not since its pods were last read.
     """
 
     name: str
     version: int
+    foreign_since: float | None
     locks: dict[str, str] = field(default_factory=dict)
     own_locks: dict[str, str] = field(default_factory=dict)
     facts: tuple[Texts, ...] = ()
-    foreign: bool = True
-    foreign_since: float = 0.0
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
 
@@ -91,12 +90,12 @@ class NodeCache:
             if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
                 return
             if record is None:
-                record = self._records[node.name] = NodeRecord(node.name, version, foreign_since=self._clock())
+                record = self._records[node.name] = NodeRecord(node.name, version, self._clock())
             record.version = version
             before, record.locks = record.locks, {
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
-                record.foreign, record.foreign_since = True, self._clock()
+                record.foreign_since = self._clock()
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
             facts = (others, node.labels, node.capacity, node.allocatable)
             if facts != record.facts:
@@ -133,7 +132,7 @@ class NodeCache:
         with self._lock:
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
-                record.foreign, record.foreign_since = True, self._clock()
+                record.foreign_since = self._clock()
         for name in gone:
             self._remove_record(name)
 
@@ -165,7 +164,7 @@ class NodeCache:
         """Records that another process may have bound pods to *node*."""
         with self._lock:
             if (record := self._records.get(node)) is not None:
-                record.foreign, record.foreign_since = True, self._clock()
+                record.foreign_since = self._clock()
 
     def clear_foreign(self, node: str) -> bool:
         """Records that *node*'s pods are about to be read. Reports whether it was foreign."""
@@ -173,15 +172,15 @@ class NodeCache:
             record = self._records.get(node)
             if record is None:
                 return False
-            was_foreign, record.foreign = record.foreign, False
-            return was_foreign
+            foreign_since, record.foreign_since = record.foreign_since, None
+            return foreign_since is not None
 
     def clear_foreign_before(self, started: float) -> None:
         """Records that all pods have been listed since *started*. Nodes that are locked now stay foreign."""
         with self._lock:
             for record in self._records.values():
-                if not record.locks and record.foreign_since < started:
-                    record.foreign = False
+                if not record.locks and record.foreign_since is not None and record.foreign_since < started:
+                    record.foreign_since = None
 
     def reports_due(self) -> list[tuple[str, Vendor]]:
         """Returns nodes and vendors whose device plugin should be asked to report."""

@@ -92,9 +92,9 @@ class PodCache:
             known = self._records.get(uid)
             if (known is not None and version < known.version) or uid in self._tombstones:
                 return
-            requests_devices = self._requests_devices(pod)
-            if requests_devices or ASSIGNED_NODE in pod.annotations:
-                self._store(pod, version, requests_devices)
+            requesting = requests_devices(self._vendors, pod.containers)
+            if requesting or ASSIGNED_NODE in pod.annotations:
+                self._store(pod, version, requesting)
             else:
                 self._remove_record(uid)
 
@@ -161,15 +161,15 @@ class PodCache:
         with self._lock:
             return self._bookings.unreadable()
 
-    def _store(self, pod: Pod, version: int, requests_devices: bool) -> None:
+    def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
-        problems = self._book(pod)
+        problems = self._book(pod, requesting)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
-            assigned_at=assigned_at(pod), bound_at=bound_at(pod), requests_devices=requests_devices,
+            assigned_at=assigned_at(pod), bound_at=bound_at(pod), requests_devices=requesting,
             terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors, problems=problems)
         namesake = self._records.get(self._uids.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
@@ -181,14 +181,15 @@ class PodCache:
         if pod.node_name:
             self._reservations.confirm(uid)
 
-    def _book(self, pod: Pod) -> tuple[str, ...]:
+    def _book(self, pod: Pod, requesting: bool) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
             self._bookings.unbook(uid)
             self._reservations.forget(uid)
             return ()
-        if pod.node_name or self._is_foreign_reservation(pod):
+        # A pod that requests no devices cannot have been assigned any, whatever its annotations say.
+        if pod.node_name or (requesting and self._is_foreign_reservation(pod)):
             return self._bookings.book(pod)
         if uid not in self._reservations:
             self._bookings.unbook(uid)
@@ -199,16 +200,10 @@ class PodCache:
             self._records[uid] = replace(self._records[uid], problems=())
 
     def _is_foreign_reservation(self, pod: Pod) -> bool:
-        """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it.
-
-        A pod that requests no devices cannot have been assigned any, whatever its annotations say.
-        """
+        """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""
         uid = pod.ref.uid
-        return (uid not in self._reservations and uid not in self._decided and self._requests_devices(pod)
+        return (uid not in self._reservations and uid not in self._decided
                 and _is_fresh(assigned_at(pod), self._now().timestamp()))
-
-    def _requests_devices(self, pod: Pod) -> bool:
-        return requests_devices(self._vendors, pod.containers)
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
         self._remove_record(uid)

@@ -80,10 +80,7 @@ class LockQueue:
     def waiting(self) -> dict[str, int]:
         """Returns how many pods wait for each node."""
         with self._mutex:
-            waiting: Counter[str] = Counter()
-            for lock, queue in self._queues.items():
-                waiting[lock.node] += len(queue)
-            return dict(waiting)
+            return Counter(lock.node for lock, queue in self._queues.items() for _ in queue)
 
     def _wake(self, matches: Callable[[Waiter], bool]) -> None:
         with self._mutex:

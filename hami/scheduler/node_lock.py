@@ -200,7 +200,8 @@ class NodeLocks:
                     raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
                 if not is_wanted():
                     raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
-                held_by = self._text(lock)
+                known = self._nodes.lock_of(*lock)
+                held_by = known[0] or "" if known is not None else ""
                 # a lock that names the pod is from an earlier bind of it: the queue waits for the pod, not the reverse
                 may_try = self._queue.is_first(lock, waiter) or _names(held_by, ref)
                 if may_try and self._try(lock, ref):
@@ -277,10 +278,6 @@ class NodeLocks:
             return None
         self._nodes.upsert_unwatched(fresh)
         return self._nodes.lock_of(*lock)
-
-    def _text(self, lock: LockId) -> str:
-        known = self._nodes.lock_of(*lock)
-        return known[0] or "" if known else ""
 
     def _remove(self, lock: LockId, text: str) -> None:
         """Removes the lock if it still reads *text*. Raises: ClusterError."""
