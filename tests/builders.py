@@ -97,6 +97,12 @@ def booking(uid, node, *charges, namespace="default"):
     return Booking(uid, namespace, node, (("NVIDIA", charges),) if charges else ())
 
 
+def device_usage(cache):
+    """The devices of every node in *cache* and their usage, sorted by vendor."""
+    return {name: tuple(usage for vendor in sorted(usages) for usage in usages[vendor])
+            for name, usages in cache.snapshot().nodes.items()}
+
+
 def cluster(**nodes):
     """An index of nodes with these device usages; what is taken of a device is booked."""
     index = Index()

@@ -183,28 +183,18 @@ class Cache:
 
     # Reading
 
-    def usage(self) -> dict[str, tuple[DeviceUsage, ...]]:
-        """Returns the devices of every node and their usage."""
-        with self._lock:
-            self._index.refresh()
-            return {name: tuple(entry.all_usages()) for name, entry in self._index.nodes.items()}
-
     def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
         """Returns the devices of *node* and their usage, by vendor."""
         with self._lock:
             return self._index.usages(node)
-
-    def namespace_usage(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Returns MiB and percent taken, by namespace and vendor."""
-        with self._lock:
-            return {key: (used[0], used[1]) for key, used in self._index.usage_by_namespace().items()}
 
     def snapshot(self) -> Snapshot:
         """Returns the content of the cache. The lock is held only while references are copied."""
         with self._lock:
             self._index.refresh()
             nodes = {name: entry.usages for name, entry in self._index.nodes.items()}
-            bookings, used, quotas = list(self._index.bookings.values()), self.namespace_usage(), self.quotas.all()
+            used = {key: (mib, percent) for key, (mib, percent) in self._index.usage_by_namespace().items()}
+            bookings, quotas = list(self._index.bookings.values()), self.quotas.all()
             records, reserved = self.pods.all(), self.reservations.refs()
         pods = {record.ref.uid: record.ref for record in records} | {ref.uid: ref for ref in reserved}
         return Snapshot(nodes, bookings, pods, used, quotas)

@@ -3,7 +3,7 @@
 from hami.cache.cache import Cache, Policies
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.scheduling.decide import Choice
-from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod
+from tests.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.world import Clock
 
 BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
@@ -29,7 +29,7 @@ class SmallCache(Cache):
         return answer.node if isinstance(answer, Choice) else None
 
     def used(self, uuid="GPU-0", node="n1"):
-        found = next(view for view in self.usage()[node] if view.device.uuid == uuid)
+        found = next(view for view in device_usage(self)[node] if view.device.uuid == uuid)
         return found.slots_used, found.memory_used_mib, found.cores_used
 
     def free(self, uuid="GPU-0"):

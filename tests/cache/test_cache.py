@@ -11,7 +11,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition
 from hami.scheduling.decide import Refusal
-from tests.builders import INIT, NVIDIA, SIDECAR, gpu, gpus, node, pod, quota
+from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.cache.caches import BOUND, SmallCache, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
@@ -28,7 +28,7 @@ def test_a_long_explanation_releases_the_lock_for_other_filters():
 
     cache = SmallCache(*(node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000))
                          for number in range(2 * EXPLAINED_AT_ONCE + 1)), yield_lock=filter_elsewhere)
-    names = [*sorted(cache.usage()), "stranger"]
+    names = [*sorted(device_usage(cache)), "stranger"]
     answer = cache.assume(pod(gpus(1, memory=9000)), names)
     assert isinstance(answer, Refusal) and served == ["n1"] * 2
     assert sorted(answer.unfit) == names[:-1] and answer.unknown == ("stranger",)
@@ -387,9 +387,9 @@ def test_a_quota_adds_sidecars_to_all_other_containers():
 def test_a_deleted_pod_returns_its_quota():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
-    assert cache.namespace_usage() == {("default", "NVIDIA"): (500, 5)}
+    assert cache.snapshot().used == {("default", "NVIDIA"): (500, 5)}
     cache.pods.remove(bound_to("a", ""))
-    assert cache.namespace_usage() == {}
+    assert cache.snapshot().used == {}
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(2000, True), (2001, False)])
@@ -414,4 +414,4 @@ def test_a_simulation_sees_idle_nodes_and_reserves_nothing():
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
     choice, refusal = cache.simulate(pod(gpus(1, memory=8000)), [node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
     assert choice.node == "m" and refusal.unknown == ("x",)
-    assert cache.reservations.unbound() == 0 and "m" not in cache.usage()
+    assert cache.reservations.unbound() == 0 and "m" not in device_usage(cache)

@@ -5,7 +5,7 @@ import pytest
 from hami.cache.nodes import NodeCache
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
-from tests.builders import NVIDIA, gpu, node
+from tests.builders import NVIDIA, device_usage, gpu, node
 from tests.cache.caches import SmallCache, bound_to
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
@@ -16,7 +16,7 @@ def locked(text, version="5", **annotations):
 
 
 def names(cache):
-    return sorted(cache.usage())
+    return sorted(device_usage(cache))
 
 
 # inventory
@@ -63,7 +63,7 @@ def test_a_withdrawn_inventory_has_no_devices():
 
 def test_a_device_that_is_registered_twice_counts_once():
     cache = SmallCache(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
-    assert len(cache.usage()["n1"]) == 1
+    assert len(device_usage(cache)["n1"]) == 1
 
 
 @pytest.mark.parametrize("store", [NodeCache.upsert_answer, NodeCache.upsert_unwatched])

@@ -7,7 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
-from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -184,7 +184,7 @@ def test_an_unknown_outcome_is_resolved(became):
     made.clock.seconds += 60
     made.controller.tick()
     assert made.cache.reservations.unbound() == 0
-    assert made.cache.usage()["n1"][0].slots_used == (1 if became == "bound" else 0)
+    assert device_usage(made.cache)["n1"][0].slots_used == (1 if became == "bound" else 0)
 
 
 # locks

@@ -15,7 +15,7 @@ from hami.cache.cache import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.errors import ClusterError, HamiError
-from tests.builders import INIT, NVIDIA, gpu, gpus, node, pod
+from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -327,7 +327,7 @@ def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
         assert replica.cache.reservations.unbound() == 0
         for name in storm.fake.nodes:
             seen = {view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
-                    for view in replica.cache.usage()[name] if view.slots_used}
+                    for view in device_usage(replica.cache)[name] if view.slots_used}
             assert seen == storm.fake.charges(name)
 
 

@@ -2,7 +2,7 @@
 
 from hami.cache.cache import Cache, Policies
 from hami.scheduling.decide import Choice
-from tests.builders import pod
+from tests.builders import device_usage, pod
 from tests.vendors.chart import CHART
 from tests.world import Clock
 
@@ -19,7 +19,7 @@ def cache_of(*nodes):
 def place_pod(cache, name, *containers):
     """Places and binds a pod; ``None`` when it does not fit."""
     requested = pod(*containers, name=name)
-    answer = cache.assume(requested, [*cache.usage()])
+    answer = cache.assume(requested, [*device_usage(cache)])
     if not isinstance(answer, Choice):
         return None
     reservation = cache.reservations.start_binding(requested.ref, answer.node)

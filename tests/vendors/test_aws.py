@@ -11,7 +11,7 @@ from hami.errors import MalformedInput
 from hami.model import Device, Node, Partition, Reason
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
-from tests.builders import container, pod
+from tests.builders import container, device_usage, pod
 from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 
@@ -63,7 +63,7 @@ def test_nodes_that_cannot_be_read(node, problem):
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
     cache = cache_of(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
-    assert list(cache.usage()) == ["good"]
+    assert list(device_usage(cache)) == ["good"]
     assert LABEL in cache.nodes.problems()["bad", "AWSNeuron"]
 
 
@@ -103,7 +103,7 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
             bound[number] = found
         if number in gone and number in bound:
             cache.pods.remove(bound.pop(number))
-        for usage in cache.usage().get("n", ()):
+        for usage in device_usage(cache).get("n", ()):
             held = [core for partition in usage.partitions
                     for core in range(partition.start, min(partition.start + partition.size, each))]
             assert len(held) == len(set(held)), "a core was given twice"
@@ -111,9 +111,10 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
     again = cache_of(node)
     for found in bound.values():
         again.pods.upsert(found)
-    assert [sorted(usage.partitions) for usage in again.usage()["n"]] == [
-        sorted(usage.partitions) for usage in cache.usage()["n"]]
-    assert [usage.slots_used for usage in again.usage()["n"]] == [usage.slots_used for usage in cache.usage()["n"]]
+    assert [sorted(usage.partitions) for usage in device_usage(again)["n"]] == [
+        sorted(usage.partitions) for usage in device_usage(cache)["n"]]
+    assert [usage.slots_used for usage in device_usage(again)["n"]] == [
+        usage.slots_used for usage in device_usage(cache)["n"]]
 
 
 def test_a_count_among_requests_alone_is_of_devices():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hami.errors import MalformedInput
 from hami.model import Node
-from tests.builders import container
+from tests.builders import container, device_usage
 from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
 
@@ -45,7 +45,7 @@ def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
     with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
         DRS.inventory(DRS, sliced(0))
     cache = cache_of(sliced(0, name="bad"), sliced(6))
-    assert list(cache.usage()) == ["n"]
+    assert list(device_usage(cache)) == ["n"]
     assert "expected a capacity" in cache.nodes.problems()["bad", "Enflame"]
 
 
@@ -60,7 +60,7 @@ def test_slices_are_known_after_a_restart():
     after = cache_of(sliced(6))
     for one in bound:
         after.pods.upsert(one)
-    assert after.usage() == before.usage()
+    assert device_usage(after) == device_usage(before)
     assert place_pod(after, "c", *asking({COUNT: "1"})) is None
 
 
@@ -82,10 +82,10 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
         if number in gone and name in bound:
             cache.pods.remove(bound.pop(name))
             del slices[name]
-    for usage in cache.usage()["n"]:
+    for usage in device_usage(cache)["n"]:
         taken = sum(count for held in slices.values() for uuid, count in held if uuid == usage.device.uuid)
         assert taken <= capacity and not usage.is_overcommitted
     again = cache_of(sliced(capacity, capacity))
     for one in bound.values():
         again.pods.upsert(one)
-    assert again.usage() == cache.usage()
+    assert device_usage(again) == device_usage(cache)

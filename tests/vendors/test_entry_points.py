@@ -16,7 +16,7 @@ from hami.codec.register import render_devices_json
 from hami.errors import HamiError
 from hami.model import Node
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
-from tests.builders import NVIDIA, container, gpu, gpus, node, pod
+from tests.builders import NVIDIA, container, device_usage, gpu, gpus, node, pod
 from tests.world import Clock
 
 EXAMPLE = Path(__file__).parent.parent / "example_vendor"
@@ -162,7 +162,7 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     assert cache.nodes.problems() == {
         ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"}
     assert len(cache.pods.unreadable()) == 1
-    assert [usage.memory_used_mib for usage in cache.usage()["n1"]] == [100]
+    assert [usage.memory_used_mib for usage in device_usage(cache)["n1"]] == [100]
 
 
 def test_a_package_may_have_several_vendors_or_none(install):

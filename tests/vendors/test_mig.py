@@ -13,7 +13,7 @@ from hami.scheduler.settings import Settings
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, MigProfile, Partition
 from hami.vendors import mig
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, gpu, gpus, node, pod
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod
 from tests.vendors.placing import cache_of, place_pod
 
 PLACES = "hami.io/vgpu-mig-allocations"
@@ -38,7 +38,7 @@ CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
 
 
 def usage_of(cache, uuid="GPU-m"):
-    return next(usage for usage in cache.usage()["n1"] if usage.device.uuid == uuid)
+    return next(usage for usage in device_usage(cache)["n1"] if usage.device.uuid == uuid)
 
 
 def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
@@ -177,11 +177,11 @@ def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, g
             alive[name] = found
         if number in gone and name in alive:
             cache.pods.remove(alive.pop(name))
-        for usage in cache.usage()["n1"]:
+        for usage in device_usage(cache)["n1"]:
             assert not usage.is_overcommitted
             assert len(usage.partitions) == usage.slots_used
             assert {(partition.name, partition.start, partition.size) for partition in usage.partitions} <= ALLOWED
-    assert readable(cache.usage()["n1"]) == readable(read_anew(listed, alive)["n1"])
+    assert readable(device_usage(cache)["n1"]) == readable(read_anew(listed, alive)["n1"])
 
 
 def read_anew(listed, alive):
@@ -189,7 +189,7 @@ def read_anew(listed, alive):
     again = cache_of(listed)
     for one in reversed(alive.values()):
         again.pods.upsert(one)
-    return again.usage()
+    return device_usage(again)
 
 
 def readable(usages):
