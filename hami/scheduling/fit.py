@@ -167,17 +167,15 @@ def _cordoned(usage: DeviceUsage, request: Request, context: FitContext, picks: 
 
 
 def _other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    selector = context.selector
-    if selector.mode is not None and usage.device.mode not in selector.mode:
-        return Reason.TYPE_MISMATCH
-    return None if accepts_model(selector, usage.device.model) else Reason.TYPE_MISMATCH
+    selector, device = context.selector, usage.device
+    fits = (selector.mode is None or device.mode in selector.mode) and accepts_model(selector, device.model)
+    return None if fits else Reason.TYPE_MISMATCH
 
 
 def _other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     selector, uuid = context.selector, usage.device.uuid
-    if selector.use_uuids is not None and uuid not in selector.use_uuids:
-        return Reason.UUID_MISMATCH
-    return Reason.UUID_MISMATCH if selector.nouse_uuids is not None and uuid in selector.nouse_uuids else None
+    fits = (selector.use_uuids is None or uuid in selector.use_uuids) and uuid not in (selector.nouse_uuids or ())
+    return None if fits else Reason.UUID_MISMATCH
 
 
 def _no_slot(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:

@@ -97,10 +97,6 @@ class Draft:
 
     def result(self, found: bool) -> Admission:
         """Returns the result of admission. *found*: the container requests devices of the vendor."""
-        return Admission(self._changed(), found, self._pod_spec, self._annotations)
-
-    def _changed(self) -> Mapping[str, Any]:
-        """Returns the container with the changes; the same object if there are none."""
         changed = dict(self._container)
         added = {part: amounts for part, amounts in self._added.items() if amounts}
         if added:
@@ -110,7 +106,8 @@ class Draft:
         if self._env:
             kept = [entry for entry in self._entries() if entry.get("name") not in list(self._env)]
             changed["env"] = [*kept, *({"name": name, "value": value} for name, value in self._env.items())]
-        return changed if added or self._env else self._container
+        container = changed if added or self._env else self._container
+        return Admission(container, found, self._pod_spec, self._annotations)
 
     def _entries(self) -> list[Mapping[str, Any]]:
         env = self._container.get("env") or []

@@ -9,6 +9,7 @@ Source: HAMi v2.10, pkg/device/metax.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -243,8 +244,5 @@ def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
 
 def _links(usages: Sequence[DeviceUsage]) -> int:
     """Returns the score of all links between *usages*."""
-    sizes: dict[int, int] = {}
-    for usage in usages:
-        if (zone := _zone(usage)) > 0:
-            sizes[zone] = sizes.get(zone, 0) + 1
+    sizes = Counter(zone for usage in usages if (zone := _zone(usage)) > 0)
     return sum(LINK * size * (size - 1) // 2 for size in sizes.values())

@@ -5,7 +5,7 @@ Source: HAMi v2.10, pkg/device/nvidia (CustomFilterRule, AddResourceUsage), docs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hami.codec.keys import MIG_ALLOCATIONS
@@ -88,22 +88,18 @@ def _instance(usage: DeviceUsage, request: Request, picks: Sequence[Share]) -> t
 
     The largest profile is the whole card, even if it has less memory than the card outside MIG mode.
     """
-    held = (*usage.partitions, *(partition for share in picks if share.uuid ==
-            usage.device.uuid for partition in share.partitions))
+    held = [*usage.partitions, *(partition for share in picks if share.uuid == usage.device.uuid
+                                 for partition in share.partitions)]
     profiles = sorted(usage.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
     need = request.memory_on(usage.device)
     if profiles and not request.memory_mib:
         need = min(need, profiles[-1].memory_mib)
     for profile in profiles:
-        if profile.memory_mib >= need:
-            for partition in _placements(profile):
-                if not any(partition.overlaps(other) for other in held):
-                    return profile, partition
+        if profile.memory_mib < need:
+            continue
+        from_the_top = profile.name.startswith(_FROM_THE_TOP)
+        for placement in sorted(profile.placements, key=lambda placement: placement.start, reverse=from_the_top):
+            partition = Partition(placement.start, placement.size, profile.name)
+            if not any(partition.overlaps(other) for other in held):
+                return profile, partition
     return None
-
-
-def _placements(profile: MigProfile) -> Iterator[Partition]:
-    """Yields the placements of *profile* in the order of trying."""
-    for placement in sorted(profile.placements, key=lambda placement: placement.start,
-                            reverse=profile.name.startswith(_FROM_THE_TOP)):
-        yield Partition(placement.start, placement.size, profile.name)
