@@ -18,16 +18,6 @@ from hami.errors import HamiError
 __all__ = ["main"]
 
 
-class _Failure(click.ClickException):
-    """A HamiError as one line without the usage."""
-
-    exit_code = 1
-
-    def show(self, file: Any = None) -> None:
-        """Writes the line to standard error."""
-        click.echo(f"error: {' '.join(self.message.splitlines())}", err=True)
-
-
 class _Commands(click.Group):
     """The commands. An error in one is shown as one line, not as a traceback."""
 
@@ -36,7 +26,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except HamiError as error:
-            raise _Failure(str(error)) from error
+            click.echo(f"error: {' '.join(str(error).splitlines())}", err=True)
+            ctx.exit(1)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,7 +6,7 @@ import re
 
 __all__ = [
     "ASSIGNED_NODE", "ASSIGNED_TIME", "BIND_PHASE", "BIND_TIME", "CORDON", "GPU_POLICY", "MIG_ALLOCATIONS",
-    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "POD_GROUP", "ROOM", "SCHEDULER_OWNED", "WEBHOOK", "WEIGHTS",
+    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "ROOM", "SCHEDULER_OWNED", "WEIGHTS",
     "is_allocation", "is_label_value", "is_scheduler_owned",
 ]
 
@@ -24,9 +24,6 @@ NODE_POLICY = "hami.io/node-scheduler-policy"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
-
-WEBHOOK = "hami.io/webhook"
-POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS})
 _ALLOCATION_KEY = re.compile(r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)")

@@ -15,7 +15,7 @@ from hami.quantity import INT32_MAX, parse_integer
 
 __all__ = [
     "parse_bool", "parse_devices", "parse_devices_json", "parse_devices_text", "parse_pair_scores",
-    "render_devices_brief", "render_devices_json", "render_devices_text",
+    "render_devices_brief", "render_devices_json",
 ]
 
 Amount = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"an integer from 0 to {INT32_MAX}")]
@@ -82,12 +82,6 @@ def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]
     if ":" not in text:
         raise MalformedInput(field, text, "node annotation missing device separator")
     return tuple(_text_device(field, segment, vendor) for segment in text.split(":") if segment)
-
-
-def render_devices_text(devices: tuple[Device, ...]) -> str:
-    """The text form with nine fields per device."""
-    return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
-                   f"{str(d.healthy).lower()},{d.index},{d.mode}:" for d in devices)
 
 
 def render_devices_brief(devices: tuple[Device, ...]) -> str:

@@ -105,17 +105,12 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
             raise MalformedInput(variable, text, "expected more than 0s")
     values["devices"] = _devices(str(values.get("device_config_file", "")), values, fallback, known)
     if directory := str(values.get("self_signed_cert_dir", "")):
-        _check_self_signed(values)
+        if given_file := next((flag for flag in ("cert_file", "key_file") if values.get(flag)), ""):
+            raise HamiError(f"--self-signed-cert-dir with --{given_file}: use one or the other")
         values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
     settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
     _check(settings)
     return settings
-
-
-def _check_self_signed(values: Mapping[str, object]) -> None:
-    for flag in ("cert_file", "key_file"):
-        if values.get(flag):
-            raise HamiError(f"--self-signed-cert-dir with --{flag}: use one or the other")
 
 
 def _check(settings: Settings) -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.register import (parse_bool, parse_devices, parse_devices_text, parse_pair_scores,
-                                 render_devices_json, render_devices_text)
+from hami.codec.register import (
+    parse_bool, parse_devices, parse_devices_text, parse_pair_scores, render_devices_json,
+)
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu
@@ -66,6 +67,12 @@ def devices(text, **fields):
 ])
 def test_parse(text, expected):
     assert parse_devices("register", text, "NVIDIA") == expected
+
+
+def render_devices_text(devices):
+    """The text form with nine fields per device."""
+    return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
+                   f"{str(d.healthy).lower()},{d.index},{d.mode}:" for d in devices)
 
 
 @pytest.mark.parametrize("render, given, text", [
