@@ -18,9 +18,8 @@ _UNITS_NS = {
     "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9,
 }
 _LARGEST_NS = 2**63 - 1
-_PART = r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?P<unit>ns|us|µs|μs|ms|s|m|h)"
-_PARTS = re.compile(_PART)
-_SHAPE = re.compile(rf"[+-]?(?:0|(?:{_PART.replace('?P<number>', '').replace('?P<unit>', '')})+)")
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_SHAPE = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")
 
 
 def parse_duration(text: str) -> timedelta:
@@ -31,8 +30,7 @@ def parse_duration(text: str) -> timedelta:
     """
     if _SHAPE.fullmatch(text) is None:
         raise MalformedInput("duration", text, "expected numbers with units, such as 28s, 5m0s or 1h30m")
-    total = sum((Fraction(part["number"].rstrip(".")) * _UNITS_NS[part["unit"]] for part in _PARTS.finditer(text)),
-                start=Fraction(0))
+    total = sum(Fraction(number.rstrip(".")) * _UNITS_NS[unit] for number, unit in _PART.findall(text))
     if total > _LARGEST_NS:
         raise MalformedInput("duration", text, "expected at most 2562047h47m16s")
     whole = timedelta(microseconds=int(total / 1000))

@@ -54,17 +54,17 @@ def parse_filter(body: bytes) -> FilterArgs:
                       _nodes(fields.get("nodes")))
 
 
-def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "") -> bytes:
+def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "",
+                  nodes: Mapping[str, object] | None = None) -> bytes:
     """ExtenderFilterResult with all its fields."""
-    return msgspec.json.encode({"Nodes": None, "NodeNames": names, "FailedNodes": failed or None,
+    return msgspec.json.encode({"Nodes": nodes, "NodeNames": names, "FailedNodes": failed or None,
                                 "FailedAndUnresolvableNodes": None, "Error": error})
 
 
 def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
     """ExtenderFilterResult with the chosen node's whole object, as received."""
     nodes = {"metadata": {}, "items": [msgspec.Raw(node)]} if node is not None else None
-    return msgspec.json.encode({"Nodes": nodes, "NodeNames": None, "FailedNodes": failed or None,
-                                "FailedAndUnresolvableNodes": None, "Error": ""})
+    return render_filter(None, failed, nodes=nodes)
 
 
 def parse_bind(body: bytes) -> BindArgs:

@@ -138,7 +138,8 @@ def convert_pod(value: Mapping[str, Any]) -> Pod:
 
 def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or _Meta(), wire.spec or _PodSpec(), wire.status or _PodStatus()
-    inits = [_container(c, _init_kind(c)) for c in spec.init_containers or ()]
+    inits = [_container(c, ContainerKind.SIDECAR if c.restart_policy == "Always" else ContainerKind.INIT)
+             for c in spec.init_containers or ()]
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -217,10 +218,6 @@ def _integer(text: str) -> int | None:
         return strict_integer(text)
     except MalformedInput:
         return None
-
-
-def _init_kind(wire: _Container) -> ContainerKind:
-    return ContainerKind.SIDECAR if wire.restart_policy == "Always" else ContainerKind.INIT
 
 
 def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:
