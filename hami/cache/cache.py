@@ -97,8 +97,8 @@ class Cache:
             if not requests_devices(self.vendors, pod.containers):
                 return None
             self._check_unbound(pod.ref)
-            if (assumed := self.reservations.find(pod.ref.uid)) is not None and assumed.outcome_unknown:
-                return _assume_again(assumed.reservation, names)
+            if (earlier := self.reservations.find(pod.ref.uid)) is not None and earlier.outcome_unknown:
+                return _assume_again(earlier, names)
             self.reservations.forget(pod.ref.uid)
             self.pods.take_over(pod.ref.uid)
             request = self._request(pod, self._budgets(pod.ref.namespace))
@@ -208,15 +208,15 @@ class Cache:
             raise Rejected(f"pod {ref} has terminated")
         if node := self._bound_node(ref.uid):
             raise Rejected(f"pod {ref} is already bound to node {node}")
-        if (assumed := self.reservations.find(ref.uid)) is not None and assumed.stage is BindingStage.WRITING:
-            raise Rejected(f"pod {ref} is being bound to node {assumed.reservation.node}")
+        if (reservation := self.reservations.find(ref.uid)) is not None and reservation.stage is BindingStage.WRITING:
+            raise Rejected(f"pod {ref} is being bound to node {reservation.node}")
 
     def _bound_node(self, uid: str) -> str | None:
         """Returns the node that the pod is bound to, perhaps by a Binding of ours that the watch has not shown yet."""
         if (record := self.pods.get(uid)) is not None and record.node:
             return record.node
-        assumed = self.reservations.find(uid)
-        return assumed.reservation.node if assumed and assumed.stage is BindingStage.FINISHED else None
+        reservation = self.reservations.find(uid)
+        return reservation.node if reservation and reservation.stage is BindingStage.FINISHED else None
 
     def _explain(self, request: PodRequest, names: Sequence[str]) -> Refusal:
         """Returns why *request* fits none of the nodes *names*. Nodes that have changed and fit by now are left out.
@@ -264,7 +264,8 @@ class Cache:
         annotations = render_annotations(pod, choice.node, allocated, self._index.usages(choice.node), self._now())
         lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock}))
         self.reservations.assume(
-            Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_keys),
+            Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_keys,
+                        self._clock()),
             Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
                 (vendor.key, peak_charges(request.kinds, shares)) for vendor, shares in allocated)))
 

@@ -18,7 +18,7 @@ from hami.model import PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
-__all__ = ["RESERVATION_TTL_S", "AssumedPod", "BindingStage", "Rejected", "Reservation", "Reservations"]
+__all__ = ["RESERVATION_TTL_S", "BindingStage", "Rejected", "Reservation", "Reservations"]
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
 
@@ -36,12 +36,13 @@ class BindingStage(enum.Enum):
     FINISHED = "finished"  # written, but not seen by the pod watch yet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reservation:
-    """Devices reserved for a pod on *node*.
+    """Devices reserved for a pod on *node*. Only :class:`Reservations` changes it, under its lock.
 
     *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_keys*: the annotations
-    of the node locks that the bind has to take.
+    of the node locks that the bind has to take. *since*: when it was assumed, or its Binding written or last tried.
+    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
     """
 
     ref: PodRef
@@ -50,16 +51,6 @@ class Reservation:
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     lock_keys: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class AssumedPod:
-    """A pod with a reservation. *since*: when it was assumed, or its Binding written or last tried.
-
-    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
-    """
-
-    reservation: Reservation
     since: float
     stage: BindingStage = BindingStage.ASSUMED
     outcome_unknown: bool = False
@@ -79,39 +70,39 @@ class Reservations:
         self._clock = clock
         self._now = now
         self._on_end = on_end
-        self._assumed: dict[str, AssumedPod] = {}
+        self._reservations: dict[str, Reservation] = {}
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._assumed
+        return uid in self._reservations
 
     def assume(self, reservation: Reservation, booking: Booking) -> None:
         """Adds *reservation* and books its devices."""
         with self._lock:
-            self._assumed[reservation.ref.uid] = AssumedPod(reservation, self._clock())
+            self._reservations[reservation.ref.uid] = reservation
             self._index.book(booking)
 
     def get(self, uid: str) -> Reservation | None:
         """Returns the reservation of a pod whose Binding has not been written."""
-        assumed = self._assumed.get(uid)
-        return assumed.reservation if assumed and assumed.stage is not BindingStage.FINISHED else None
+        reservation = self._reservations.get(uid)
+        return reservation if reservation and reservation.stage is not BindingStage.FINISHED else None
 
-    def find(self, uid: str) -> AssumedPod | None:
-        """Returns the pod's reservation and its state. The caller holds the lock and does not change it."""
-        return self._assumed.get(uid)
+    def find(self, uid: str) -> Reservation | None:
+        """Returns the pod's reservation in any stage. The caller holds the lock."""
+        return self._reservations.get(uid)
 
     def is_current(self, reservation: Reservation) -> bool:
         """Reports whether *reservation* still holds: no later filter has replaced it and the pod is not gone."""
-        return self._current(reservation) is not None
+        return self._reservations.get(reservation.ref.uid) is reservation
 
     def unbound(self) -> int:
         """Returns how many reservations have no Binding yet."""
         with self._lock:
-            return sum(assumed.stage is not BindingStage.FINISHED for assumed in self._assumed.values())
+            return sum(one.stage is not BindingStage.FINISHED for one in self._reservations.values())
 
     def refs(self) -> list[PodRef]:
         """Returns the pods that have a reservation."""
         with self._lock:
-            return [assumed.reservation.ref for assumed in self._assumed.values()]
+            return [reservation.ref for reservation in self._reservations.values()]
 
     # Binding
 
@@ -121,15 +112,15 @@ class Reservations:
         Raises: Rejected if there is none for this node, or it is being bound already.
         """
         with self._lock:
-            assumed = self._assumed.get(ref.uid)
-            if assumed is None:
+            reservation = self._reservations.get(ref.uid)
+            if reservation is None:
                 raise Rejected(f"pod {ref} has no reservation (it may have expired): it must be filtered again")
-            if assumed.reservation.node != node:
-                raise Rejected(f"pod {ref} is reserved on node {assumed.reservation.node}, not on {node}")
-            if assumed.stage is not BindingStage.ASSUMED:
+            if reservation.node != node:
+                raise Rejected(f"pod {ref} is reserved on node {reservation.node}, not on {node}")
+            if reservation.stage is not BindingStage.ASSUMED:
                 raise Rejected(f"pod {ref} is already being bound")
-            assumed.stage = BindingStage.WAITING
-            return assumed.reservation
+            reservation.stage = BindingStage.WAITING
+            return reservation
 
     def prepare_binding(self, reservation: Reservation) -> Mapping[str, str]:
         """Checks the reserved devices once more. Returns the annotations of the Binding, which must be written now.
@@ -137,33 +128,33 @@ class Reservations:
         Raises: Rejected; the reservation is forgotten, unless an earlier Binding of it may still be written.
         """
         with self._lock:
-            if (assumed := self._current(reservation)) is None:
+            if not self.is_current(reservation):
                 raise Rejected(f"pod {reservation.ref}: the reservation was replaced or dropped")
             if problem := self._problem(reservation):
-                if not assumed.outcome_unknown:
+                if not reservation.outcome_unknown:
                     self.forget(reservation.ref.uid)
                 raise Rejected(f"pod {reservation.ref}: {problem}")
-            assumed.stage = BindingStage.WRITING
+            reservation.stage = BindingStage.WRITING
         return add_bind_time(reservation.annotations, self._now())
 
     def finish_binding(self, reservation: Reservation) -> None:
         """Records that the Binding is written. The reservation stays until the pod watch confirms it."""
         with self._lock:
-            if assumed := self._current(reservation):
-                assumed.stage, assumed.since = BindingStage.FINISHED, self._clock()
+            if self.is_current(reservation):
+                reservation.stage, reservation.since = BindingStage.FINISHED, self._clock()
 
     def cancel_binding(self, reservation: Reservation) -> None:
         """Records that the bind failed. The reservation stays until it expires, so the bind can be tried again."""
         with self._lock:
-            if assumed := self._current(reservation):
-                assumed.stage = BindingStage.ASSUMED
-                if assumed.outcome_unknown:
-                    assumed.since = self._clock()
+            if self.is_current(reservation):
+                reservation.stage = BindingStage.ASSUMED
+                if reservation.outcome_unknown:
+                    reservation.since = self._clock()
 
     def drop(self, reservation: Reservation) -> None:
         """Forgets *reservation* if it still holds."""
         with self._lock:
-            if self._current(reservation):
+            if self.is_current(reservation):
                 self.forget(reservation.ref.uid)
 
     # Bindings whose outcome is unknown
@@ -171,20 +162,20 @@ class Reservations:
     def mark_unknown(self, reservation: Reservation) -> bool:
         """Keeps *reservation* until the outcome of its Binding is known. Reports whether it was marked before."""
         with self._lock:
-            if (assumed := self._current(reservation)) is None:
+            if not self.is_current(reservation):
                 return False
-            was_marked, assumed.outcome_unknown = assumed.outcome_unknown, True
+            was_marked, reservation.outcome_unknown = reservation.outcome_unknown, True
             return was_marked
 
     def unknown_bindings(self) -> list[Reservation]:
         """Returns reservations whose Binding was sent so long ago that the API server has written it or never will."""
         with self._lock:
-            return [assumed.reservation for assumed in self._assumed.values() if self._is_resolvable(assumed)]
+            return [one for one in self._reservations.values() if one.outcome_unknown and self._is_overdue(one)]
 
     def clear_unknown(self, reservation: Reservation) -> None:
         """Forgets a reservation from :meth:`unknown_bindings` whose pod is not bound, unless it was tried again."""
         with self._lock:
-            if (assumed := self._current(reservation)) and self._is_resolvable(assumed):
+            if self.is_current(reservation) and reservation.outcome_unknown and self._is_overdue(reservation):
                 self.forget(reservation.ref.uid)
 
     # How reservations end
@@ -192,21 +183,21 @@ class Reservations:
     def forget(self, uid: str) -> None:
         """Removes the pod's reservation and its booking."""
         with self._lock:
-            if self._assumed.pop(uid, None) is not None:
+            if self._reservations.pop(uid, None) is not None:
                 self._index.unbook(uid)
                 self._on_end(uid)
 
     def confirm(self, uid: str) -> None:
         """Removes the reservation of a pod that the watch shows bound: what its annotations say is booked instead."""
         with self._lock:
-            if self._assumed.pop(uid, None) is not None:
+            if self._reservations.pop(uid, None) is not None:
                 self._on_end(uid)
 
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""
         with self._lock:
-            expired = [assumed.reservation for assumed in self._assumed.values()
-                       if not assumed.outcome_unknown and self._is_overdue(assumed)]
+            expired = [one for one in self._reservations.values()
+                       if not one.outcome_unknown and self._is_overdue(one)]
             for reservation in expired:
                 self.forget(reservation.ref.uid)
             return expired
@@ -214,19 +205,12 @@ class Reservations:
     def prune(self, seen: set[str], started: float) -> None:
         """Forgets pods that were bound before a list was requested (*started*) and are not in it (*seen*)."""
         with self._lock:
-            for uid, assumed in list(self._assumed.items()):
-                if uid not in seen and assumed.stage is BindingStage.FINISHED and assumed.since < started:
+            for uid, reservation in list(self._reservations.items()):
+                if uid not in seen and reservation.stage is BindingStage.FINISHED and reservation.since < started:
                     self.forget(uid)
 
-    def _current(self, reservation: Reservation) -> AssumedPod | None:
-        assumed = self._assumed.get(reservation.ref.uid)
-        return assumed if assumed is not None and assumed.reservation is reservation else None
-
-    def _is_resolvable(self, assumed: AssumedPod) -> bool:
-        return assumed.outcome_unknown and self._is_overdue(assumed)
-
-    def _is_overdue(self, assumed: AssumedPod) -> bool:
-        return assumed.stage is BindingStage.ASSUMED and self._clock() - assumed.since >= RESERVATION_TTL_S
+    def _is_overdue(self, reservation: Reservation) -> bool:
+        return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= RESERVATION_TTL_S
 
     def _problem(self, reservation: Reservation) -> str | None:
         usage = {(vendor, one.device.uuid): one
