@@ -26,7 +26,7 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.web.tls import client_is_trusted
 
-__all__ = ["Health", "Verbs", "create_app"]
+__all__ = ["Verbs", "create_app"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are fille
 JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
+IsStarted = Callable[[float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,12 @@ class Verbs:
     reservation: Callable[[str], Reservation | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """*is_started*: whether the caches have been filled; waits for that at most so many seconds. *unready_reason*: why
-    requests cannot be served now; ``None`` if they can."""
-
-    is_started: Callable[[float], bool]
-    unready_reason: Callable[[], str | None]
-
-
-def create_app(verbs: Verbs, health: Health, observe: Observe = lambda verb, outcome, seconds: None, *,
+def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
                threads: int) -> flask.Flask:
     """Returns the application.
 
+    *is_started* reports whether the caches have been filled, after at most so many seconds. *unready_reason* returns
+    why requests cannot be served now; ``None`` if they can.
     *observe* is called for each verb with its outcome (``ok``, ``refused``, ``error``) and its duration in seconds.
     *threads*: the threads that serve the application. A bind that waits for its node occupies one; 64 threads are
     reserved for other requests, so that the webhook and the filter never wait for a bind. Further binds are rejected
@@ -71,8 +65,8 @@ def create_app(verbs: Verbs, health: Health, observe: Observe = lambda verb, out
     """
     app = flask.Flask(__name__, static_folder=None)
     _add_webhook(app, verbs.admitter, observe)
-    app.register_blueprint(_extender(verbs, health, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
-    _add_health(app, health)
+    app.register_blueprint(_extender(verbs, is_started, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
+    _add_health(app, is_started, unready_reason)
     app.register_error_handler(Exception, _answer_error)
     return app
 
@@ -102,7 +96,7 @@ def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
     return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
 
 
-def _extender(verbs: Verbs, health: Health, observe: Observe, most_binds: int) -> flask.Blueprint:
+def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> flask.Blueprint:
     blueprint = flask.Blueprint("extender", __name__)
     binds = threading.BoundedSemaphore(most_binds)
 
@@ -116,7 +110,7 @@ def _extender(verbs: Verbs, health: Health, observe: Observe, most_binds: int) -
     @blueprint.post("/filter")
     def filter_nodes() -> flask.Response:
         """Scheduler extender: names the one node that should run the pod, or why none can."""
-        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, health, body),
+        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
                      lambda text, code: extender.render_filter(None, error=text), observe)
 
     @blueprint.post("/bind")
@@ -155,9 +149,9 @@ def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refu
     return _json(answer)
 
 
-def _filter(node_filter: NodeFilter, health: Health, body: bytes) -> tuple[bytes, str]:
+def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_filter(body)
-    if not health.is_started(START_TIMEOUT_S):
+    if not is_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
     if args.nodes is not None:
         found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
@@ -178,16 +172,16 @@ def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tup
     return extender.render_bind(), "ok"
 
 
-def _add_health(app: flask.Flask, health: Health) -> None:
+def _add_health(app: flask.Flask, is_started: IsStarted, unready_reason: Callable[[], str | None]) -> None:
     @app.get("/healthz")
     def healthz() -> flask.Response:
         """Reports ok once the caches have been filled."""
-        return _text("ok") if health.is_started(0) else _text("starting: caches are not filled yet", 503)
+        return _text("ok") if is_started(0) else _text("starting: caches are not filled yet", 503)
 
     @app.get("/readyz")
     def readyz() -> flask.Response:
         """Reports ok while the caches are filled and fresh."""
-        reason = health.unready_reason()
+        reason = unready_reason()
         return _text("ok") if reason is None else _text(reason, 503)
 
     @app.get("/version")

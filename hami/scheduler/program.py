@@ -22,7 +22,7 @@ from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks, LeaderTerm
 from hami.runtime.interpreter import freeze_gc
 from hami.scheduler.admit import Admitter
-from hami.scheduler.app import Health, Verbs, create_app
+from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
@@ -123,7 +123,7 @@ class SchedulerProgram:
 
     def app(self) -> flask.Flask:
         """Returns the WSGI application."""
-        return create_app(self._verbs, Health(self._watches.is_synced, self._unready_reason), self._metrics.observe,
+        return create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
                           threads=self._settings.threads)
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.register import render_devices_json
 from hami.errors import NodeLocked
 from hami.scheduler import app as module
-from hami.scheduler.app import Health, create_app
+from hami.scheduler.app import create_app
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -32,8 +32,7 @@ class Web:
         self.replica = Replica(self.fake, Clock())
         self.observed = []
         self.started = started
-        health = Health(is_started=lambda _: self.started, unready_reason=lambda: unready)
-        self.client = create_app(self.replica.verbs, health,
+        self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
                                  threads=threads).test_client()
 
