@@ -116,10 +116,7 @@ class Host:
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
         with _host_errors("cannot list the directories of containers"):
-            try:
-                return frozenset(os.listdir(self._containers))
-            except FileNotFoundError:
-                return frozenset()
+            return frozenset(os.listdir(self._containers) if self._containers.exists() else ())
 
     def sweep(self, directories: Collection[str], live: Collection[str]) -> list[str]:
         """Removes those of *directories* whose pod (by uid) is not *live*; returns the removed names.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
-
-from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
+from hami.kube.retry import brief_retry
 from hami.model import BindPhase, Node, PodRef
 
 __all__ = ["DeferredWrites"]
@@ -20,18 +20,20 @@ __all__ = ["DeferredWrites"]
 log = logging.getLogger(__name__)
 
 ALLOCATION_FAILED = "AllocationFailed"
-RELEASE_ATTEMPTS = 8  # conflicts in a row, while others keep changing the node
 
 
 class DeferredWrites:
     """Queues writes until `flush`; a write that fails stays queued. Threads may share it."""
 
-    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: EventRecorder) -> None:
-        """*to_allocate*: the annotation that is cleared on a pod whose allocation fails."""
+    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: EventRecorder, *,
+                 sleep: Callable[[float], None] = time.sleep) -> None:
+        """*to_allocate*: the annotation that is cleared on a pod whose allocation fails. *sleep* waits between
+        attempts while others keep changing the node."""
         self._cluster = cluster
         self._node = node
         self._to_allocate = to_allocate
         self._events = events
+        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), sleep)
         self._flush_lock = threading.Lock()  # one flush at a time, I/O included, so that no write is made twice
         self._lock = threading.Lock()  # guards _writes; never held across I/O
         self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
@@ -94,11 +96,7 @@ class DeferredWrites:
                 return self._remove_lock(lock, node)
             except Conflict:
                 pass
-        self._release_lock_afresh(lock)
-
-    @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(RELEASE_ATTEMPTS), reraise=True)
-    def _release_lock_afresh(self, lock: str) -> None:
-        self._remove_lock(lock, self._cluster.node(self._node))
+        self._retry_conflicts(lambda: self._remove_lock(lock, self._cluster.node(self._node)))
 
     def _remove_lock(self, lock: str, node: Node | None) -> None:
         """Releases *lock* unless *node* is locked for another pod by now. Raises: Conflict if the node has changed."""

@@ -192,7 +192,7 @@ class Stage:
         """A new process of the plugin."""
         tokens = (f"token-{number}" for number in itertools.count())
         watch = self.watch if self.watched else None
-        self.deferred = DeferredWrites(self.cluster, NODE, TO_ALLOCATE, self.events)
+        self.deferred = DeferredWrites(self.cluster, NODE, TO_ALLOCATE, self.events, sleep=self.sleep)
         grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch,
                               token=lambda: next(tokens))
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
