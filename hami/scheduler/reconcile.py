@@ -51,7 +51,11 @@ def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: floa
     """Returns the moves for the pod at *now* (Unix seconds)."""
     if record.terminated:
         return []
-    moves = [_warn_unreadable(record)] if record.problems else []
+    moves: list[Move] = []
+    if record.problems:
+        moves.append(Warn(record.ref, "AllocationUnreadable", (
+            "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
+            + "; ".join(record.problems))))
     if not record.node:
         return moves + _unbound_moves(record, vendors, settings, now)
     pending = record.allocating and record.phase == "Pending"
@@ -84,9 +88,3 @@ def _clear(record: PodRecord, vendors: Catalog) -> Annotate:
     return Annotate(record.ref, str(record.version), dict.fromkeys(sorted(keys)), "AssignmentCleared",
                     f"an earlier assignment to node {record.assigned_node} was never bound and has been removed",
                     {ASSIGNED_NODE: None})
-
-
-def _warn_unreadable(record: PodRecord) -> Move:
-    return Warn(record.ref, "AllocationUnreadable",
-                "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
-                + "; ".join(record.problems))
