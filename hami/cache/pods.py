@@ -117,9 +117,9 @@ class PodCache:
         with self._lock:
             now = self._now().timestamp()
             for record in self.unsettled():
-                if not record.node and record.assigned_node and record.ref.uid not in self._reservations:
-                    if not _is_fresh(record.assigned_at, now):
-                        self._end_foreign_reservation(record.ref.uid)
+                unbound = not record.node and record.ref.uid not in self._reservations
+                if unbound and record.assigned_node and not _is_fresh(record.assigned_at, now):
+                    self._end_foreign_reservation(record.ref.uid)
 
     def take_over(self, uid: str) -> None:
         """Ignores from now on what another scheduler wrote on the pod, since this process filters it."""

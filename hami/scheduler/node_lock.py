@@ -121,8 +121,7 @@ class NodeLocks:
         self._clock = clock
         self._now = now
         self._revoked = failed_allocation(cache.vendors)
-        self._allocated = {key: [vendor.allocated for vendor in cache.vendors if vendor.lock == key]
-                           for key in {vendor.lock for vendor in cache.vendors} - {NODE_LOCK, ""}}
+        self._vendors = cache.vendors
         self._mutex = threading.Lock()
         self._states: defaultdict[LockId, _LockState] = defaultdict(_LockState)
 
@@ -325,9 +324,9 @@ class NodeLocks:
 
         Whoever wrote it was killed before it bound its pod, and will send no Binding.
         """
-        allocated = self._allocated.get(found.lock.key, ())
-        if not allocated or found.inherited_for <= VENDOR_TIMEOUTS.inherited:
+        if found.lock.key == NODE_LOCK or found.inherited_for <= VENDOR_TIMEOUTS.inherited:
             return False
+        allocated = [vendor.allocated for vendor in self._vendors if vendor.lock == found.lock.key]
         return not any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
                        for pod in self._cluster.pods_on(found.lock.node))
 
