@@ -1,10 +1,5 @@
 """The error tree. A pod that does not fit is a result, not an error."""
 
-__all__ = [
-    "AllocationRefused", "ClusterError", "Conflict", "Gone", "HamiError", "HostError", "MalformedInput", "NodeLocked",
-    "NotFound",
-]
-
 
 class HamiError(Exception):
     """Base of all errors that HAMi raises."""

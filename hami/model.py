@@ -10,12 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Allocation", "BindPhase", "Budget", "Container", "ContainerKind", "Device", "DevicePolicy", "DeviceUsage",
-    "MigProfile", "Node", "NodePolicy", "OrderKey", "Partition", "Pod", "PodRef", "QuotaLimits", "Reason",
-    "Request", "Selector", "Share", "Weights",
-]
-
 
 class Reason(enum.StrEnum):
     """The reason why a device or a node does not fit. Users see the values."""

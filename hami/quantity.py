@@ -8,8 +8,6 @@ from fractions import Fraction
 
 from hami.errors import MalformedInput
 
-__all__ = ["INT32_MAX", "parse_integer", "parse_quantity", "rounded_up", "strict_integer"]
-
 INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits

@@ -3,8 +3,8 @@
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
 from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod, PodRef, QuotaLimits, Request, Share
-from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.index import Booking, Index
+from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.usage import Charge
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hami.kube.cluster import LeaseRecord
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
+from hami.kube.cluster import LeaseRecord
 from hami.model import Node, Pod, PodRef
 
 

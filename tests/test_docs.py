@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from hami.cli import main
+from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
-from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED

@@ -10,10 +10,10 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.scheduler.metrics import Metrics, MetricSources
+from hami.model import DeviceUsage, Partition
 from hami.scheduler.cluster_metrics import families
+from hami.scheduler.metrics import Metrics, MetricSources
 from hami.web.exposition import build_info, render
-from hami.model import Partition, DeviceUsage
 from tests.builders import ONLY_NVIDIA, gpu
 from tests.scheduler.test_cluster_metrics import small_cache
 

@@ -17,11 +17,6 @@ from hami.model import BindPhase, DeviceUsage, Pod, Share
 from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
-__all__ = [
-    "add_bind_time", "assigned_at", "assigned_node", "bound_at", "carries_allocation", "expected_label",
-    "failed_allocation", "is_allocating", "render_annotations", "render_labels",
-]
-
 EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; the empty text elsewhere
 
 VendorShares = tuple[Vendor, tuple[tuple[Share, ...], ...]]

@@ -8,8 +8,6 @@ from hami.scheduling.index import Index
 from hami.scheduling.read_booking import read_booking
 from hami.vendors.spec import Catalog
 
-__all__ = ["PodBookings"]
-
 
 class PodBookings:
     """Bookings in *index* that are read from pods, and the pods whose annotations cannot be read completely.

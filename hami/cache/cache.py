@@ -28,8 +28,6 @@ from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE, device_request, requests_devices
 from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["Cache", "Policies", "Snapshot"]
-
 EXPLAINED_AT_ONCE = 256  # nodes whose refusal is explained while the lock is held
 YIELD_S = 1e-4  # a lock that is released and taken again at once is not seen free by other threads
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once

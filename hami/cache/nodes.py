@@ -15,12 +15,8 @@ from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import rounded_up
 from hami.scheduling.index import Index
-from hami.scheduling.liveness import (
-    PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe,
-)
+from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 from hami.vendors.spec import Vendor
-
-__all__ = ["NodeCache", "NodeRecord"]
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
 

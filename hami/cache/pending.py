@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from hami.model import Pod
 
-__all__ = ["PendingPod", "PendingPods"]
-
 LIMIT = 500  # pods that are remembered; the oldest is dropped first
 GRACE_S = 0.2  # kube-scheduler retries a pod by itself within this time of a change that it sees
 REMINDER_LIMIT_S = 60.0  # at most this long between two reminders of one pod

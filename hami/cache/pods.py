@@ -18,8 +18,6 @@ from hami.model import Pod, PodRef
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
-__all__ = ["FOREIGN_TTL_S", "PodCache", "PodRecord"]
-
 FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
 TOMBSTONES = 10_000  # deleted pods that are remembered
 

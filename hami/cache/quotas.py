@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from hami.codec.objects import parse_resource_version
 from hami.model import QuotaLimits
 
-__all__ = ["QuotaCache"]
-
 
 class QuotaCache:
     """Quotas by namespace; all quotas of a namespace apply. *lock* is the cache's and guards them."""

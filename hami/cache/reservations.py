@@ -18,8 +18,6 @@ from hami.model import PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
-__all__ = ["RESERVATION_TTL_S", "BindingStage", "Rejected", "Reservation", "Reservations"]
-
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
 
 

@@ -15,17 +15,15 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.certificates.revision import (
     CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, revise, usable_until,
 )
+from hami.codec.trust import SecretRecord, WebhookConfiguration
+from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.lease import LeaderTerm
 from hami.runtime.once import OncePerKey
 from hami.runtime.periodic import PeriodicTask
-from hami.errors import ClusterError, Conflict, HamiError, NotFound
-
-__all__ = ["CertificateManager", "CertificateSettings"]
 
 log = logging.getLogger(__name__)
 

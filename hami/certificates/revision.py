@@ -19,9 +19,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["CA_CERTIFICATES", "CA_KEY", "CERTIFICATE", "KEY", "Lifetimes", "PublishedBundles", "Revision", "revise",
-           "usable_until"]
-
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 BACKDATE = timedelta(minutes=5)  # allowance for clock skew: certificates are valid from this long before now
 MAX_AUTHORITIES = 5  # keeps the Secret small when its contents are broken again and again

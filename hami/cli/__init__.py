@@ -15,8 +15,6 @@ from hami.cli.scheduler import scheduler_command
 from hami.cli.vendors import vendors_command
 from hami.errors import HamiError
 
-__all__ = ["main"]
-
 
 class _Commands(click.Group):
     """The commands. An error in one is shown as one line, not as a traceback."""

@@ -13,8 +13,6 @@ from hami.plugin.settings import PluginSettings, read_plugin_settings
 from hami.runtime import logs
 from hami.runtime.options import Groups
 
-__all__ = ["PLUGIN_FLAGS", "device_plugin_command", "run_device_plugin"]
-
 PLUGIN_DEFAULTS = PluginSettings()
 PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
@@ -45,8 +43,8 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
-    from hami.web.pages import PageServer
     from hami.plugin.program import Readiness, serve  # gRPC and NVML are only in the node's image
+    from hami.web.pages import PageServer
 
     readiness = Readiness()
     if settings.health_bind_address is None:

@@ -17,8 +17,6 @@ from hami.codec.durations import render_duration
 from hami.runtime import logs
 from hami.runtime.options import ADDRESS, BOOLEAN, COUNT, DURATION, Flag, Groups, Value, parse_choice
 
-__all__ = ["GO_FLAGS", "LOG_FORMAT", "VERBOSITY", "GroupedCommand", "flags_given"]
-
 GO_FLAGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120}
 
 

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
     from hami.scheduler.program import SchedulerProgram
 
-__all__ = [
-    "CONFIG_FLAGS", "DEFAULTS", "DEVICE_GROUPS", "SCHEDULER_FLAGS", "default_of", "run_scheduler", "scheduler_command",
-    "settings_of_command_line",
-]
-
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1

@@ -8,8 +8,6 @@ from hami.cli.flags import GroupedCommand
 from hami.cli.scheduler import DEVICE_GROUPS, default_of, settings_of_command_line
 from hami.runtime.options import Flag, Groups, Value, parse_choice
 
-__all__ = ["TABLE_FORMATS", "VENDORS_FLAGS", "vendors_command"]
-
 TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.inspect.vendors, which is imported when the command runs
 VENDORS_FLAGS: Groups = (
     ("Format", (Flag("--output", Value("format", parse_choice(*TABLE_FORMATS)),

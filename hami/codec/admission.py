@@ -13,8 +13,6 @@ import msgspec
 from hami.codec.documents import convert
 from hami.errors import MalformedInput
 
-__all__ = ["Review", "parse_review", "render_allowed", "render_denied"]
-
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 

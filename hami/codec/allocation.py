@@ -8,8 +8,6 @@ from hami.errors import MalformedInput
 from hami.model import Share
 from hami.quantity import parse_integer
 
-__all__ = ["parse_shares", "render_shares"]
-
 
 @functools.lru_cache(maxsize=4096)
 def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:

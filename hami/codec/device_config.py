@@ -25,11 +25,6 @@ from hami.codec.documents import convert, parse_yaml, struct_fields, unknown_key
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 
-__all__ = [
-    "CHART", "NVIDIA_LEFT_OUT", "AscendChip", "DeviceConfig", "DeviceConfigFile", "Fallback", "Flagged", "IluvatarChip",
-    "MigAllowance", "Names", "NvidiaConfig", "Template", "chart_config", "parse_device_config", "parse_resource_name",
-]
-
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _RESOURCE_NAME = rf"^(|((?=[^/]{{1,253}}/){_DOMAIN}/)?(?=[^/]{{1,63}}\Z){_WORD})\Z"

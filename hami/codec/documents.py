@@ -18,8 +18,6 @@ from yaml.constructor import ConstructorError
 
 from hami.errors import MalformedInput
 
-__all__ = ["convert", "decode", "decode_yaml", "describe", "parse_json", "parse_yaml", "struct_fields", "unknown_keys"]
-
 T = TypeVar("T")
 
 _MOST_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()

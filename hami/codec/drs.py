@@ -12,8 +12,6 @@ from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX, parse_integer
 
-__all__ = ["DrsCapacity", "DrsDevice", "DrsProfile", "parse_drs_capacity", "render_drs_assignments"]
-
 _PROFILE = re.compile(r"([0-9]{1,4})g\.([0-9]{1,6})gb", re.IGNORECASE)
 _MOST_SLICES = 1024
 

@@ -12,8 +12,6 @@ from fractions import Fraction
 
 from hami.errors import MalformedInput
 
-__all__ = ["parse_duration", "render_duration"]
-
 _UNITS_NS = {
     "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9,
 }

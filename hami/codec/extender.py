@@ -14,9 +14,6 @@ from hami.codec.objects import parse_node, parse_pod
 from hami.errors import MalformedInput
 from hami.model import Node, Pod, PodRef
 
-__all__ = ["BindArgs", "FilterArgs", "parse_bind", "parse_filter", "render_bind", "render_filter",
-           "render_simulation"]
-
 T = TypeVar("T")
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "ASSIGNED_NODE", "ASSIGNED_TIME", "BIND_PHASE", "BIND_TIME", "CORDON", "GPU_POLICY", "MIG_ALLOCATIONS",
-    "NODE_LOCK", "NODE_POLICY", "NUMA_BIND", "ROOM", "SCHEDULER_OWNED", "WEIGHTS",
-    "is_allocation", "is_label_value", "is_scheduler_owned",
-]
-
 ASSIGNED_NODE = "hami.io/vgpu-node"  # annotation and label
 ASSIGNED_TIME = "hami.io/vgpu-time"
 BIND_PHASE = "hami.io/bind-phase"

@@ -15,8 +15,6 @@ from hami.errors import MalformedInput
 from hami.model import Device, Share
 from hami.quantity import INT32_MAX
 
-__all__ = ["parse_cards", "parse_topology", "render_allocated"]
-
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 
 

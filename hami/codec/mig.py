@@ -12,8 +12,6 @@ from hami.codec.documents import decode
 from hami.errors import MalformedInput
 from hami.model import Partition
 
-__all__ = ["MigAllocation", "cards_without_places", "parse_mig_allocations", "render_mig_allocations"]
-
 _NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # possessive: linear time
 
 

@@ -17,8 +17,6 @@ from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
-__all__ = ["convert_pod", "parse_environment", "parse_node", "parse_pod", "parse_quota", "parse_resource_version"]
-
 _VERSION = re.compile(r"[0-9]{1,18}")  # annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
 

@@ -7,8 +7,6 @@ from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
 from hami.quantity import parse_integer
 
-__all__ = ["parse_device_policy", "parse_list", "parse_node_policy", "parse_weights"]
-
 _CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa": OrderKey.NUMA}
 
 

@@ -13,11 +13,6 @@ from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, parse_integer
 
-__all__ = [
-    "parse_bool", "parse_devices", "parse_devices_json", "parse_devices_text", "parse_pair_scores",
-    "render_devices_brief", "render_devices_json",
-]
-
 Amount = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"an integer from 0 to {INT32_MAX}")]
 Integer = Annotated[int, Meta(ge=-INT32_MAX - 1, le=INT32_MAX, description="an integer of 32 bits")]
 String = Annotated[str, Meta(description="a string")]

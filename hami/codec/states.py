@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 
 from hami.errors import MalformedInput
 
-__all__ = ["Handshake", "HandshakeState", "NodeLock", "parse_handshake", "parse_lock", "render_lock", "render_request"]
-
 _REQUESTING, _REPORTED = "Requesting", "Reported"
 _LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
 

@@ -12,9 +12,6 @@ import msgspec
 from hami.codec.documents import decode
 from hami.errors import MalformedInput
 
-__all__ = ["SecretRecord", "Webhook", "WebhookConfiguration", "parse_secret", "parse_webhook_configuration",
-           "render_bundle", "render_secret"]
-
 TLS = "kubernetes.io/tls"
 
 

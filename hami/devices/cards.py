@@ -9,8 +9,6 @@ from typing import Protocol
 
 from hami.model import MigProfile
 
-__all__ = ["Card", "CardSource", "HealthReport", "Instance", "Instances", "MigDevice"]
-
 HealthReport = Callable[[str, str], None]
 """Receives a card's UUID (empty: all cards) and the reason why it is unhealthy (empty: it is healthy)."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hami.codec.device_config import MigAllowance
 
-__all__ = ["PluginConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginConfig:

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field, replace
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import MIG_ALLOCATIONS, is_allocation, is_scheduler_owned
 from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
-from hami.errors import AllocationRefused, HamiError, MalformedInput
-from hami.model import Pod, Share, Partition
 from hami.devices.cards import Card, Instance, Instances
+from hami.errors import AllocationRefused, HamiError, MalformedInput
+from hami.model import Partition, Pod, Share
 from hami.runtime.once import OncePerKey
-
-__all__ = ["DynamicMig", "PreparedInstances"]
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from hami.errors import MalformedInput
 
-__all__ = ["DISABLE", "ENABLE", "XidRules", "parse_xid_rules"]
-
 DISABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE = "DP_ENABLE_HEALTHCHECKS"
 

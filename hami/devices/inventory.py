@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from hami.devices.cards import Card
 
-__all__ = ["DeviceInventory", "InventorySnapshot"]
-
 GONE = "no longer listed by the driver"
 
 

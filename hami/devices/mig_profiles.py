@@ -13,8 +13,6 @@ from dataclasses import replace
 from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile
 
-__all__ = ["allowed_profiles", "allowed_names", "most_instances"]
-
 
 def allowed_profiles(model: str, offered: Sequence[MigProfile],
                      allowlist: Sequence[MigAllowance]) -> Mapping[str, MigProfile]:

@@ -38,14 +38,12 @@ from msgspec import Meta
 
 from hami.codec.device_config import MigAllowance
 from hami.codec.documents import decode_yaml
-from hami.errors import HamiError, MalformedInput
-from hami.model import MigProfile, Partition
 from hami.devices.cards import Card, HealthReport, Instance, MigDevice
 from hami.devices.mig_profiles import allowed_profiles
+from hami.errors import HamiError, MalformedInput
+from hami.model import MigProfile, Partition
 from hami.quantity import INT32_MAX
 from hami.runtime.options import read_text
-
-__all__ = ["MockCard", "MockCards", "parse_mock_cards"]
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hami.codec.device_config import MigAllowance
-from hami.errors import HamiError
 from hami.devices.cards import Card, HealthReport
 from hami.devices.health import XidRules
 from hami.devices.mig_profiles import allowed_profiles
@@ -21,9 +20,8 @@ from hami.devices.nvml_health import XidWatch
 from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
+from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
-
-__all__ = ["NvmlCards"]
 
 T = TypeVar("T")
 

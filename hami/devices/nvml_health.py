@@ -15,8 +15,6 @@ from hami.devices.health import XidRules
 from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.runtime.once import OncePerKey
 
-__all__ = ["XidWatch"]
-
 log = logging.getLogger(__name__)
 
 EVENT_TIMEOUT_MS = 1000  # of one wait; a stop takes at most as long

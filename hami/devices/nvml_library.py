@@ -11,8 +11,6 @@ from typing import Any
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
 
-__all__ = ["LIBRARY", "LIBRARY_FOLDERS", "card_handles", "decode", "is_unsupported", "library_path", "open_nvml"]
-
 log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"

@@ -12,8 +12,6 @@ from typing import Any
 from hami.devices.nvml_library import decode
 from hami.runtime.once import OncePerKey
 
-__all__ = ["NvLinks"]
-
 NVLINK_PORTS = 36
 NVLINK_SCORE = 100
 MAX_SCORED_NVLINKS = 18

@@ -18,13 +18,11 @@ from functools import partial
 from typing import Any
 
 from hami.codec.device_config import MigAllowance
-from hami.errors import HamiError
-from hami.model import MigProfile, Partition
 from hami.devices.cards import Instance, MigDevice
 from hami.devices.mig_profiles import allowed_names
 from hami.devices.nvml_library import decode
-
-__all__ = ["NvmlInstances", "OfferedProfile", "offered_profiles"]
+from hami.errors import HamiError
+from hami.model import MigProfile, Partition
 
 _PLAIN = re.compile(r"\d+g\.\d+gb")  # without a suffix (+me, +gfx, …) for additional or missing engines
 _MIB, _GIB = 1 << 20, 1 << 30

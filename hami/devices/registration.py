@@ -12,15 +12,12 @@ from datetime import datetime
 import msgspec
 
 from hami.codec.register import render_devices_brief, render_devices_json
-from hami.model import Device, Node
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
-from hami.devices.mig_profiles import most_instances
 from hami.devices.inventory import InventorySnapshot
+from hami.devices.mig_profiles import most_instances
+from hami.model import Device, Node
 from hami.quantity import INT32_MAX
-
-__all__ = ["MIG", "SCORES", "RegistrationKeys", "annotation_changes", "devices", "is_filtered", "kubelet_ids",
-           "node_annotations", "offered_card"]
 
 MIG = "mig"
 SCORES = "hami.io/node-nvidia-score"

@@ -12,8 +12,6 @@ from hami.codec.device_config import DeviceConfig
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.spec import CoreUnit, Vendor
 
-__all__ = ["FORMATS", "Entry", "entries", "render"]
-
 NONE = "–"  # an empty cell in plain text
 CHIP = "‹chip›"  # the name of a vendor in a shared row
 _NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")  # names and flags, shown as code in Markdown

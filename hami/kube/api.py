@@ -25,8 +25,6 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 
-__all__ = ["API_STATUS", "JSON", "MERGE_PATCH", "STRATEGIC_MERGE_PATCH", "Api", "Stream", "is_disconnect", "is_unsent"]
-
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"

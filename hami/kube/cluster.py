@@ -14,16 +14,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
-from hami.kube.retry import brief_retry
+from hami.codec.objects import parse_environment, parse_node, parse_pod
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
 )
-from hami.codec.objects import parse_environment, parse_node, parse_pod
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.retry import brief_retry
 from hami.model import Node, Pod, PodRef
-
-__all__ = ["Cluster", "LeaseRecord"]
 
 T = TypeVar("T")
 

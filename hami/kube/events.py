@@ -22,8 +22,6 @@ from hami.kube.retry import EVENT_WAIT, Backoff
 from hami.model import PodRef
 from hami.runtime.once import OncePerKey
 
-__all__ = ["EventLimits", "EventRecorder", "EventType"]
-
 log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]

@@ -11,8 +11,6 @@ import socket
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["has_ended", "make_identity"]
-
 
 def make_identity(pod: str) -> str:
     """Returns a unique identity: pod or host name, process id, start time, and a random part."""

@@ -23,9 +23,6 @@ from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.runtime.once import OncePerKey
 
-__all__ = ["HANDOVER_KEY", "AlwaysLeader", "Candidate", "Election", "Elector", "LeaderCallbacks", "LeaderTerm",
-           "LeaseTimes"]
-
 log = logging.getLogger(__name__)
 
 HANDOVER_KEY = "hami.io/handover-to"

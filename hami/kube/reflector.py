@@ -22,8 +22,6 @@ from hami.kube.api import API_STATUS, Api, Stream
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
 
-__all__ = ["ObjectMeta", "Reflector", "Sink", "WatchedResource"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

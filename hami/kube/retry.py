@@ -9,8 +9,6 @@ from tenacity import (
 )
 from tenacity.wait import wait_base
 
-__all__ = ["EVENT_WAIT", "WATCH_WAIT", "Backoff", "brief_retry"]
-
 EVENT_WAIT = wait_exponential(multiplier=1.0, max=30.0)
 """Events: from 1 s to 30 s."""
 WATCH_WAIT = wait_exponential(multiplier=0.1, max=5.0) + wait_random_exponential(multiplier=0.1, max=5.0)

@@ -11,11 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-__all__ = [
-    "ALL", "CLASSES", "EXTRAS", "GPU", "IMEX", "VENDOR", "Document", "DriverFile", "DriverFiles", "Extra", "Roots",
-    "extra_document", "gpu_document",
-]
-
 VENDOR = "k8s.device-plugin.nvidia.com"
 GPU, IMEX = "gpu", "imex-channel"
 EXTRAS = ("gdrcopy", "gds", "mofed")

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from hami.errors import HostError
 from hami.devices.cards import Card, Instance, MigDevice
+from hami.errors import HostError
 from hami.node.cdi import CLASSES, GPU, VENDOR, Document, DriverFiles, Roots, extra_document, gpu_document
 from hami.node.driver import MIG_MINORS, driver_files, instance_nodes, read_mig_minors
 from hami.node.host import write_atomically
-
-__all__ = ["CdiSpecs"]
 
 log = logging.getLogger(__name__)
 

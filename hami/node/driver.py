@@ -13,13 +13,10 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from hami.errors import HostError
 from hami.devices.nvml_library import LIBRARY_FOLDERS
+from hami.errors import HostError
 from hami.node.cdi import DriverFile, DriverFiles, Extra
 from hami.node.grant import CONTROL_NODES
-
-__all__ = ["MIG_MINORS", "WSL_NODE", "dev_root", "driver_files", "follow", "instance_nodes",
-           "read_mig_minors", "shared_node"]
 
 WSL_NODE = "/dev/dxg"
 """The device node of all cards under WSL."""

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hami.model import Share
 from hami.devices.cards import Card
-from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
 from hami.devices.config import PluginConfig
-
-__all__ = [
-    "CDI", "DeviceNode", "Grant", "HostFacts", "Mount", "Recipient", "shares_grant", "visible_devices_grant",
-    "wanted_extras",
-]
+from hami.model import Share
+from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
 
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
 """The list strategies that name devices to the container runtime."""

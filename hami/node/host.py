@@ -21,14 +21,12 @@ from pathlib import Path
 import msgspec
 
 import hami
+from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.cdi import CLASSES
-from hami.devices.config import PluginConfig
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCK_DIRECTORY, HostFacts
 from hami.runtime.once import OncePerKey
-
-__all__ = ["CHECKPOINT", "Host", "install_library", "write_atomically"]
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Pod
 
-__all__ = ["NodePod", "NodePods"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodePod:

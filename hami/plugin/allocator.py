@@ -14,24 +14,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.kube.cluster import Cluster
-from hami.kube.retry import brief_retry
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
+from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.retry import brief_retry
 from hami.model import BindPhase, Node, Pod, PodRef
+from hami.node.grant import Grant
+from hami.node.host import Host
+from hami.node.pods import NodePods
 from hami.plugin.container_match import (
     AllocateCall, ContainerMatch, NoMatch, PodRejection, find_container, is_done_with_lock, preferred_ids,
 )
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
-from hami.devices.config import PluginConfig
-from hami.node.grant import Grant
-from hami.node.host import Host
-from hami.node.pods import NodePods
 from hami.vendors.spec import Catalog
-
-__all__ = ["Allocator", "Clock"]
 
 log = logging.getLogger(__name__)
 

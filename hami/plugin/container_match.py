@@ -14,17 +14,12 @@ from dataclasses import dataclass
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from hami.errors import AllocationRefused, MalformedInput
-from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.devices.cards import Card
 from hami.devices.inventory import InventorySnapshot
+from hami.errors import AllocationRefused, MalformedInput
+from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.quantity import strict_integer
 from hami.vendors.spec import Vendor
-
-__all__ = [
-    "AllocateCall", "ContainerMatch", "ContainerShares", "NoMatch", "PodRejection", "card_uuid", "cards_of",
-    "container_shares", "find_container", "is_done_with_lock", "preferred_ids",
-]
 
 _ALLOCATED_PHASES = (BindPhase.ALLOCATING, BindPhase.SUCCESS)
 

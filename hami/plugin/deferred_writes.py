@@ -15,8 +15,6 @@ from hami.kube.events import EventRecorder
 from hami.kube.retry import brief_retry
 from hami.model import BindPhase, Node, PodRef
 
-__all__ = ["DeferredWrites"]
-
 log = logging.getLogger(__name__)
 
 ALLOCATION_FAILED = "AllocationFailed"

@@ -7,8 +7,6 @@ from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, FACTOR, FILE, RESOURCE, STRING, Flag, Groups, Value, parse_choice, whole_number,
 )
 
-__all__ = ["FLAGS", "NODE_CONFIG_FILE", "OPERATING_MODES"]
-
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")

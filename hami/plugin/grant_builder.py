@@ -6,16 +6,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from hami.devices.config import PluginConfig
-from hami.devices.inventory import DeviceInventory
 from hami.devices.dynamic_mig import DynamicMig
+from hami.devices.inventory import DeviceInventory
 from hami.errors import AllocationRefused
 from hami.kube.cluster import Cluster
 from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of
-
-__all__ = ["GrantBuilder"]
 
 
 class GrantBuilder:

@@ -16,12 +16,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from hami.errors import HamiError
 from hami.devices.config import PluginConfig
+from hami.errors import HamiError
 from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
 from hami.runtime.once import OncePerKey
-
-__all__ = ["CONNECT_TIMEOUT_S", "KubeletRegistration", "Step", "next_step"]
 
 log = logging.getLogger(__name__)
 

@@ -14,36 +14,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hami.devices.cards import Card, CardSource
+from hami.devices.dynamic_mig import DynamicMig
+from hami.devices.inventory import DeviceInventory
+from hami.devices.mock import MockCards
+from hami.devices.nvml import NvmlCards
+from hami.devices.nvml_library import open_nvml
+from hami.devices.registration import MIG, RegistrationKeys, offered_card
+from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.errors import HamiError
-from hami.runtime.interpreter import freeze_gc, set_switch_interval
-from hami.web.pages import Page
-from hami.plugin.allocator import VENDOR, Allocator
-from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
-from hami.plugin.kubelet_registration import KubeletRegistration
-from hami.plugin.registrar import NodeRegistrar
-from hami.devices.cards import Card, CardSource
 from hami.node.cdi import IMEX, Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.driver import shared_node
 from hami.node.grant import CDI, wanted_extras
 from hami.node.host import Host, install_library
-from hami.devices.dynamic_mig import DynamicMig
-from hami.devices.mock import MockCards
-from hami.devices.nvml import NvmlCards
-from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import MIG, RegistrationKeys, offered_card
 from hami.node.pods import NodePods
-from hami.devices.inventory import DeviceInventory
+from hami.plugin.allocator import VENDOR, Allocator
+from hami.plugin.deferred_writes import DeferredWrites
+from hami.plugin.grant_builder import GrantBuilder
+from hami.plugin.kubelet_registration import KubeletRegistration
+from hami.plugin.registrar import NodeRegistrar
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
 from hami.plugin.static_mig import InstanceResource, StaticMig
+from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.vendors.catalog import vendors
-
-__all__ = ["DevicePluginProgram", "Readiness", "clean_up_node", "serve"]
+from hami.web.pages import Page
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from hami.errors import ClusterError, HamiError, NotFound
-from hami.kube.cluster import Cluster
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import SCORES, RegistrationKeys, annotation_changes, node_annotations
-from hami.devices.inventory import InventorySnapshot, DeviceInventory
+from hami.errors import ClusterError, HamiError, NotFound
+from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
-
-__all__ = ["NodeRegistrar"]
 
 log = logging.getLogger(__name__)
 

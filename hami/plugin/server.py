@@ -16,16 +16,13 @@ from typing import Any, Protocol
 
 import grpc
 
-from hami.errors import HamiError
-from hami.plugin import api_pb2 as api
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
-from hami.node.grant import Grant
+from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import kubelet_ids
-from hami.devices.inventory import InventorySnapshot, DeviceInventory
-
-__all__ = ["HEALTHY", "UNHEALTHY", "VERSION", "DeviceAllocator", "PluginServer", "SocketIdentity", "register",
-           "socket_identity", "socket_path"]
+from hami.errors import HamiError
+from hami.node.grant import Grant
+from hami.plugin import api_pb2 as api
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,12 @@ from msgspec import Meta
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config, parse_device_config
 from hami.codec.documents import convert, parse_json
-from hami.errors import HamiError, MalformedInput
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
+from hami.errors import HamiError, MalformedInput
 from hami.plugin.flags import FLAGS, NODE_CONFIG_FILE, OPERATING_MODES
 from hami.quantity import INT32_MAX
 from hami.runtime.options import Address, Flag, parse_named, read_text
-
-__all__ = ["PluginSettings", "read_plugin_settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

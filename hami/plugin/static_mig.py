@@ -13,15 +13,13 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from hami.errors import AllocationRefused, HamiError
 from hami.devices.cards import Card, Instances, MigDevice
 from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory
+from hami.devices.registration import is_filtered
+from hami.errors import AllocationRefused, HamiError
 from hami.node.grant import Grant, visible_devices_grant
 from hami.node.host import Host
-from hami.devices.registration import is_filtered
-from hami.devices.inventory import DeviceInventory
-
-__all__ = ["MIXED", "SINGLE", "InstanceResource", "StaticMig", "instances_by_resource"]
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 
-__all__ = ["freeze_gc", "set_switch_interval"]
-
 SWITCH_INTERVAL_SECONDS = 0.0005
 
 

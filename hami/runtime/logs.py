@@ -15,8 +15,6 @@ from typing import TextIO
 
 from hami.errors import HamiError
 
-__all__ = ["DEBUG_VERBOSITY", "FORMATS", "JsonFormatter", "TextFormatter", "configure"]
-
 DEBUG_VERBOSITY = 4
 FORMATS = ("text", "json")
 

@@ -6,8 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
-__all__ = ["OncePerKey"]
-
 
 class OncePerKey:
     """Remembers what was last reported for each key. Threads may share it.

@@ -15,12 +15,6 @@ from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
 from hami.quantity import parse_integer
 
-__all__ = [
-    "ADDRESS", "BOOLEAN", "COUNT", "DURATION", "FACTOR", "FILE", "RATE", "RESOURCE", "STRING", "Address", "Flag",
-    "Groups", "Value", "parse_address", "parse_boolean", "parse_choice", "parse_named", "parse_seconds", "read_text",
-    "whole_number",
-]
-
 
 class Address(NamedTuple):
     """A listening address; an empty host means all addresses."""

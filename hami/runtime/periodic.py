@@ -5,8 +5,6 @@ from __future__ import annotations
 import abc
 import threading
 
-__all__ = ["PeriodicTask"]
-
 
 class PeriodicTask(abc.ABC):
     """Calls `tick` after each interval until stopped. `tick` may change the interval."""

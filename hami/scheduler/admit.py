@@ -15,8 +15,6 @@ from hami.scheduler.settings import Settings
 from hami.vendors.admission import admit
 from hami.vendors.spec import Admission, Catalog, Vendor
 
-__all__ = ["Admitted", "Admitter", "Denied"]
-
 
 @dataclass(frozen=True, slots=True)
 class Admitted:

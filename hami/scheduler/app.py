@@ -26,8 +26,6 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.web.tls import client_is_trusted
 
-__all__ = ["Verbs", "create_app"]
-
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20

@@ -24,8 +24,6 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduler.node_lock import NodeLocks
 from hami.vendors.request import requests_devices
 
-__all__ = ["Binder"]
-
 log = logging.getLogger(__name__)
 
 BIND_DEADLINE_S = 25.0  # below the 30 s that kube-scheduler waits

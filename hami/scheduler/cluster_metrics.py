@@ -21,8 +21,6 @@ from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, escape_label
 
-__all__ = ["families"]
-
 ZONE = "vGPU"
 MIB = 1 << 20
 

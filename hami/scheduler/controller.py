@@ -21,8 +21,6 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
 from hami.scheduler.settings import Settings
 
-__all__ = ["Controller"]
-
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0  # between rounds

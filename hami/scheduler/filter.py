@@ -15,8 +15,6 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduling.decide import Choice, Refusal
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 
-__all__ = ["Filtered", "NodeFilter"]
-
 log = logging.getLogger(__name__)
 
 LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads

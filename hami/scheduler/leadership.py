@@ -13,8 +13,6 @@ from datetime import datetime
 from hami.errors import ClusterError
 from hami.kube.lease import Elector
 
-__all__ = ["Leadership"]
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5  # between attempts to catch up

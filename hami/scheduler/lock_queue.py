@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from hami.model import PodRef
 
-__all__ = ["LockId", "LockQueue", "Waiter"]
-
 
 class LockId(NamedTuple):
     """One lock of one node; *key* is its annotation."""

@@ -15,8 +15,6 @@ from prometheus_client.registry import Collector
 
 from hami.model import Reason
 
-__all__ = ["MetricSources", "Metrics"]
-
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "bind")
 OUTCOMES = ("ok", "refused", "error")

@@ -30,8 +30,6 @@ from hami.kube.events import EventRecorder
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduler.lock_queue import LockId, LockQueue
 
-__all__ = ["LockTimeouts", "NodeLocks"]
-
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # the first in the queue looks at the lock's holder this often

@@ -37,8 +37,6 @@ from hami.vendors.entry_points import catalog
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
 
-__all__ = ["SchedulerProgram", "make_certificate_manager"]
-
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server, unless the settings say otherwise

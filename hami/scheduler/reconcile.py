@@ -12,8 +12,6 @@ from hami.model import PodRef
 from hami.scheduler.settings import Settings
 from hami.vendors.spec import Catalog
 
-__all__ = ["Annotate", "Label", "Warn", "pod_moves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Annotate:

@@ -16,10 +16,6 @@ from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_conf
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.options import Address, parse_named, parse_seconds, read_text
 
-__all__ = [
-    "DEVICE_POLICIES", "NODE_POLICIES", "Settings", "parse_device_policy_flag", "read_settings",
-]
-
 SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
 

@@ -10,8 +10,6 @@ from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Node, Pod, QuotaLimits
 
-__all__ = ["RELIST_TIMEOUT_S", "Watches"]
-
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from hami.codec.allocation import render_shares
 from hami.vendors.spec import AnnotationContext, Vendor
 
-__all__ = ["render_vendor_annotations"]
-
 
 def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""

@@ -23,8 +23,6 @@ from hami.scheduling.placement import Placement, place_pod
 from hami.scheduling.pod_request import PodRequest, VendorRequest
 from hami.vendors.spec import Rule
 
-__all__ = ["Choice", "Refusal", "VerdictCache", "choose_node", "decide", "may_fit", "refusals"]
-
 Array = NDArray[Any]
 
 # the state of a node; a node with a state up to FITS is a candidate

@@ -10,8 +10,6 @@ from hami.scheduling.fit import objection
 from hami.scheduling.placement import NodeUsage
 from hami.vendors.spec import CoreUnit, FitContext, Vendor
 
-__all__ = ["describe", "nodes_by_reason", "summarize"]
-
 MOST_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
 MOST_DEVICES = 8  # devices described of each node

@@ -17,8 +17,6 @@ from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
 from hami.vendors.spec import CheckDevice, FitContext, NoCombination, Rule, SelectDevices
 
-__all__ = ["Unfit", "accepts_model", "fit", "objection"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unfit:

@@ -18,8 +18,6 @@ from hami.model import Device, DeviceUsage
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import Charge, total_charge
 
-__all__ = ["Booking", "Columns", "Index", "NodeEntry"]
-
 Array = NDArray[Any]
 
 

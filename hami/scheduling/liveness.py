@@ -13,10 +13,6 @@ from datetime import datetime
 
 from hami.codec.states import HandshakeState, parse_handshake
 
-__all__ = [
-    "HANDSHAKE_TIMEOUT", "PluginLiveness", "PluginObservation", "is_schedulable", "needs_handshake_request", "observe",
-]
-
 HANDSHAKE_TIMEOUT = 60.0  # seconds
 
 

@@ -8,8 +8,6 @@ import numpy
 
 from hami.model import Device, DevicePolicy, DeviceUsage, OrderKey, Request, Weights
 
-__all__ = ["device_score", "sort_usages"]
-
 f32 = numpy.float32
 
 

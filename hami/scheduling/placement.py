@@ -9,8 +9,6 @@ from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
 
-__all__ = ["NodeUsage", "Placement", "place_pod"]
-
 NodeUsage = Mapping[str, Sequence[DeviceUsage]]
 """The devices of one node by vendor, in the order of registration."""
 

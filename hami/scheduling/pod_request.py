@@ -14,8 +14,6 @@ from hami.model import (
 from hami.vendors.request import device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
-__all__ = ["ContainerRequest", "PodRequest", "VendorRequest", "make_pod_request", "node_policy_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:

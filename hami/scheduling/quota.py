@@ -12,8 +12,6 @@ from hami.model import Budget, QuotaLimits
 from hami.vendors.request import to_mib
 from hami.vendors.spec import Vendor
 
-__all__ = ["allowed_budget", "lowest_limit", "remaining_budget"]
-
 
 def lowest_limit(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
     """Returns the lowest limit of *quotas* for *resource*; ``None`` if none sets one."""

@@ -13,8 +13,6 @@ from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
 from hami.vendors.spec import Catalog
 
-__all__ = ["read_booking"]
-
 
 def read_booking(pod: Pod, node: str, vendors: Catalog,
                  usages: Callable[[str], NodeUsage]) -> tuple[Booking, tuple[str, ...]]:

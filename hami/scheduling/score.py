@@ -8,8 +8,6 @@ import numpy
 
 from hami.model import DeviceUsage
 
-__all__ = ["node_score"]
-
 f32 = numpy.float32
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-__all__ = ["best_linked"]
-
 Array = NDArray[Any]
 
 MOST_COMBINATIONS = 15_000  # beyond it not all combinations are compared; eight of sixteen devices have 12,870

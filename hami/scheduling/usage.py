@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from hami.model import ContainerKind, DeviceUsage, Partition, Share
 
-__all__ = ["Charge", "charge_partitions", "charge_shares", "peak_charges", "total_charge"]
-
 _Amounts = tuple[int, int, int]  # slots, memory in MiB, cores in percent
 _NONE: _Amounts = (0, 0, 0)
 

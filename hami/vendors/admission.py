@@ -10,8 +10,6 @@ from hami.quantity import rounded_up
 from hami.vendors.request import amount_error, amounts
 from hami.vendors.spec import Admission, Admit, Vendor
 
-__all__ = ["Draft", "Step", "admit", "admit_with", "check_amounts", "invalid_amount"]
-
 
 class Draft:
     """The changes of admission to one container. The original objects are never modified.

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 
 from hami.vendors.spec import AnnotationContext, Vendor
 
-__all__ = ["RenderText", "always", "annotate", "first_profile", "last_indexes", "nanoseconds", "node"]
-
 RenderText = Callable[[Vendor, AnnotationContext], str]
 
 

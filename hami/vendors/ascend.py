@@ -22,10 +22,6 @@ from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
 
-__all__ = [
-    "MODE", "NODE_MODE", "ChipFunctions", "check_node", "is_networked", "node_score", "registered", "written_keys",
-]
-
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
 NODE_MODE = "hami-vnpu-core"  # node annotation and key of Device.info: the node supports the soft split

@@ -21,11 +21,6 @@ from hami.vendors.request import amounts, integer
 from hami.vendors.select import aligned_run
 from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
 
-__all__ = [
-    "INSTANCE_TYPE", "WRITTEN", "admit", "annotate", "inventory", "make_share", "parse_request", "read_shares",
-    "select_devices", "too_few_cores",
-]
-
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
 PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURCE_TYPE"

@@ -12,8 +12,6 @@ from hami.vendors import (
 )
 from hami.vendors.spec import Catalog, CoreUnit, DisplayText, Rule, SelectorKeys, Vendor
 
-__all__ = ["vendors"]
-
 
 def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
     """Returns one vendor for each backend; a backend without a resource name for its count is left out.

@@ -17,11 +17,6 @@ from hami.vendors.request import WHOLE, amount_error, amounts
 from hami.vendors.shares import common_share
 from hami.vendors.spec import Admission, AnnotationContext, FitContext, Vendor
 
-__all__ = [
-    "WRITTEN", "admit", "annotate", "check_node", "inventory", "make_share", "no_memory", "no_profile", "no_slice",
-    "parse_request", "too_few_slices",
-]
-
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
 INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
 SIZE, CONTAINERS = "enflame.com/gcu-request-size", "assigned-containers"

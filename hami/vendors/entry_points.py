@@ -20,8 +20,6 @@ from hami.model import Node, Pod
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog, Vendor
 
-__all__ = ["GROUP", "catalog", "full_catalog", "sections"]
-
 GROUP = "hami.vendors"
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Rule, Vendor
 
-__all__ = ["PAIR_SCORES", "capacity_of", "counted", "divided", "each_once", "registered"]
-
 PAIR_SCORES = "hami.io/node-nvidia-score"
 MOST_DEVICES = 1024  # of one vendor on one node; a larger capacity is an error
 

@@ -15,11 +15,6 @@ from hami.vendors.request import WHOLE, amounts, common_request
 from hami.vendors.select import WING, on_wings, positions_of
 from hami.vendors.spec import FitContext, NoCombination, Vendor
 
-__all__ = [
-    "CARD_MIB", "choose_cards", "choose_slices", "node_score", "other_slices", "registered", "round_memory",
-    "slice_request", "whole_card",
-]
-
 CARD_MIB = 98304
 _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
 

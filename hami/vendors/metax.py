@@ -22,12 +22,6 @@ from hami.vendors.inventory import counted, each_once
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
-__all__ = [
-    "ALLOCATED", "APP_CLASS", "CARDS", "LOSSES", "ONLINE", "PREDICATE_TIME", "QOS", "SCORES", "TOPOLOGY_AWARE",
-    "annotate", "card_score", "cards", "class_and_quality", "make_share", "other_class", "other_quality",
-    "read_shares", "score", "select_devices", "shared_cards", "too_few_cores", "unhealthy",
-]
-
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
 CARDS = "metax-tech.com/node-gpu-devices"
 ALLOCATED, PREDICATE_TIME = "metax-tech.com/gpu-devices-allocated", "metax-tech.com/predicate-time"

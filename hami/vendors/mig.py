@@ -15,8 +15,6 @@ from hami.model import Allocation, DeviceUsage, MigProfile, Partition, Pod, Reas
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
-__all__ = ["MODE", "annotate", "in_mig_mode", "make_share", "no_placement", "read_shares", "unaccounted"]
-
 MODE = "mig"
 _FROM_THE_TOP = ("1g.", "3g.")  # profiles whose placements are tried from the highest start down
 

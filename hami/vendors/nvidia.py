@@ -12,8 +12,6 @@ from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Admission, Vendor
 
-__all__ = ["admit"]
-
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
 _OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 _VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")

@@ -10,11 +10,6 @@ from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
 
-__all__ = [
-    "WHOLE", "amount_error", "amounts", "common_request", "device_request", "device_requests", "integer",
-    "requests_devices", "to_mib",
-]
-
 WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
 CACHE_SIZE = 4096  # different quantities of containers

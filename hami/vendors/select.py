@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from hami.model import DeviceUsage, Share
 
-__all__ = ["WING", "aligned_run", "concentration", "grouped", "on_wings", "positions_of", "whole_pairs"]
-
 Name = TypeVar("Name", float, str)
 
 WING = 4  # devices that sit on one side of a Kunlun server

@@ -8,8 +8,6 @@ from hami.model import DeviceUsage, Reason, Request, Share
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import FitContext
 
-__all__ = ["common_share", "compute_units", "nothing_but_the_device", "too_few_units"]
-
 
 def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """Returns a share with the requested memory and cores, at most all cores."""

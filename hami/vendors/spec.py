@@ -22,12 +22,6 @@ from hami.model import (
     Request, Selector, Share, Weights,
 )
 
-__all__ = [
-    "Admission", "Admit", "Annotate", "AnnotationContext", "Catalog", "CheckDevice", "CheckNode", "CoreUnit",
-    "DisplayText", "FitContext", "Inventory", "MakeShare", "NoCombination", "NodeScore", "ParseRequest", "ReadShares",
-    "Rule", "SelectDevices", "SelectorKeys", "Vendor",
-]
-
 
 class Rule(enum.Enum):
     """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""

@@ -9,11 +9,6 @@ from hami.errors import MalformedInput
 from hami.vendors.admission import Draft, invalid_amount
 from hami.vendors.request import WHOLE, integer
 
-__all__ = [
-    "all_cores_of_several", "at_least_one", "count_in_annotation", "name_in_env", "percentage_of_cores", "single_size",
-    "whole_devices",
-]
-
 
 def at_least_one(draft: Draft) -> None:
     """Rejects a count below one. Raises: MalformedInput."""

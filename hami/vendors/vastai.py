@@ -13,8 +13,6 @@ from hami.model import Allocation, DeviceUsage, NodePolicy, Reason, Request, Sha
 from hami.vendors.select import concentration, grouped
 from hami.vendors.spec import FitContext
 
-__all__ = ["card_in_use", "select_devices", "node_score"]
-
 
 def card_in_use(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """Rejects a die under ``mutex`` if another die of the same physical card is in use."""

@@ -12,8 +12,6 @@ from prometheus_client.exposition import choose_encoder
 from hami.web.exposition import Family, render
 from hami.web.pages import Page, PageServer
 
-__all__ = ["Exporter"]
-
 PAUSE_SECONDS = 0.0002  # between slices, so that other threads can run
 
 

@@ -10,8 +10,6 @@ from itertools import islice
 
 from hami import __version__
 
-__all__ = ["Family", "build_info", "escape_label", "render"]
-
 SLICE = 200  # samples in a slice
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # Go's names, which upstream's platform label uses

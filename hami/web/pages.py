@@ -24,8 +24,6 @@ from prometheus_client.exposition import gzip_accepted
 
 from hami.errors import HamiError
 
-__all__ = ["CLIENTS", "Page", "PageServer", "listen"]
-
 log = logging.getLogger(__name__)
 
 CLIENTS = 16  # connections at a time; Prometheus uses one or two

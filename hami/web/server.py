@@ -41,8 +41,6 @@ from hami.runtime.once import OncePerKey
 from hami.web.pages import listen
 from hami.web.tls import TlsContext
 
-__all__ = ["App", "Timeouts", "serve"]
-
 log = logging.getLogger(__name__)
 
 App = TypeVar("App", bound=WSGIApplication)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
 
-__all__ = ["TlsContext", "client_is_trusted"]
-
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
-from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY
 from hami.certificates.manager import RETRY_SECONDS, CertificateManager, CertificateSettings
+from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY
+from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from tests.fake_cluster import FakeCluster, no_answer
 

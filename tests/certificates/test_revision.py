@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from hami.certificates.revision import (
-    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles,
-    revise, usable_until,
+    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles, revise,
+    usable_until,
 )
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)

@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from hami.codec.device_config import (
-    CHART, AscendChip, DeviceConfig, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
-    parse_device_config,
+    CHART, AscendChip, DeviceConfig, Flagged, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
+    parse_device_config, parse_resource_name,
 )
-from hami.codec.device_config import Flagged, parse_resource_name
 from hami.errors import MalformedInput
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "device-config.yaml"

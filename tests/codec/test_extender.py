@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.extender import (BindArgs, parse_bind, parse_filter, render_bind, render_filter, render_simulation)
+from hami.codec.extender import BindArgs, parse_bind, parse_filter, render_bind, render_filter, render_simulation
 from hami.errors import MalformedInput
 from hami.model import PodRef
 from tests.codec.fuzz import bodies

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.register import (
-    parse_bool, parse_devices, parse_devices_text, parse_pair_scores, render_devices_json,
-)
+from hami.codec.register import parse_bool, parse_devices, parse_devices_text, parse_pair_scores, render_devices_json
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.states import (Handshake, HandshakeState, NodeLock, parse_handshake, parse_lock, render_lock,
-                               render_request)
+from hami.codec.states import (
+    Handshake, HandshakeState, NodeLock, parse_handshake, parse_lock, render_lock, render_request,
+)
 from hami.errors import MalformedInput
 
 TEN = datetime(2026, 8, 21, 10, tzinfo=UTC)

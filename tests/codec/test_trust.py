@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from hami.kube.api import STRATEGIC_MERGE_PATCH
 from hami.codec.trust import SecretRecord, Webhook
 from hami.errors import Conflict, MalformedInput, NotFound
+from hami.kube.api import STRATEGIC_MERGE_PATCH
 from tests.kube.test_cluster import talk
 
 SECRETS = "/api/v1/namespaces/hami/secrets"

@@ -3,9 +3,9 @@
 import threading
 
 from hami.codec.device_config import MigAllowance
-from hami.model import MigProfile, Partition
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
+from hami.model import MigProfile, Partition
 
 
 class Stop(threading.Event):

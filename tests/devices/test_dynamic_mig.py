@@ -7,13 +7,13 @@ import pytest
 from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.errors import AllocationRefused, Conflict, HamiError, HostError
-from hami.model import MigProfile, Partition
 from hami.devices.cards import Instance
 from hami.devices.dynamic_mig import DynamicMig
+from hami.errors import AllocationRefused, Conflict, HamiError, HostError
+from hami.model import MigProfile, Partition
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import (
-    A, AWAY, B, C, CARDS, NODE, PHASE, TO_ALLOCATE, Stage, asking, ids, lock_of, placed, share,
+    AWAY, CARDS, NODE, PHASE, TO_ALLOCATE, A, B, C, Stage, asking, ids, lock_of, placed, share,
 )
 
 KEY = "hami.io/vgpu-mig-allocations"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hami.errors import MalformedInput
 from hami.devices.health import parse_xid_rules
+from hami.errors import MalformedInput
 
 IGNORED = (13, 31, 43, 45, 68, 109)
 FATAL = (48, 63, 74, 79, 95)

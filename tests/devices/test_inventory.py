@@ -3,7 +3,6 @@
 import threading
 
 from hami.devices.inventory import GONE, DeviceInventory
-
 from tests.devices.cards import card, cards
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from hami.codec.device_config import MigAllowance
-from hami.model import MigProfile, Partition
 from hami.devices.mig_profiles import allowed_profiles, most_instances
-
+from hami.model import MigProfile, Partition
 from tests.devices.cards import ALLOWLIST, HALF, SMALL, WHOLE
 
 LARGE_SMALL = MigProfile(name="1g.20gb", memory_mib=19968, cores=15, slices=1,

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from hami.errors import HamiError, MalformedInput
 from hami.devices.cards import MigDevice
 from hami.devices.mock import MockCards, parse_mock_cards
+from hami.errors import HamiError, MalformedInput
 from tests.devices.cards import ALLOWLIST, Stop
 
 TWO = """\

@@ -5,10 +5,10 @@ import threading
 import pynvml
 import pytest
 
-from hami.errors import HamiError
 from hami.devices.health import XidRules
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, library_path
+from hami.errors import HamiError
 from tests.devices.cards import ALLOWLIST, Stop
 from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
 

@@ -17,12 +17,12 @@ from pytest import param
 
 from hami.codec.device_config import MigAllowance
 from hami.codec.register import parse_devices_json
-from hami.errors import HamiError
 from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import RegistrationKeys, node_annotations, offered_card
-from hami.devices.inventory import DeviceInventory
+from hami.errors import HamiError
 from tests.devices.cards import Stop
 
 KEYS = RegistrationKeys("register", "handshake")

@@ -3,9 +3,9 @@
 import pynvml
 import pytest
 
-from hami.errors import HamiError
 from hami.devices.cards import MigDevice
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
+from hami.errors import HamiError
 from tests.devices.cards import ALLOWLIST
 from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
 

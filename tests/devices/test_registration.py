@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from hami.codec.register import parse_devices, parse_pair_scores
-from hami.model import Node
+from hami.devices.inventory import DeviceInventory
 from hami.devices.registration import (
     SCORES, RegistrationKeys, annotation_changes, devices, kubelet_ids, node_annotations, offered_card,
 )
-from hami.devices.inventory import DeviceInventory
-
+from hami.model import Node
 from tests.devices.cards import HALF, SMALL, card, cards, config
 
 KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")

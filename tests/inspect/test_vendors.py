@@ -8,7 +8,7 @@ import pytest
 from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, Entry, entries, render
-from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor, DisplayText
+from hami.vendors.spec import CoreUnit, DisplayText, SelectorKeys, Vendor
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 

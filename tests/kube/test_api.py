@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from kubernetes.client import Configuration
 
+from hami.errors import ClusterError, Conflict, Gone, NotFound
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.reflector import Reflector, WatchedResource
-from hami.errors import ClusterError, Conflict, Gone, NotFound
 from tests.kube.scripted_source import bookmark, event, obj, page
 
 RESET = object()

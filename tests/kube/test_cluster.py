@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
 
-from hami.kube.cluster import Cluster, LeaseRecord
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from hami.kube.cluster import Cluster, LeaseRecord
 from hami.model import PodRef
 from tests.fake_cluster import FakeCluster
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hami.kube.events import ATTEMPTS, EventLimits, EventRecorder
 from hami.errors import ClusterError, NotFound
+from hami.kube.events import ATTEMPTS, EventLimits, EventRecorder
 from hami.model import PodRef
 from tests.fake_cluster import FakeCluster, no_answer
 

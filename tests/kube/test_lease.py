@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
 from hami.kube.lease import HANDOVER_KEY, AlwaysLeader, Candidate, Election, LeaderCallbacks, LeaseTimes
-from hami.errors import ClusterError, Conflict, MalformedInput
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)

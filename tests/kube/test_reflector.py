@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from hami.kube.reflector import Reflector, WatchedResource
 from hami.errors import ClusterError, Gone, MalformedInput
+from hami.kube.reflector import Reflector, WatchedResource
 from tests.kube.scripted_source import HANG, RecordingSink, ScriptedSource, bookmark, error, event, obj, page
 
 BROKEN = ClusterError("connection reset")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 from pytest import param
 
-from hami.errors import HostError
 from hami.devices.cards import Card
+from hami.errors import HostError
 from hami.node.cdi import DriverFile, DriverFiles, Extra, Roots, extra_document, gpu_document
-from hami.node.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors, shared_node
 from hami.node.cdi_specs import CdiSpecs
+from hami.node.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors, shared_node
 
 LIB = "/usr/lib/x86_64-linux-gnu"
 VERSION = "570.86.15"

@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, Recipient, shares_grant, visible_devices_grant
-from tests.plugin.stage import CARDS, A, B, NODE, share
+from tests.plugin.stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
 HOST = HostFacts(library="/usr/local/vgpu/libvgpu.so.2", nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))

@@ -8,8 +8,8 @@ import stat
 import pytest
 from pytest import param
 
-from hami.errors import HostError
 from hami.devices.config import PluginConfig
+from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host, install_library
 
 

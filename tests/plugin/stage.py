@@ -6,17 +6,17 @@ import random
 from dataclasses import replace
 
 from hami.codec.allocation import render_shares
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
+from hami.node.grant import HostFacts
 from hami.plugin.allocator import Allocator, Clock
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.program import clean_up_node
-from hami.devices.cards import Card
-from hami.devices.config import PluginConfig
-from hami.node.grant import HostFacts
-from hami.devices.inventory import DeviceInventory
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod

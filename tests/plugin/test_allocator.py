@@ -11,8 +11,8 @@ from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, Ho
 from tests.builders import pod as make_pod
 from tests.fake_cluster import no_answer
 from tests.plugin.stage import (
-    A, AWAY, B, C, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, Kubelet, Stage, asking, ids, limits, lock_of,
-    placed, share,
+    AWAY, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, A, B, C, Kubelet, Stage, asking, ids, limits, lock_of, placed,
+    share,
 )
 
 ONE = placed(asking(), shares=[[share(A, 1000, 30)]])

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
 from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, KubeletRegistration, Step, next_step
-from hami.devices.inventory import DeviceInventory
 from hami.plugin.server import PluginServer, socket_identity
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import PATIENCE, Kubelet

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.errors import HamiError, MalformedInput
 from hami.devices.config import PluginConfig
+from hami.errors import HamiError, MalformedInput
 from hami.plugin.settings import PluginSettings, read_plugin_settings
 
 

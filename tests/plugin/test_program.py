@@ -12,7 +12,7 @@ from pytest import param
 
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.program import Readiness, DevicePluginProgram, serve
+from hami.plugin.program import DevicePluginProgram, Readiness, serve
 from hami.plugin.settings import read_plugin_settings
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling

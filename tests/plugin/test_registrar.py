@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from hami.devices.inventory import DeviceInventory
+from hami.devices.registration import SCORES, RegistrationKeys
 from hami.errors import ClusterError, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
-from hami.devices.registration import SCORES, RegistrationKeys
-from hami.devices.inventory import DeviceInventory
-from tests.fake_cluster import FakeCluster
 from tests.devices.cards import cards, config
+from tests.fake_cluster import FakeCluster
 
 KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -6,9 +6,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
-from hami.devices.inventory import DeviceInventory
 from hami.plugin.server import PluginServer, register, socket_identity, socket_path
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling

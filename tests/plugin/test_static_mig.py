@@ -2,9 +2,9 @@
 
 import pytest
 
-from hami.errors import AllocationRefused, HamiError
 from hami.devices.cards import Card, MigDevice
 from hami.devices.config import PluginConfig
+from hami.errors import AllocationRefused, HamiError
 from hami.node.grant import DeviceNode, Grant
 from hami.plugin.static_mig import StaticMig, instances_by_resource
 from tests.plugin.stage import FakeHost

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hami.runtime import logs
 from hami.errors import ClusterError
+from hami.runtime import logs
 
 
 def record(message="bound", *args, error=None, **extra):

@@ -10,11 +10,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from hami.cache.cache import Cache, Policies, Snapshot
+from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits
 from hami.scheduler.cluster_metrics import families
-from hami.web.exposition import SLICE, Family, build_info, render
-from hami.model import PodRef, QuotaLimits, Partition, DeviceUsage
 from hami.scheduling.index import Booking
 from hami.vendors.spec import Catalog
+from hami.web.exposition import SLICE, Family, build_info, render
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
 from tests.vendors.chart import CHART
 

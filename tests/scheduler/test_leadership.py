@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from e2e.eventually import eventually
-from hami.scheduler.leadership import IDLE_S, Leadership
 from hami.errors import ClusterError
+from hami.scheduler.leadership import IDLE_S, Leadership
 from tests.world import Clock
 
 

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from hami.scheduler.metrics import Metrics, MetricSources
 from hami.model import Reason
+from hami.scheduler.metrics import Metrics, MetricSources
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from pytest import param
 
 from e2e.eventually import eventually
-from hami.scheduler.node_lock import LockTimeouts
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
+from hami.scheduler.node_lock import LockTimeouts
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer

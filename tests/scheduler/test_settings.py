@@ -2,8 +2,7 @@
 
 import pytest
 
-from hami.codec.device_config import chart_config
-from hami.codec.device_config import Flagged
+from hami.codec.device_config import Flagged, chart_config
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.options import Address, parse_address, parse_boolean, parse_seconds
 from hami.scheduler.settings import Settings, parse_device_policy_flag, read_settings

@@ -1,6 +1,6 @@
 """Hygon's rows of the table."""
 
-from tests.vendors.chart import CHART, INT32, MUTEX, asked, parses, card, denied, fits, given, on_node, vendor
+from tests.vendors.chart import CHART, INT32, MUTEX, asked, card, denied, fits, given, on_node, parses, vendor
 
 DCU = CHART["DCU"]
 SCALED = vendor("DCU", memory_factor=1024)

@@ -1,7 +1,7 @@
 """Moore Threads' rows of the table. Memory and cores are written for all cards together."""
 
 from tests.builders import APP, INIT
-from tests.vendors.chart import CHART, INT32, asked, parses, denied, fits, given, on_node
+from tests.vendors.chart import CHART, INT32, asked, denied, fits, given, on_node, parses
 
 MT = CHART["Mthreads"]
 LEGAL = "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]"

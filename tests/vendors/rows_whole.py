@@ -1,6 +1,6 @@
 """Rows of the table for whole cards that are counted only: Biren and Enflame."""
 
-from tests.vendors.chart import CHART, INT32, MUTEX, asked, parses, card, denied, fits, given, on_node
+from tests.vendors.chart import CHART, INT32, MUTEX, asked, card, denied, fits, given, on_node, parses
 
 BIREN, GCU = CHART["Biren"], CHART["GCU"]
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from pytest import param
 
-from hami.cli import main
 from hami.cache.cache import Cache, Policies
+from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.register import render_devices_json
 from hami.errors import HamiError

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import parse_shares
-from hami.scheduler.reconcile import pod_moves
-from hami.scheduler.settings import Settings
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, MigProfile, Partition
+from hami.scheduler.reconcile import pod_moves
+from hami.scheduler.settings import Settings
 from hami.vendors import mig
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod
 from tests.vendors.placing import cache_of, place_pod

@@ -11,13 +11,13 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.model import Device, DeviceUsage
-from hami.scheduling.pod_request import make_pod_request
+from hami.scheduling.annotations import render_vendor_annotations
 from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.index import Index
 from hami.scheduling.placement import place_pod
+from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.read_booking import read_booking
 from hami.scheduling.usage import peak_charges
-from hami.scheduling.annotations import render_vendor_annotations
 from hami.vendors.spec import AnnotationContext, Catalog
 from tests.builders import APP, INIT, SIDECAR
 from tests.vendors.chart import CHART, given
