@@ -1,12 +1,12 @@
 """The node locks: on each node, one pod at a time waits for its device plugin.
 
 A lock is an annotation of the node that device plugins read. Other schedulers use it too, and it outlives a process.
-Its key is a value of the vendor: ``hami.io/mutex.lock`` for most, which names the pod that holds it, or a key of the
-vendor's own, whose lock is a bare time that ends by being removed or by its age.
+Each vendor names the key of its lock. Most use ``hami.io/mutex.lock``, whose value names the pod that holds it. The
+value of a vendor's own key is only a time; such a lock ends when it is removed or expires.
 
 Binds of this process wait for a lock in a queue. The first takes it with one compare-and-swap when the node watch shows
-it free. A lock is taken over only when its holder has finished, is gone, or has been revoked: its devices to allocate
-are cleared first, so that no device plugin can hand them out any more.
+it free. A lock is taken over only when its holder has finished, is gone, or has been revoked. To revoke a pod is to
+clear its to-allocate annotations, so that no device plugin can allocate them any more.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _LockState:
     """The state of one lock in this process.
 
     *claimed*: one of our threads works on it. *releasable*: the lock that this thread may release. *leftover*: a lock
-    of ours that may still be there and should not. *first_seen*: the text seen last and when it was seen first.
+    that this process may have failed to release. *first_seen*: the text seen last and when it was seen first.
     *holder_gone*: the text whose holder was found deleted last, and since when. *written*: the text that we wrote last,
     and the uid of its pod.
     """
