@@ -65,7 +65,7 @@ class _Decision:
 
 @dataclass(slots=True)
 class _CallProgress:
-    """What earlier attempts of one call have settled.
+    """The results of earlier attempts of one call.
 
     *match*, *lock*: the container to be served, and the node lock that names its pod; a later attempt must not find
     another pod. *annotations*, *grant*: what was written for it, perhaps, as the answer to that write may have been

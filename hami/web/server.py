@@ -270,7 +270,7 @@ class _Connection(TConn):  # type: ignore[misc]
         self.sock.settimeout(WRITE_SECONDS)
 
     def _receive(self) -> Iterator[bytes]:
-        """What the client sends. Its end within a request is an error, also within the body."""
+        """Yields the bytes of the client. An end of the stream within a request or its body is an error."""
         while True:
             self.is_reading = True
             data = self.sock.recv(RECEIVE_BYTES)
