@@ -29,6 +29,11 @@ class ClusterError(HamiError):
         self.status = status
         super().__init__(message)
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the same request may succeed later: no response, too many requests, or an error of the server."""
+        return self.status is None or self.status == 429 or self.status >= 500
+
 
 class NotFound(ClusterError):
     """The object does not exist (404)."""

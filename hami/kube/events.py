@@ -229,15 +229,14 @@ class EventRecorder:
 
     def _fail(self, event: _MergedEvent, error: ClusterError) -> None:
         """Retries the event later after a temporary error; drops it after others."""
-        temporary = error.status is None or error.status == 429 or error.status >= 500
-        if temporary:
+        if error.is_temporary:
             self._resume_at = self._clock() + self._backoff.next()
         if self._reported.is_new(error.status):
             log.warning("events are not written", extra={
                 "subject": str(event.key.subject), "reason": event.key.reason, "error": str(error),
-                "retried": temporary})
+                "retried": error.is_temporary})
         event.attempts += 1
-        if temporary and (error.status is None or event.attempts < ATTEMPTS):
+        if error.is_temporary and (error.status is None or event.attempts < ATTEMPTS):
             self._put_back(event)
         else:
             self._drop(event)

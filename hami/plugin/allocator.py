@@ -273,6 +273,5 @@ class Allocator:
 
 def _is_retriable(error: BaseException) -> bool:
     """Reports whether another attempt, which reads everything again, may succeed."""
-    if isinstance(error, Conflict | NotFound | _Ambiguous):
-        return True
-    return isinstance(error, ClusterError) and (error.status is None or error.status == 429 or error.status >= 500)
+    return isinstance(error, Conflict | NotFound | _Ambiguous) or (
+        isinstance(error, ClusterError) and error.is_temporary)
