@@ -49,15 +49,17 @@ def parse_quantity(text: str) -> Fraction:
 
 
 def strict_integer(text: str) -> int | None:
-    """Returns the value of a quantity that is written as an integer, else ``None``.
+    """Returns the value of a quantity that is written as an integer; ``None`` for any other text.
 
     A quantity with a decimal point or a suffix below one is not an integer, not even ``1.0``.
-    Raises: MalformedInput if *text* is not a quantity.
     Source: Quantity.AsInt64, with which upstream reads requests.
     """
     if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # the common case; a Fraction costs ten times more
         return int(text)
-    value = parse_quantity(text)
+    try:
+        value = parse_quantity(text)
+    except MalformedInput:
+        return None
     if "." in text or text[-1:] in ("n", "u", "m") or "-" in text[1:] or value.denominator != 1:
         return None
     return value.numerator

@@ -194,7 +194,7 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
     texts = {name.removeprefix("limits."): text for name, text in _quantities(spec.hard).items()
              if name.startswith("limits.")}
-    limits = {name: value for name, text in texts.items() if (value := _integer(text)) is not None}
+    limits = {name: value for name, text in texts.items() if (value := strict_integer(text)) is not None}
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits,
                        binary=frozenset(name for name in limits if texts[name].endswith("i")))
@@ -209,13 +209,6 @@ def _container(wire: _Container, kind: ContainerKind) -> Container:
 def _quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
     """Quantities as text. The API also accepts numbers and null."""
     return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return strict_integer(text)
-    except MalformedInput:
-        return None
 
 
 def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:

@@ -205,10 +205,7 @@ def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_includ
 
 def _requested(limit: str | None) -> int:
     """Returns the number of devices that a limit requests; 0 if it is not a positive integer."""
-    try:
-        return max(strict_integer(limit) or 0, 0) if limit is not None else 0
-    except MalformedInput:
-        return 0
+    return max(strict_integer(limit) or 0, 0) if limit is not None else 0
 
 
 def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:

@@ -14,10 +14,10 @@ from typing import Any
 
 from hami.errors import MalformedInput
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
-from hami.quantity import INT32_MAX
+from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.admission import Draft, invalid_amount
 from hami.vendors.inventory import capacity_of, counted
-from hami.vendors.request import amounts, integer
+from hami.vendors.request import amounts
 from hami.vendors.select import aligned_run
 from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
 
@@ -142,7 +142,7 @@ def _parse(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str
 
 
 def _amount(name: str, text: str, most: int) -> int:
-    if (value := integer(text)) is None:
+    if (value := strict_integer(text)) is None:
         raise invalid_amount(name, text, "must be an integer")
     if value < 1:
         raise invalid_amount(name, text, "must be greater than 0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from hami.errors import MalformedInput
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.spec import Catalog, Vendor
@@ -89,20 +88,12 @@ def amount_error(vendor: Vendor, container: str, given: Mapping[str, str]) -> st
             f"{highest}{unit}")
 
 
-def integer(text: str) -> int | None:
-    """Returns the value of a quantity that is an integer; ``None`` for any other text."""
-    try:
-        return strict_integer(text)
-    except MalformedInput:
-        return None
-
-
 def _value(vendor: Vendor, name: str, text: str) -> int | None:
     """Returns one amount, memory in MiB; ``None`` if it is invalid.
 
     A percentage is clamped later, so it may be any integer.
     """
-    value = integer(text)
+    value = strict_integer(text)
     if value is None or (value < 0 and name != vendor.memory_percent):
         return None
     if name == vendor.memory and value:

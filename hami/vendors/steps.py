@@ -6,8 +6,9 @@ A step changes an amount in limits, and in requests if it is given there too.
 from __future__ import annotations
 
 from hami.errors import MalformedInput
+from hami.quantity import strict_integer
 from hami.vendors.admission import Draft, invalid_amount
-from hami.vendors.request import WHOLE, integer
+from hami.vendors.request import WHOLE
 
 
 def at_least_one(draft: Draft) -> None:
@@ -22,7 +23,7 @@ def percentage_of_cores(draft: Draft) -> None:
     name = draft.vendor.cores
     if (text := draft.given.get(name)) is None:
         return
-    cores = integer(text)
+    cores = strict_integer(text)
     if cores is None or not 1 <= cores <= WHOLE:
         raise invalid_amount(name, text, "must be an integer percentage between 1 and 100")
 
