@@ -187,40 +187,22 @@ class FakeCluster:
         return self._do("lease", lambda: self.leases.get((namespace, name)), namespace=namespace, name=name,
                         timeout=timeout)
 
-    def create_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
+    def write_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
         def effect():
-            if (lease.namespace, lease.name) in self.leases:
-                raise Conflict(f"lease {lease.name} exists", 409)
+            _check_write(f"lease {lease.name}", self.leases.get((lease.namespace, lease.name)), lease)
             return self.put_lease(lease)
 
-        return self._do("create_lease", effect, lease=lease, timeout=timeout)
-
-    def update_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        def effect():
-            stored = _present(self.leases.get((lease.namespace, lease.name)), f"lease {lease.name}")
-            _check_version(f"lease {lease.name}", stored.resource_version, lease.resource_version)
-            return self.put_lease(lease)
-
-        return self._do("update_lease", effect, lease=lease, timeout=timeout)
+        return self._do("write_lease", effect, lease=lease, timeout=timeout)
 
     def secret(self, namespace: str, name: str) -> SecretRecord | None:
         return self._do("secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name)
 
-    def create_secret(self, secret: SecretRecord) -> SecretRecord:
+    def write_secret(self, secret: SecretRecord) -> SecretRecord:
         def effect():
-            if (secret.namespace, secret.name) in self.secrets:
-                raise Conflict(f"secret {secret.name} exists", 409)
+            _check_write(f"secret {secret.name}", self.secrets.get((secret.namespace, secret.name)), secret)
             return self.put_secret(secret)
 
-        return self._do("create_secret", effect, secret=secret)
-
-    def update_secret(self, secret: SecretRecord) -> SecretRecord:
-        def effect():
-            stored = _present(self.secrets.get((secret.namespace, secret.name)), f"secret {secret.name}")
-            _check_version(f"secret {secret.name}", stored.resource_version, secret.resource_version)
-            return self.put_secret(secret)
-
-        return self._do("update_secret", effect, secret=secret)
+        return self._do("write_secret", effect, secret=secret)
 
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name)
@@ -270,6 +252,14 @@ def _present(thing, what):
     if thing is None:
         raise NotFound(f"{what} not found", 404)
     return thing
+
+
+def _check_write(what, stored, record):
+    """A record without a version is created, another replaces the version that was read."""
+    if record.resource_version:
+        _check_version(what, _present(stored, what).resource_version, record.resource_version)
+    elif stored is not None:
+        raise Conflict(f"{what} exists", 409)
 
 
 def _check_version(what, stored, given):

@@ -21,7 +21,6 @@ from hami.certificates.revision import (
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
-from hami.kube.lease import LeaderTerm
 from hami.runtime.once import OncePerKey
 from hami.runtime.periodic import PeriodicTask
 
@@ -47,17 +46,16 @@ class CertificateSettings:
 
 
 class CertificateManager(PeriodicTask):
-    """Syncs Secret, webhook configuration and file every few seconds. Only the leader of *term* writes to the cluster,
-    except for `prepare`."""
+    """Syncs Secret, webhook configuration and file every few seconds. Only a replica that *leads* writes to the
+    cluster, except for `prepare`."""
 
-    def __init__(self, cluster: Cluster, term: LeaderTerm, settings: CertificateSettings, *,
-                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(self, cluster: Cluster, leads: Callable[[], bool], settings: CertificateSettings, *,
+                 now: Callable[[], datetime]) -> None:
         super().__init__(RETRY_SECONDS)
         self._sync_seconds = min(MAX_SYNC_SECONDS, settings.lifetimes.overlap.total_seconds() / 4)
         self._cluster = cluster
-        self._term = term
+        self._leads = leads
         self._settings = settings
-        self._clock = clock
         self._now = now
         self._published: PublishedBundles | None = None
         self._failures = OncePerKey()
@@ -134,9 +132,6 @@ class CertificateManager(PeriodicTask):
                     return
                 wait(RETRY_SECONDS)
 
-    def _leads(self) -> bool:
-        return self._term.leads_until() > self._clock()
-
     def _configuration(self) -> tuple[WebhookConfiguration | None, ClusterError | None]:
         """Returns the webhook configuration, or the error that prevents reading it. Certificates are renewed even
         without it."""
@@ -161,7 +156,7 @@ class CertificateManager(PeriodicTask):
             return current
         wanted = replace(current, data=revision.data)
         try:
-            stored = self._cluster.update_secret(wanted) if secret else self._cluster.create_secret(wanted)
+            stored = self._cluster.write_secret(wanted)
         except NotFound as error:
             if secret is None:
                 raise

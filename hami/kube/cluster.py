@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.codec.objects import parse_environment, parse_node, parse_pod
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
@@ -56,6 +57,9 @@ class LeaseRecord:
 
 class _Items(msgspec.Struct):
     items: list[msgspec.Raw]
+
+
+_PODS = msgspec.json.Decoder(_Items)
 
 
 class Cluster:
@@ -153,34 +157,25 @@ class Cluster:
         except NotFound:
             return None
 
-    def create_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        """Creates the Lease, in one attempt, and returns it as stored. Raises: Conflict if there is one."""
-        return _parse_lease(self._api.request("POST", _path("leases", lease.namespace), body=_render_lease(lease),
-                                              timeout=timeout))
+    def write_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
+        """Writes the Lease, in one attempt, and returns it as stored. It is replaced if its version is still
+        ``lease.resource_version``, or created if *lease* has no version.
 
-    def update_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        """Replaces the Lease if its version is still ``lease.resource_version``, and returns it as stored. One attempt.
-
-        Raises: Conflict if it has changed since, NotFound if it is gone.
+        Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
-        return _parse_lease(self._api.request("PUT", _path("leases", lease.namespace, lease.name),
-                                              body=_render_lease(lease), timeout=timeout))
+        return _parse_lease(self._api.request(*_target("leases", lease), body=_render_lease(lease), timeout=timeout))
 
     def secret(self, namespace: str, name: str) -> SecretRecord | None:
         """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
         return self._get(_path("secrets", namespace, name), parse_secret)
 
-    def create_secret(self, secret: SecretRecord) -> SecretRecord:
-        """Creates a Secret of type kubernetes.io/tls and returns it as stored. Raises: Conflict if there is one."""
-        return parse_secret(self._write("POST", _path("secrets", secret.namespace), body=_json(render_secret(secret))))
+    def write_secret(self, secret: SecretRecord) -> SecretRecord:
+        """Writes the Secret and returns it as stored. It is replaced if its version is still
+        ``secret.resource_version``, or created, with the type kubernetes.io/tls, if *secret* has no version.
 
-    def update_secret(self, secret: SecretRecord) -> SecretRecord:
-        """Replaces the Secret if its version is still ``secret.resource_version``, and returns it as stored.
-
-        Raises: Conflict if it has changed since, NotFound if it is gone.
+        Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
-        return parse_secret(self._write("PUT", _path("secrets", secret.namespace, secret.name),
-                                        body=_json(render_secret(secret))))
+        return parse_secret(self._write(*_target("secrets", secret), body=_json(render_secret(secret))))
 
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
@@ -196,12 +191,8 @@ class Cluster:
             body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH))
 
     def _pods(self, path: str, query: Mapping[str, str]) -> list[Pod]:
-        data = self._read("GET", path, query=query)
-        try:
-            items = msgspec.json.decode(data, type=_Items).items
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedInput("pod list", data[:200].decode(errors="replace"), str(error)) from error
-        return [parse_pod(item) for item in items]
+        pods = decode("pod list", _PODS, self._read("GET", path, query=query))
+        return [parse_pod(item) for item in pods.items]
 
     def _get(self, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:
@@ -228,6 +219,13 @@ def _path(resource: str, namespace: str | None, name: str | None = None) -> str:
     group = _GROUPS.get(resource, "/api/v1")
     within = "" if namespace is None else f"/namespaces/{_segment(namespace)}"
     return f"{group}{within}/{resource}" + ("" if name is None else f"/{_segment(name)}")
+
+
+def _target(resource: str, record: LeaseRecord | SecretRecord) -> tuple[str, str]:
+    """Returns the method and path that replace the version of *record* that was read, or create a new object."""
+    if record.resource_version:
+        return "PUT", _path(resource, record.namespace, record.name)
+    return "POST", _path(resource, record.namespace)
 
 
 def _segment(name: str) -> str:

@@ -9,7 +9,6 @@ A candidate that needs the leadership requests it from the leader through an ann
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
@@ -31,12 +29,6 @@ HANDOVER_KEY = "hami.io/handover-to"
 _MIN_TIMEOUT_S = 0.1
 _READS = 2  # by a candidate in a retry period, so that it sees a renewal soon
 _READS_REQUESTING = 4  # the same for a candidate that has requested the leadership
-
-
-class LeaderTerm(Protocol):
-    """The time until which this replica leads."""
-
-    def leads_until(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +75,8 @@ class Election:
 
     def __init__(self, cluster: Cluster, candidate: Candidate, callbacks: LeaderCallbacks, *,
                  times: LeaseTimes = LeaseTimes(), clock: Callable[[], float] = time.monotonic,
-                 now: Callable[[], datetime] = lambda: datetime.now(UTC),
-                 wait: Callable[[float], object] | None = None) -> None:
-        """*now* is only written to the lease. *wait*: sleeps; the default is woken by `stop` and `request_handover`."""
+                 now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        """*now* is only written to the lease."""
         self._cluster = cluster
         self._candidate = candidate
         self._identity = candidate.identity
@@ -96,7 +87,6 @@ class Election:
         self._now = now
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._wait = wait or self._wake.wait
         self._until = 0.0  # this replica leads before this time
         self._leading = False  # on_started has been called, and on_stopped not yet
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
@@ -129,7 +119,7 @@ class Election:
             self._wake.clear()
             delay = self.step()
             if not self._stopping.is_set():
-                self._wait(delay)
+                self._wake.wait(delay)
         self._release()
 
     def stop(self) -> None:
@@ -170,7 +160,7 @@ class Election:
 
     def _notify(self) -> None:
         """Calls back if the leadership has begun or ended."""
-        leads = self._clock() < self._until
+        leads = self.is_leader()
         if not leads:
             self._held = None
         if leads != self._leading:
@@ -206,21 +196,26 @@ class Election:
             return False
         self._lose(f"handed over to {successor}")
         self._notify()  # before the write, after which the successor may lead
-        self._free(held)
+        try:
+            self._free(held)
+        except Conflict:  # another candidate has requested it, or an answer was lost
+            self._free(self._read())
         return True
 
     def _run_for(self, seen: LeaseRecord | None) -> None:
-        """Takes the lease if it is free, or requests it if that is wanted."""
+        """Takes the lease if it is free, or requests it if that is wanted. Raises: Conflict if another candidate was
+        faster."""
         self._observe(seen)
         if seen is None:
             self._write(LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease))
         elif seen.holder == self._identity:
             self._write(seen)  # our own write, whose answer was lost or late: the identity is unique
         elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
-            self._take(seen)
+            annotations = {key: value for key, value in seen.annotations.items() if key != HANDOVER_KEY}
+            self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1, annotations=annotations))
         elif self._is_requesting(self._clock()) and seen.annotations.get(HANDOVER_KEY) != self._identity:
             annotations = {**seen.annotations, HANDOVER_KEY: self._identity}
-            self._cluster.update_lease(replace(seen, annotations=annotations), timeout=self._timeout())
+            self._cluster.write_lease(replace(seen, annotations=annotations), timeout=self._timeout())
             log.info("requested the leadership", extra={"lease": self._candidate.lease, "holder": seen.holder})
         else:
             self._free_at = free_at
@@ -246,23 +241,16 @@ class Election:
             self._requested_at = -math.inf
         self._seen, self._seen_since = state, self._clock()
 
-    def _take(self, seen: LeaseRecord) -> None:
-        """Takes the lease from its last holder. Raises: Conflict if another candidate was faster."""
-        annotations = {key: value for key, value in seen.annotations.items() if key != HANDOVER_KEY}
-        self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1, annotations=annotations))
-
     def _write(self, lease: LeaseRecord) -> None:
         """Writes the lease with this replica as its holder. The term counts from before the write."""
-        write = self._cluster.update_lease if lease.resource_version else self._cluster.create_lease
         stamp = self._stamp()
         lease = replace(lease, holder=self._identity, duration_s=self._duration_s, renew_time=stamp,
                         acquire_time=lease.acquire_time or stamp)
         sent = self._clock()
-        self._unsure = True
         try:
-            self._held = write(lease, timeout=self._timeout())
-        except (Conflict, NotFound):
-            self._unsure = False
+            self._held = self._cluster.write_lease(lease, timeout=self._timeout())
+        except Exception as error:
+            self._unsure = not isinstance(error, (Conflict, NotFound))
             raise
         self._unsure = False
         self._until = sent + self._times.renew
@@ -281,24 +269,16 @@ class Election:
         if not holds:
             return
         try:
-            self._free(None)
+            self._free(self._read())
         except Exception as error:  # the thread ends, and the lease will expire
             self._report(error)
 
     def _free(self, held: LeaseRecord | None) -> None:
-        """Clears the holder. *held*: the lease as last written, if known. Another holder's lease is not changed."""
-        if held is not None:
-            with contextlib.suppress(Conflict):  # another candidate has requested it, or an answer was lost
-                self._write_free(held)
-                return
-        seen = self._read()
-        if seen is not None and seen.holder == self._identity:
-            self._write_free(seen)
-
-    def _write_free(self, held: LeaseRecord) -> None:
-        freed = replace(held, holder="", duration_s=1, renew_time=self._stamp())
-        self._observe(self._cluster.update_lease(freed, timeout=self._timeout()))
-        log.info("lease released", extra={"lease": self._candidate.lease, "identity": self._identity})
+        """Clears the holder of *held*, the lease as last known. Another holder's lease is not changed."""
+        if held is not None and held.holder == self._identity:
+            freed = replace(held, holder="", duration_s=1, renew_time=self._stamp())
+            self._observe(self._cluster.write_lease(freed, timeout=self._timeout()))
+            log.info("lease released", extra={"lease": self._candidate.lease, "identity": self._identity})
 
     def _stamp(self) -> str:
         """Returns the time as a MicroTime of the Kubernetes API: RFC 3339 with microseconds."""

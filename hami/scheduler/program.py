@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks, LeaderTerm
+from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
 from hami.runtime.interpreter import freeze_gc
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
@@ -50,15 +51,8 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class _NeverLeads:
-    """The term of a process that takes no part in an election."""
-
-    def leads_until(self) -> float:
-        return 0.0
-
-
 def make_certificate_manager(settings: Settings, cluster: Cluster | None = None,
-                             term: LeaderTerm = _NeverLeads()) -> CertificateManager:
+                             leads: Callable[[], bool] = lambda: False) -> CertificateManager:
     """Returns the manager of the self-signed certificate, by default with a connection of its own and no leadership."""
     certificates = CertificateSettings(
         namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
@@ -66,7 +60,7 @@ def make_certificate_manager(settings: Settings, cluster: Cluster | None = None,
         lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
                             authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
     cluster = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S))
-    return CertificateManager(cluster, term, certificates, clock=time.monotonic, now=_now)
+    return CertificateManager(cluster, leads, certificates, now=_now)
 
 
 class SchedulerProgram:
@@ -109,7 +103,7 @@ class SchedulerProgram:
                                       now=_now)
 
         # Certificates and exporter
-        self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership)
+        self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership.leads)
                               if settings.self_signed_cert_dir else None)
         self._metrics.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)

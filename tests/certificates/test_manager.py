@@ -47,7 +47,9 @@ class World:
         self.fake.put_secret(replace(secret, data=secret.data | {names[key]: value for key, value in data.items()}))
 
     def writes(self):
-        return [call.method for call in self.fake.calls if call.method.startswith(("create", "update", "publish"))]
+        return [("update_secret" if call.secret.resource_version else "create_secret")
+                if call.method == "write_secret" else call.method
+                for call in self.fake.calls if call.method in ("write_secret", "publish_bundle")]
 
 
 class Replica(CertificateManager):
@@ -55,10 +57,7 @@ class Replica(CertificateManager):
         self.leads, self.file, self.waits = leads, file, []
         settings = CertificateSettings(namespace=SECRET[0], secret=SECRET[1], webhook="hook", file=file,
                                        default_names=frozenset({"default.svc"}))
-        super().__init__(world.fake, self, settings, clock=lambda: 1.0, now=lambda: world.now)
-
-    def leads_until(self):
-        return 2.0 if self.leads else 0.0
+        super().__init__(world.fake, lambda: self.leads, settings, now=lambda: world.now)
 
     def served(self):
         return self.file.read_bytes()
@@ -137,7 +136,7 @@ def test_two_replicas_that_start_at_the_same_time_share_one_ca(world):
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
 
     def start_the_other(call):
-        if call.method == "create_secret":
+        if call.method == "write_secret":
             world.fake.on_call = lambda call: None
             second.prepare(second.waits.append)
 
@@ -153,7 +152,7 @@ def test_two_replicas_that_both_lead_create_one_certificate(world):
     world.now += 60 * DAY
 
     def let_the_other(call):
-        if call.method == "update_secret":
+        if call.method == "write_secret":
             world.fake.on_call = lambda call: None
             second.sync()
 
@@ -230,7 +229,7 @@ def test_a_secret_deleted_during_an_update_is_a_conflict(world):
     replica = world.replica()
     replica.sync()
     world.now += 60 * DAY
-    world.fake.fail("update_secret", NotFound("gone", 404))
+    world.fake.fail("write_secret", NotFound("gone", 404))
     with pytest.raises(Conflict):
         replica.sync()
 
@@ -344,7 +343,7 @@ def test_a_failure_is_logged_once_and_retried(world, caplog):
 
 def test_a_conflict_is_not_logged_as_a_failure(world, caplog):
     replica = world.replica()
-    world.fake.fail("create_secret", Conflict("exists", 409))
+    world.fake.fail("write_secret", Conflict("exists", 409))
     replica.tick()
     replica.tick()
     assert replica.served() == served(world.data)

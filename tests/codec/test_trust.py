@@ -30,7 +30,7 @@ def test_a_secret_is_read():
 
 def test_a_secret_is_created_with_the_type_of_certificates():
     api, cluster = talk(SECRET)
-    cluster.create_secret(SecretRecord(namespace="hami", name="s", data={"tls.crt": b"pem"}))
+    cluster.write_secret(SecretRecord(namespace="hami", name="s", data={"tls.crt": b"pem"}))
     assert api.calls == [("POST", SECRETS, "application/json", {
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": {"tls.crt": "cGVt"},
         "metadata": {"namespace": "hami", "name": "s"}}, None)]
@@ -38,7 +38,7 @@ def test_a_secret_is_created_with_the_type_of_certificates():
 
 def test_what_we_do_not_know_of_a_secret_survives_an_update():
     api, cluster = talk(SECRET, SECRET)
-    cluster.update_secret(cluster.secret("hami", "s"))
+    cluster.write_secret(cluster.secret("hami", "s"))
     assert api.calls[1] == ("PUT", f"{SECRETS}/s", "application/json", {
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"tls.crt": "cGVt"},
         "metadata": {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"}}}, None)
@@ -48,7 +48,7 @@ def test_what_we_do_not_know_of_a_secret_survives_an_update():
 def test_a_secret_that_has_changed_is_not_overwritten(error):
     _, cluster = talk(SECRET, error)
     with pytest.raises(type(error)):
-        cluster.update_secret(cluster.secret("hami", "s"))
+        cluster.write_secret(cluster.secret("hami", "s"))
 
 
 def test_a_webhook_configuration_is_read():

@@ -130,7 +130,7 @@ def test_a_lease_is_read_and_what_we_do_not_know_survives():
     assert lease == LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10, transitions=3,
                                 acquire_time="2026-01-01T00:00:00.000001Z", renew_time="2026-01-01T00:00:09.000001Z",
                                 resource_version="5")
-    cluster.update_lease(replace(lease, holder="", duration_s=1, annotations={"k": "v"}))
+    cluster.write_lease(replace(lease, holder="", duration_s=1, annotations={"k": "v"}))
     method, path, _, body, _ = api.calls[1]
     assert (method, path) == ("PUT", f"{LEASES}/s")
     assert body["metadata"] == {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
@@ -140,7 +140,7 @@ def test_a_lease_is_read_and_what_we_do_not_know_survives():
 
 def test_a_lease_is_created_without_what_is_not_given():
     api, cluster = talk(LEASE)
-    cluster.create_lease(LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10))
+    cluster.write_lease(LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10))
     method, path, _, body, _ = api.calls[0]
     assert (method, path) == ("POST", LEASES) and "resourceVersion" not in body["metadata"]
     assert body["spec"] == {"holderIdentity": "a", "leaseDurationSeconds": 10, "leaseTransitions": 0,
@@ -205,8 +205,8 @@ def test_repeating_ends():
     assert len(api.calls) == 3
 
 
-@pytest.mark.parametrize("call", [lambda c: c.lease("n", "l"), lambda c: c.update_lease(LeaseRecord(
-    namespace="n", name="l")), lambda c: c.create_lease(LeaseRecord(namespace="n", name="l"))])
+@pytest.mark.parametrize("call", [lambda c: c.lease("n", "l"), lambda c: c.write_lease(LeaseRecord(
+    namespace="n", name="l")), lambda c: c.write_lease(LeaseRecord(namespace="n", name="l", resource_version="5"))])
 def test_an_election_repeats_by_itself(call):
     api, cluster = talk(REFUSED)
     with pytest.raises(ClusterError):

@@ -130,7 +130,7 @@ def test_release_looks_again_after_a_conflict_and_never_takes_from_others(world)
 
 def test_a_write_without_answer_is_released_too(world):
     a = world.join("a")
-    world.cluster.fail("create_lease", no_answer(), after=True)
+    world.cluster.fail("write_lease", no_answer(), after=True)
     world.run(0)
     assert not a.is_leader() and world.lease.holder == "a"
     a.stop()
@@ -178,7 +178,7 @@ def test_a_leader_that_was_stopped_past_its_term_knows_it_at_once(world):
 def test_a_lost_answer_costs_nothing(world):
     a = world.join("a")
     world.run(0)
-    world.cluster.fail("update_lease", no_answer(), after=True)
+    world.cluster.fail("write_lease", no_answer(), after=True)
     world.run(30)
     assert a.is_leader() and world.log == [("a", "started", 1000.0)]
 
@@ -213,7 +213,7 @@ def test_a_deleted_lease_ends_the_term(world):
 
 def test_losing_the_race_for_a_free_lease_is_no_trouble(world, caplog):
     world.join("a"), world.join("b")
-    world.cluster.fail("create_lease", Conflict("exists", 409))
+    world.cluster.fail("write_lease", Conflict("exists", 409))
     world.run(3)
     assert world.leaders() == ["b"]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -287,14 +287,14 @@ def test_others_leave_the_lease_to_the_one_that_asked_but_not_for_ever(world):
 def test_a_request_that_crosses_a_renewal_is_still_granted(world):
     hand_over_world(world)
     world.run(0)
-    world.cluster.fail("update_lease", Conflict("modified", 409))  # hits the leader's release
+    world.cluster.fail("write_lease", Conflict("modified", 409))  # hits the leader's release
     assert world.run_until_leader("b") < 3
 
 
 def test_a_hand_over_whose_answer_is_lost_completes(world):
     hand_over_world(world)
     world.run(0)
-    world.cluster.fail("update_lease", no_answer(), after=True)
+    world.cluster.fail("write_lease", no_answer(), after=True)
     assert world.run_until_leader("b") < 3
 
 
@@ -302,7 +302,7 @@ def test_a_hand_over_that_did_not_arrive_is_tried_again(world):
     hand_over_world(world)
     world.run(0)
     world.cluster.on_call = lambda call: (
-        world.cluster.fail("update_lease", no_answer()) if call.method == "update_lease" and call.lease.holder == ""
+        world.cluster.fail("write_lease", no_answer()) if call.method == "write_lease" and call.lease.holder == ""
         and len(world.log) == 2 else None)
     assert world.run_until_leader("b") < 8
 
@@ -313,7 +313,7 @@ def test_requests_in_quick_succession_are_one(world):
         world.candidates["b"].request_handover()
     before = len(world.cluster.calls_of("lease"))
     world.run(1.9)
-    asked = [call for call in world.cluster.calls_of("update_lease") if call.lease.annotations.get(HANDOVER_KEY)]
+    asked = [call for call in world.cluster.calls_of("write_lease") if call.lease.annotations.get(HANDOVER_KEY)]
     assert len([call for call in asked if call.lease.holder == "a"]) >= 1
     assert len(world.cluster.calls_of("lease")) - before < 12
 
@@ -367,7 +367,7 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
 
     def watch(call):
         looked.set()
-        if call.method == "update_lease":
+        if call.method == "write_lease":
             asked.set()
 
     cluster.on_call = watch
