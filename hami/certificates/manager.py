@@ -60,7 +60,9 @@ class CertificateManager(PeriodicTask):
         self._published: PublishedBundles | None = None
         self._failures = OncePerKey()
         self._expiry: float | None = None
-        self._is_trusted = False
+        self.is_trusted = False
+        """Whether the API server trusts the serving certificate, or no evidence says otherwise. Once true, it stays
+        true."""
 
     def run(self) -> None:
         """Sync at once, then periodically until stopped."""
@@ -78,12 +80,7 @@ class CertificateManager(PeriodicTask):
             self._report_failure(error)
         except Exception:
             log.exception("certificate sync failed")
-        self._interval = self._sync_seconds if self._is_trusted else RETRY_SECONDS
-
-    def is_trusted(self) -> bool:
-        """Reports whether the API server trusts the serving certificate, or no evidence says otherwise. Once true, it
-        stays true."""
-        return self._is_trusted
+        self._interval = self._sync_seconds if self.is_trusted else RETRY_SECONDS
 
     def expiry(self) -> float | None:
         """Returns when the serving certificate expires (Unix seconds); None before the first sync."""
@@ -91,24 +88,24 @@ class CertificateManager(PeriodicTask):
 
     def sync(self) -> None:
         """Bring Secret, webhook configuration and file up to date. Raises: HamiError; Conflict means sync again."""
-        secret = self._cluster.secret(self._settings.namespace, self._settings.secret)
+        secret = self._secret()
         if not self._leads():
             self._published = None  # a follower does not see every change of the bundles
             self._store(secret)
-            if not self._is_trusted and secret is not None:
-                self._is_trusted = _is_published(self._configuration()[0], secret.data.get(CA_CERTIFICATES))
+            if not self.is_trusted and secret.resource_version:
+                self.is_trusted = _is_published(self._configuration()[0], secret.data.get(CA_CERTIFICATES))
             return
         configuration, problem = self._configuration()
         secret = self._revise(secret, configuration, None if problem else self._observe(configuration))
         self._store(secret)
         if problem is not None:
-            self._is_trusted = True  # nothing says otherwise
+            self.is_trusted = True  # nothing says otherwise
             raise problem
         bundle = secret.data[CA_CERTIFICATES]
         if configuration is not None and not _is_published(configuration, bundle) and self._leads():
             self._cluster.publish_bundle(configuration, bundle)
             log.info("CA bundle published", extra={"webhook": configuration.name})
-        self._is_trusted = True
+        self.is_trusted = True
 
     def prepare(self, wait: Callable[[float], object]) -> None:
         """Return once a certificate can be served. Creates one if needed, even if another replica leads.
@@ -118,8 +115,8 @@ class CertificateManager(PeriodicTask):
         """
         while True:
             try:
-                secret = self._cluster.secret(self._settings.namespace, self._settings.secret)
-                if secret is None or usable_until(secret.data, self._now()) is None:
+                secret = self._secret()
+                if usable_until(secret.data, self._now()) is None:
                     secret = self._revise(secret, self._configuration()[0], None)
                 self._store(secret)
                 return
@@ -131,6 +128,12 @@ class CertificateManager(PeriodicTask):
                 if usable_until({CERTIFICATE: content, KEY: content}, self._now()) is not None:
                     return
                 wait(RETRY_SECONDS)
+
+    def _secret(self) -> SecretRecord:
+        """Returns the Secret, without data and version if it does not exist."""
+        settings = self._settings
+        return (self._cluster.secret(settings.namespace, settings.secret)
+                or SecretRecord(namespace=settings.namespace, name=settings.secret, data={}))
 
     def _configuration(self) -> tuple[WebhookConfiguration | None, ClusterError | None]:
         """Returns the webhook configuration, or the error that prevents reading it. Certificates are renewed even
@@ -147,28 +150,26 @@ class CertificateManager(PeriodicTask):
             self._published = PublishedBundles(bundles, self._now())
         return self._published
 
-    def _revise(self, secret: SecretRecord | None, configuration: WebhookConfiguration | None,
+    def _revise(self, secret: SecretRecord, configuration: WebhookConfiguration | None,
                 published: PublishedBundles | None) -> SecretRecord:
-        current = secret or SecretRecord(namespace=self._settings.namespace, name=self._settings.secret, data={})
-        revision = revise(current.data, names=_server_names(configuration), default=self._settings.default_names,
+        revision = revise(secret.data, names=_server_names(configuration), default=self._settings.default_names,
                           published=published, now=self._now(), lifetimes=self._settings.lifetimes)
         if revision is None:
-            return current
-        wanted = replace(current, data=revision.data)
+            return secret
         try:
-            stored = self._cluster.write_secret(wanted)
+            stored = self._cluster.write_secret(replace(secret, data=revision.data))
         except NotFound as error:
-            if secret is None:
+            if not secret.resource_version:
                 raise
             raise Conflict("the Secret was deleted during the update", 409) from error
-        log.info("certificates revised", extra={"secret": f"{current.namespace}/{current.name}",
+        log.info("certificates revised", extra={"secret": f"{secret.namespace}/{secret.name}",
                                                 "reasons": "; ".join(revision.reasons)})
         return stored
 
-    def _store(self, secret: SecretRecord | None) -> None:
+    def _store(self, secret: SecretRecord) -> None:
         """Write the serving certificate of *secret* to the file. An unusable one leaves the file unchanged."""
-        expiry = usable_until(secret.data, self._now()) if secret is not None else None
-        if secret is None or expiry is None:
+        expiry = usable_until(secret.data, self._now())
+        if expiry is None:
             return
         content = secret.data[CERTIFICATE].rstrip() + b"\n" + secret.data[KEY]
         try:

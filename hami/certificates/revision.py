@@ -79,8 +79,8 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
         reasons.append(f"new CA: {problem}")
     serving = _serving(data)
     names = names or _names(serving) or default
-    reason = (_unusable_reason(serving, trusted, names, now)
-              or _renewal_reason(serving, signer, published, now, lifetimes))
+    trusts_signer = _is_trusted(signer.certificate, published, now, lifetimes)
+    reason = _renewal_reason(serving, signer, trusted, names, now, trusts_signer=trusts_signer)
     changed = {}
     if reason:
         made = _make_serving(signer, names, now, lifetimes)
@@ -117,9 +117,12 @@ def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
     return _KeyPair(certificate, key), ""
 
 
-def _unusable_reason(serving: x509.Certificate | None, trusted: Iterable[x509.Certificate], names: Collection[str],
-                     now: datetime) -> str:
-    """Returns why *serving* must be replaced at once; empty if it can be served."""
+def _renewal_reason(serving: x509.Certificate | None, signer: _KeyPair, trusted: Iterable[x509.Certificate],
+                    names: Collection[str], now: datetime, *, trusts_signer: bool) -> str:
+    """Returns why *serving* must be replaced at once, or should and can be replaced; empty if it stays.
+
+    *trusts_signer*: whether the API server trusts *signer*, so that its certificates may be served.
+    """
     if serving is None:
         return f"{CERTIFICATE} or {KEY} is missing or cannot be read, or they do not match"
     if not _is_valid(serving, now):
@@ -128,17 +131,9 @@ def _unusable_reason(serving: x509.Certificate | None, trusted: Iterable[x509.Ce
         return "no trusted CA has signed the current one"
     if missing := set(names) - _names(serving):
         return f"the current one is not valid for {', '.join(sorted(missing))}"
-    return ""
-
-
-def _renewal_reason(serving: x509.Certificate | None, signer: _KeyPair, published: PublishedBundles | None,
-                    now: datetime, lifetimes: Lifetimes) -> str:
-    """Returns why *serving*, still usable, should and can be replaced now; empty if it should or can not."""
     if not _has_signed(signer.certificate, serving):
-        return "its CA has been replaced" if _is_trusted(signer.certificate, published, now, lifetimes) else ""
-    if serving is not None and _is_due(serving, now):
-        return f"the current one expires at {serving.not_valid_after_utc:%F %T}"
-    return ""
+        return "its CA has been replaced" if trusts_signer else ""
+    return f"the current one expires at {serving.not_valid_after_utc:%F %T}" if _is_due(serving, now) else ""
 
 
 def _is_trusted(authority: x509.Certificate, published: PublishedBundles | None, now: datetime,

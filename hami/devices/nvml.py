@@ -82,7 +82,7 @@ class NvmlCards:
         memory = read("memory", lambda card: nvml.nvmlDeviceGetMemoryInfo(card).total // _MIB, 0, optional=True)
         minor = read("minor number", nvml.nvmlDeviceGetMinorNumber, index, optional=True)
         mig = read("MIG mode", lambda card: nvml.nvmlDeviceGetMigMode(card)[0], None, optional=True)
-        offered = () if mig is None else tuple(one.profile for one in offered_profiles(nvml, handle))
+        offered = () if mig is None else tuple(offered_profiles(nvml, handle).values())
         return Card(
             uuid=uuid, index=index, minor=minor, model=model, memory_mib=memory, numa=self._numa(handle),
             mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(problems), shared_node=self._shared_node,

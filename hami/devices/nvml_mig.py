@@ -13,48 +13,37 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hami.codec.device_config import MigAllowance
 from hami.devices.cards import Instance, MigDevice
 from hami.devices.mig_profiles import allowed_names
-from hami.devices.nvml_library import decode
+from hami.devices.nvml_library import card_handles, decode
 from hami.errors import HamiError
 from hami.model import MigProfile, Partition
+from hami.runtime.once import OncePerKey
 
 _PLAIN = re.compile(r"\d+g\.\d+gb")  # without a suffix (+me, +gfx, …) for additional or missing engines
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedProfile:
-    """A profile with the driver's numbers for it. *compute_profile*: the compute profile of its full size."""
-
-    profile: MigProfile
-    profile_id: int
-    compute_profile: int
-
-
-def offered_profiles(nvml: Any, handle: Any) -> tuple[OfferedProfile, ...]:
-    """Returns the profiles of a card that have no suffix. Unreadable profiles are skipped.
+def offered_profiles(nvml: Any, handle: Any) -> dict[int, MigProfile]:
+    """Returns the profiles of a card that have no suffix, by the driver's number. Unreadable profiles are skipped.
 
     Cores: percent of the multiprocessors that the largest profile has, rounded up.
     """
-    found: list[tuple[Any, str, tuple[Partition, ...], int]] = []
+    found: list[tuple[Any, str, tuple[Partition, ...]]] = []
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         with suppress(nvml.NVMLError):
             info = _profile_info(nvml, handle, number)
             name = _profile_name(nvml, handle, info)
             if _PLAIN.fullmatch(name) and info.multiprocessorCount:
-                found.append((info, name, _placements(nvml, handle, info.id), number))
+                found.append((info, name, _placements(nvml, handle, info.id)))
     largest = max((info.multiprocessorCount for info, *_ in found), default=1)
-    return tuple(OfferedProfile(
-        MigProfile(name=name, memory_mib=info.memorySizeMB, cores=math.ceil(100 * info.multiprocessorCount / largest),
-                   slices=info.sliceCount, placements=placements),
-        info.id, getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{info.sliceCount}_SLICE", number))
-        for info, name, placements, number in found)
+    return {info.id: MigProfile(name=name, memory_mib=info.memorySizeMB, slices=info.sliceCount, placements=placements,
+                                cores=math.ceil(100 * info.multiprocessorCount / largest))
+            for info, name, placements in found}
 
 
 class NvmlInstances:
@@ -63,6 +52,7 @@ class NvmlInstances:
     def __init__(self, nvml: Any, allowlist: Sequence[MigAllowance] = ()) -> None:
         self._nvml = nvml
         self._allowlist = tuple(allowlist)
+        self._skipped = OncePerKey()
         self._lock = threading.Lock()  # makes list and create atomic; held during calls of NVML
 
     def existing(self, gpu: str) -> Sequence[Instance]:
@@ -86,19 +76,21 @@ class NvmlInstances:
         nvml = self._nvml
         with self._errors(gpu):
             handle = self._handle(gpu)
-            found = {offer.profile.name: offer for offer in reversed(offered_profiles(nvml, handle))}
-            offers = {name: found[driver_name] for driver_name, name in self._allowed(handle, reversed(found)).items()}
-        if profile not in offers:
-            raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(offers) or 'none'}")
-        offer = offers[profile]
+            offered = offered_profiles(nvml, handle)
+            numbers = {one.name: number for number, one in reversed(offered.items())}
+            names = {name: driver_name for driver_name, name in self._allowed(handle, reversed(numbers)).items()}
+        if profile not in names:
+            raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(names) or 'none'}")
+        number = numbers[names[profile]]
+        full_size = getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{offered[number].slices}_SLICE")
         placement = nvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
         context = f"{gpu}: {profile} at {start}"
         with self._errors(context), self._lock, ExitStack() as undo:
-            created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, offer.profile_id, ctypes.byref(placement))
+            created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, number, ctypes.byref(placement))
             undo.callback(self._destroy_quietly, nvml.nvmlGpuInstanceDestroy, created)
             gpu_instance = nvml.nvmlGpuInstanceGetInfo(created).id
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                created, offer.compute_profile, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+                created, full_size, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
             compute = nvml.nvmlGpuInstanceCreateComputeInstance(created, info.id)
             undo.callback(self._destroy_quietly, nvml.nvmlComputeInstanceDestroy, compute)
             compute_instance = nvml.nvmlComputeInstanceGetInfo(compute).id
@@ -146,11 +138,9 @@ class NvmlInstances:
         try:
             return nvml.nvmlDeviceGetHandleByUUID(gpu)
         except nvml.NVMLError:
-            for index in range(nvml.nvmlDeviceGetCount()):
-                with suppress(nvml.NVMLError):
-                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                    if decode(nvml.nvmlDeviceGetUUID(handle)) == gpu:
-                        return handle
+            for _, uuid, handle in card_handles(nvml, self._skipped)[0]:
+                if uuid == gpu:
+                    return handle
             raise
 
     def _is_enabled(self, handle: Any) -> bool:
@@ -254,7 +244,7 @@ class NvmlInstances:
 
 def _read_array(type: Any, capacity: int, read: Callable[[Any, Any], Any]) -> list[Any]:
     """Returns the items that *read* writes to an array of *type*; it also writes their number."""
-    array, count = (type * max(capacity, 1))(), ctypes.c_uint(0)
+    array, count = (type * max(capacity, 1))(), ctypes.c_uint(capacity)
     read(array, ctypes.byref(count))
     return list(array[:count.value])
 
@@ -284,6 +274,6 @@ def _profile_name(nvml: Any, handle: Any, info: Any) -> str:
 def _placements(nvml: Any, handle: Any, profile_id: int) -> tuple[Partition, ...]:
     count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
-    array = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
-    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, array, ctypes.byref(count))
-    return tuple(Partition(place.start, place.size) for place in array[:count.value])
+    places = _read_array(nvml.c_nvmlGpuInstancePlacement_t, count.value,
+                         partial(nvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id))
+    return tuple(Partition(place.start, place.size) for place in places)

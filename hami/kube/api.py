@@ -71,8 +71,7 @@ class Api:
         Raises: NotFound, Conflict, Gone or another ClusterError with the server's status and message; a ClusterError
         without a status if there was no response, in which case a write may have taken effect (see `is_unsent`).
         """
-        limit = self._timeout if timeout is None else timeout
-        return self._call(method, path, query, body, content_type, timeout=limit).data
+        return self.send(method, path, query, body, content_type, timeout=timeout).data
 
     def stream(self, path: str, query: Mapping[str, str], *, read_timeout: float) -> Stream:
         """Returns a watch. Entering it with ``with`` sends the request; then it can be iterated.
@@ -81,19 +80,18 @@ class Api:
         """
         return Stream(self, path, query, read_timeout)
 
-    def open(self, path: str, query: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        """Returns a response whose body has not been read. Raises: like `request`."""
-        return self._call("GET", path, query, timeout=self._timeout, preload_content=False)
-
-    def _call(self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None = None,
-              content_type: str = JSON, *, timeout: float, preload_content: bool = True) -> urllib3.BaseHTTPResponse:
+    def send(self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None = None,
+             content_type: str = JSON, *, timeout: float | None = None,
+             preload_content: bool = True) -> urllib3.BaseHTTPResponse:
+        """Like `request`, but returns the response. *preload_content*: whether its body is read already."""
         headers = self._headers()
         if body is not None:
             headers["Content-Type"] = content_type
         url = f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
+        limit = urllib3.Timeout(total=self._timeout if timeout is None else timeout)
         try:
             response = self._pool.urlopen(method, url, body=body, headers=headers, retries=False, redirect=False,
-                                          timeout=urllib3.Timeout(total=timeout), preload_content=preload_content)
+                                          timeout=limit, preload_content=preload_content)
             if response.status < 400:
                 return response
             data = response.data
@@ -130,7 +128,7 @@ class Stream:
 
     def __enter__(self) -> Self:
         """Sends the request and waits for the response's headers. Raises: like `Api.request`, Gone among others."""
-        response = self._api.open(self._path, self._query)
+        response = self._api.send("GET", self._path, self._query, preload_content=False)
         with self._lock:
             self._response = response
             self._socket = getattr(response.connection, "sock", None)

@@ -128,7 +128,7 @@ class EventRecorder:
         if len(message) > MESSAGE_LIMIT:
             message = message[:MESSAGE_LIMIT - 1] + "…"
         key = _EventKey(subject, type, reason, message)
-        stamp = _stamp(self._now())
+        stamp = self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # a Time of the API: in whole seconds
         with self._changed:
             queue = self._waiting[type]
             if (same := queue.get(key)) is not None:
@@ -254,14 +254,13 @@ class EventRecorder:
     def _has_room_for(self, type: EventType) -> bool:
         """Reports whether one more event may wait. Drops a less important or older one for it. The caller holds the
         lock."""
-        if sum(map(len, self._waiting.values())) < self._capacity:
-            return True
-        for candidates in ("Normal", type):
-            if queue := self._waiting[candidates]:
-                self.dropped += queue.popitem(last=False)[1].count
-                return True
-        self.dropped += 1
-        return False
+        if sum(map(len, self._waiting.values())) >= self._capacity:
+            queue = self._waiting["Normal"] or self._waiting[type]
+            if not queue:
+                self.dropped += 1
+                return False
+            self.dropped += queue.popitem(last=False)[1].count
+        return True
 
     def _drop(self, event: _MergedEvent) -> None:
         with self._changed:
@@ -292,8 +291,3 @@ def _event_name(subject: PodRef | str) -> str:
     suffix = f".{uuid.uuid4().hex[:16]}"
     name = subject if isinstance(subject, str) else subject.name
     return name[:_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
-
-
-def _stamp(moment: datetime) -> str:
-    """Formats a Time of the Kubernetes API: RFC 3339 in whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from hami.codec.documents import decode
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
 from hami.kube.retry import WATCH_WAIT, Backoff
@@ -142,13 +143,12 @@ class Reflector(Generic[T]):
                 self._wake.clear()
                 if not self._version or self._is_list_requested():
                     self._list()
-                if self._version and not self._is_interrupted():
+                else:
                     self._watch()
-            except Gone as error:
-                self._version = ""
-                self._back_off(error, logging.INFO)
-            except ClusterError as error:
-                self._back_off(error, logging.WARNING)
+            except (ClusterError, MalformedInput) as error:
+                if isinstance(error, (Gone, MalformedInput)):
+                    self._version = ""
+                self._back_off(error, logging.INFO if isinstance(error, Gone) else logging.WARNING)
             except Exception as error:  # the sink may have missed an object
                 log.exception("reflector failed, lists again", extra={"resource": self._resource.name})
                 self._version = ""
@@ -173,8 +173,7 @@ class Reflector(Generic[T]):
         with self._changed:
             self._lists_requested += 1
             number = self._lists_requested
-        self._interrupt()
-        with self._changed:
+            self._interrupt()
             done = self._changed.wait_for(
                 lambda: self._lists_completed >= number or self._stopping.is_set(), timeout)
             if self._lists_completed < number:
@@ -230,10 +229,7 @@ class Reflector(Generic[T]):
         query = {**self._resource.query, "limit": str(self._page_size)} | ({"continue": token} if token else {})
         data = self._api.request("GET", self._resource.path, query=query)
         self._last_contact = self._clock()
-        try:
-            return _PAGE.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ClusterError(f"list of {self._resource.name} cannot be read: {error}") from error
+        return decode(f"list of {self._resource.name}", _PAGE, data)
 
     def _take_listed(self, raw: msgspec.Raw, seen: set[str]) -> None:
         try:
@@ -292,14 +288,11 @@ class Reflector(Generic[T]):
                 raise ClusterError("the watch ended at once, without an event")
 
     def _take_event(self, line: bytes) -> None:
-        """Passes on one event of the watch. Raises: Gone if a new list is needed."""
-        try:
-            event = _EVENT.decode(line)
-            if event.type == "ERROR":  # its object is a Status
-                status = API_STATUS.decode(event.object)
-                raise Gone(f"watch of {self._resource.name}: {status.message}", status.code)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Gone(f"event of {self._resource.name} cannot be read: {error}: {line[:200]!r}") from error
+        """Passes on one event of the watch. Raises: Gone or MalformedInput if a new list is needed."""
+        event = decode(f"event of {self._resource.name}", _EVENT, line)
+        if event.type == "ERROR":  # its object is a Status
+            status = decode(f"error in the watch of {self._resource.name}", API_STATUS, event.object)
+            raise Gone(f"watch of {self._resource.name}: {status.message}", status.code)
         if event.type != "BOOKMARK":  # its object has only a version
             self._take_change(event.type, event.object)
         self._latest = event.object
@@ -310,7 +303,7 @@ class Reflector(Generic[T]):
         except MalformedInput as error:
             meta = _meta(raw)
             if not meta.name:
-                raise Gone(f"event of {self._resource.name} cannot be read: {error}") from error
+                raise
             self._report(meta, error)
             if kind == "DELETED":  # the sink needs an item for `remove`, but not for `prune`
                 raise Gone(f"{self._resource.name} {meta.path} was deleted in a state that cannot be read") from error

@@ -184,6 +184,6 @@ class SchedulerProgram:
     def _unready_reason(self) -> str | None:
         if (reason := self._watches.unready_reason()) is not None:
             return reason
-        if self._certificates is not None and not self._certificates.is_trusted():
+        if self._certificates is not None and not self._certificates.is_trusted:
             return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None

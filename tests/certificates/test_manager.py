@@ -98,7 +98,7 @@ def test_a_follower_waits_for_the_leader_if_the_secret_has_no_ca(world, caplog):
     world.fake.put_secret(replace(secret, data={key: secret.data[key] for key in (CERTIFICATE, KEY)}))
     follower = world.replica("b", leads=False)
     follower.tick()
-    assert not follower.is_trusted() and follower.served() == served(secret.data) and caplog.text == ""
+    assert not follower.is_trusted and follower.served() == served(secret.data) and caplog.text == ""
 
 
 def test_the_expiry_of_the_serving_certificate_is_reported(world):
@@ -268,15 +268,15 @@ def test_no_replica_is_trusted_before_the_bundle_is_published(world):
     leader.prepare(leader.waits.append)
     for replica in (leader, follower):
         replica.tick()
-        assert not replica.is_trusted()
+        assert not replica.is_trusted
     leader.leads = True
     leader.tick()
-    assert leader.is_trusted() and not follower.is_trusted()
+    assert leader.is_trusted and not follower.is_trusted
     follower.tick()
-    assert follower.is_trusted()
+    assert follower.is_trusted
     world.fake.put_webhook(replace(world.fake.webhooks["hook"], webhooks=(SERVICE,)))
     follower.tick()
-    assert follower.is_trusted()  # becoming unready would not help
+    assert follower.is_trusted  # becoming unready would not help
 
 
 @pytest.mark.parametrize("leads", [False, True])
@@ -287,7 +287,7 @@ def test_a_missing_or_unreadable_webhook_configuration_does_not_block_readiness(
     unreadable.tick()
     del world.fake.webhooks["hook"]
     absent.tick()
-    assert unreadable.is_trusted() and absent.is_trusted()
+    assert unreadable.is_trusted and absent.is_trusted
 
 
 def test_a_start_waits_for_the_api_server(world):

@@ -25,14 +25,14 @@ def instances(nvml):
 
 
 def test_profiles_without_a_suffix_are_offered_with_their_share_of_the_card(nvml):
-    found = [(one.profile.name, one.profile.cores, one.profile_id) for one in offered_profiles(nvml, nvml.gpus[0])]
+    found = [(one.name, one.cores, number) for number, one in offered_profiles(nvml, nvml.gpus[0]).items()]
     assert found == [("1g.10gb", 15, 19), ("2g.20gb", 29, 14), ("3g.40gb", 43, 9), ("7g.80gb", 100, 0),
                      ("1g.20gb", 15, 15)]
 
 
 def test_profiles_of_an_older_driver_are_named_by_their_memory(nvml):
     nvml.fail("nvmlDeviceGetGpuInstanceProfileInfo v2", OLD)
-    assert [one.profile.name for one in offered_profiles(nvml, nvml.gpus[0])] == [
+    assert [one.name for one in offered_profiles(nvml, nvml.gpus[0]).values()] == [
         "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "1g.10gb", "1g.20gb"]
 
 
@@ -40,7 +40,7 @@ def test_profiles_of_an_older_driver_are_named_by_their_memory(nvml):
 def test_profile_names_of_an_older_driver(memory, mib, name):
     nvml = FakeNvml(Gpu("GPU-0", memory=memory, mig=True, profiles={0: (19, "", 1, 14, mib, [(0, 1)])}))
     nvml.fail("nvmlDeviceGetGpuInstanceProfileInfo v2", OLD)
-    assert [one.profile.name for one in offered_profiles(nvml, nvml.gpus[0])] == [name]
+    assert [one.name for one in offered_profiles(nvml, nvml.gpus[0]).values()] == [name]
 
 
 @pytest.mark.parametrize("profile, start, size, profile_id", [
