@@ -13,6 +13,8 @@ EVENT_WAIT = wait_exponential(multiplier=1.0, max=30.0)
 """Events: from 1 s to 30 s."""
 WATCH_WAIT = wait_exponential(multiplier=0.1, max=5.0) + wait_random_exponential(multiplier=0.1, max=5.0)
 """Watches: from 0.2 s to 10 s, of which half is random, so that replicas do not reconnect together."""
+CONFLICT_S = 0.01
+"""Conflicts: the longest first wait, since the object only has to be read again."""
 
 
 class Backoff:
@@ -34,7 +36,10 @@ class Backoff:
 
 
 def brief_retry(retriable: Callable[[BaseException], bool], sleep: Callable[[float], None],
-                stop: Callable[[RetryCallState], bool] = stop_after_attempt(3)) -> Retrying:
-    """The policy of a single call: attempts at most half a second apart, for *retriable* errors, until *stop*."""
+                stop: Callable[[RetryCallState], bool] = stop_after_attempt(3), *, first_s: float = 0.1) -> Retrying:
+    """The policy of a single call: attempts at most half a second apart, for *retriable* errors, until *stop*.
+
+    *first_s*: seconds until the second attempt, at most; short if it is likely to succeed, as after a conflict.
+    """
     return Retrying(retry=retry_if_exception(retriable), stop=stop, sleep=sleep, reraise=True,
-                    wait=wait_random_exponential(multiplier=0.1, max=0.5))
+                    wait=wait_random_exponential(multiplier=first_s, max=0.5))

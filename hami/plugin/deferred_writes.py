@@ -12,7 +12,7 @@ from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.kube.retry import brief_retry
+from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, PodRef
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class DeferredWrites:
         self._node = node
         self._to_allocate = to_allocate
         self._events = events
-        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), sleep)
+        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), sleep, first_s=CONFLICT_S)
         self._flush_lock = threading.Lock()  # one flush at a time, I/O included, so that no write is made twice
         self._lock = threading.Lock()  # guards _writes; never held across I/O
         self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
