@@ -6,7 +6,7 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 import msgspec
@@ -18,20 +18,13 @@ from hami.devices.inventory import InventorySnapshot
 from hami.devices.mig_profiles import most_instances
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
+from hami.vendors.spec import Vendor
 
 MIG = "mig"
 SCORES = "hami.io/node-nvidia-score"
 
 _VENDOR = "NVIDIA"
 _UNANSWERED = ("Requesting", "Deleted")
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationKeys:
-    """The keys of the register and the handshake annotation."""
-
-    register: str
-    handshake: str
 
 
 def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
@@ -68,15 +61,15 @@ def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, 
 
 
 def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
-                     keys: RegistrationKeys) -> dict[str, str | None]:
+                     vendor: Vendor) -> dict[str, str | None]:
     """Returns the node's annotations; None for those to be removed."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
-    return {keys.register: render(devices(snapshot, config)) if snapshot.cards else None,
+    return {vendor.register: render(devices(snapshot, config)) if snapshot.cards else None,
             SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
 
 
 def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,
-                       keys: RegistrationKeys, now: datetime) -> dict[str, str | None]:
+                       vendor: Vendor, now: datetime) -> dict[str, str | None]:
     """Returns the annotations to write so that *node* has the *wanted* ones; empty if it has.
 
     Handshake: schedulers from v2.8 on check what the kubelet offers, and repeat the request whenever its annotation
@@ -84,8 +77,8 @@ def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: Plu
     the ``csv`` format only, drop a node that leaves ``Requesting_…`` unanswered for 60 s: with ``csv`` it is answered.
     """
     changes = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
-    if config.register_format == "csv" and node.annotations.get(keys.handshake, "").startswith(_UNANSWERED):
-        changes[keys.handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
+    if config.register_format == "csv" and node.annotations.get(vendor.handshake, "").startswith(_UNANSWERED):
+        changes[vendor.handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
     return changes
 
 

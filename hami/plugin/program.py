@@ -20,7 +20,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import MIG, RegistrationKeys, offered_card
+from hami.devices.registration import MIG, offered_card
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -90,8 +90,7 @@ class DevicePluginProgram:
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._clean_up_node = partial(clean_up_node, config.node, cluster, host, self._mig, self._allocator,
                                       self._deferred)
-        self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config,
-                                        RegistrationKeys(vendor.register, vendor.handshake),
+        self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
                                         now=partial(datetime.now, UTC), on_cards=self._on_cards)
         self._static_mig = None
         if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:

@@ -10,10 +10,11 @@ from datetime import datetime
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import SCORES, RegistrationKeys, annotation_changes, node_annotations
+from hami.devices.registration import SCORES, annotation_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
+from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,14 @@ class NodeRegistrar:
     """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
     def __init__(self, cluster: Cluster, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
-                 keys: RegistrationKeys, *, now: Callable[[], datetime],
+                 vendor: Vendor, *, now: Callable[[], datetime],
                  on_cards: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
         """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError."""
         self._cluster = cluster
         self._source = source
         self._inventory = inventory
         self._config = config
-        self._keys = keys
+        self._vendor = vendor
         self._now = now
         self._on_cards = on_cards
         self._stopped = threading.Event()
@@ -83,8 +84,8 @@ class NodeRegistrar:
         node = self._cluster.node(name)
         if node is None:
             raise NotFound(f"there is no node {name}: check --node-name", 404)
-        wanted = node_annotations(snapshot, self._config, self._keys)
-        if changes := annotation_changes(node, wanted, self._config, self._keys, self._now()):
+        wanted = node_annotations(snapshot, self._config, self._vendor)
+        if changes := annotation_changes(node, wanted, self._config, self._vendor, self._now()):
             self._cluster.annotate_node(name, changes)
             log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
                                                "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
@@ -97,7 +98,7 @@ class NodeRegistrar:
     def unregister(self) -> None:
         """Removes the annotations, in one attempt: the node no longer offers cards."""
         try:
-            self._cluster.annotate_node(self._config.node, {self._keys.register: None, SCORES: None})
+            self._cluster.annotate_node(self._config.node, {self._vendor.register: None, SCORES: None})
             log.info("node unregistered", extra={"node": self._config.node})
         except ClusterError as error:
             log.warning("node cannot be unregistered", extra={"node": self._config.node, "error": error})

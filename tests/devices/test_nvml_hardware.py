@@ -21,11 +21,11 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import RegistrationKeys, node_annotations, offered_card
+from hami.devices.registration import node_annotations, offered_card
 from hami.errors import HamiError
+from tests.builders import NVIDIA
 from tests.devices.cards import Stop
 
-KEYS = RegistrationKeys("register", "handshake")
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
 GPU_IS_LOST = 15
 
@@ -102,8 +102,8 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
     config = PluginConfig(node="n1")
     inventory = DeviceInventory(lambda card: offered_card(card, config))
     inventory.update(real)
-    text = node_annotations(inventory.snapshot(), config, KEYS)[KEYS.register]
-    found = parse_devices_json(KEYS.register, text, "NVIDIA")
+    text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.register]
+    found = parse_devices_json(NVIDIA.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
         (card.uuid, card.memory_mib, config.split_count) for card in real]
 

@@ -7,13 +7,11 @@ import pytest
 
 from hami.codec.register import parse_devices, parse_pair_scores
 from hami.devices.inventory import DeviceInventory
-from hami.devices.registration import (
-    SCORES, RegistrationKeys, annotation_changes, devices, kubelet_ids, node_annotations, offered_card,
-)
+from hami.devices.registration import SCORES, annotation_changes, devices, kubelet_ids, node_annotations, offered_card
 from hami.model import Node
+from tests.builders import NVIDIA
 from tests.devices.cards import HALF, SMALL, card, cards, config
 
-KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -28,7 +26,7 @@ def snapshot(*found, **unhealthy):
 def register(*found, unhealthy=(), **fields):
     """The register annotation of these cards."""
     current = snapshot(*found, **dict.fromkeys(unhealthy, "XID 79"))
-    text = node_annotations(current, config(**fields), KEYS)[KEYS.register]
+    text = node_annotations(current, config(**fields), NVIDIA)[NVIDIA.register]
     assert text is not None
     return text
 
@@ -79,7 +77,7 @@ def test_schedulers_can_parse_the_register(format):
 
 
 def test_a_node_without_cards_has_no_annotations():
-    assert node_annotations(snapshot(), config(topology_score=True), KEYS) == {KEYS.register: None, SCORES: None}
+    assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {NVIDIA.register: None, SCORES: None}
 
 
 def test_memory_beyond_int32_is_truncated():
@@ -89,7 +87,7 @@ def test_memory_beyond_int32_is_truncated():
 
 def test_pair_scores_name_each_other_card():
     found = [card("GPU-a", links={"GPU-b": 150}), card("GPU-b", index=1, links={"GPU-a": 150}), card("GPU-c", index=2)]
-    text = node_annotations(snapshot(*found), config(topology_score=True), KEYS)[SCORES]
+    text = node_annotations(snapshot(*found), config(topology_score=True), NVIDIA)[SCORES]
     assert json.loads(text) == [
         {"uuid": "GPU-a", "score": {"GPU-b": 150, "GPU-c": 0}}, {"uuid": "GPU-b", "score": {"GPU-a": 150, "GPU-c": 0}},
         {"uuid": "GPU-c", "score": {"GPU-a": 0, "GPU-b": 0}}]
@@ -97,7 +95,7 @@ def test_pair_scores_name_each_other_card():
 
 
 def test_pair_scores_are_off_by_default():
-    assert node_annotations(snapshot(card()), config(), KEYS)[SCORES] is None
+    assert node_annotations(snapshot(card()), config(), NVIDIA)[SCORES] is None
 
 
 def test_kubelet_ids_are_the_uuid_with_a_suffix():
@@ -131,25 +129,26 @@ def test_cards_in_mig_mode_are_not_offered_with_ignore_mig_cards(one, mode, offe
     assert (offered_card(one, config(operating_mode=mode), ignore_mig_cards=True) is not None) is offered
 
 
-REGISTERED = {KEYS.register: "x"}
+REGISTERED = {NVIDIA.register: "x"}
 
 
 @pytest.mark.parametrize("format, annotations, wanted, changes", [
     pytest.param("json", {}, REGISTERED, REGISTERED, id="no annotation yet"),
     pytest.param("json", REGISTERED, REGISTERED, {}, id="already there"),
-    pytest.param("json", {KEYS.register: "y"}, REGISTERED, REGISTERED, id="another value"),
+    pytest.param("json", {NVIDIA.register: "y"}, REGISTERED, REGISTERED, id="another value"),
     pytest.param("json", {SCORES: "s"}, {SCORES: None}, {SCORES: None}, id="to be removed"),
     pytest.param("json", {}, {SCORES: None}, {}, id="already removed"),
-    pytest.param("json", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {}, id="v2.8 and later: not answered"),
-    pytest.param("csv", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"}, {},
-                 {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.5: answered"),
-    pytest.param("csv", {KEYS.handshake: "Requesting_2026.01.02 03:04:00"}, {},
-                 {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.4: answered"),
-    pytest.param("csv", {KEYS.handshake: "Deleted_2026.01.02 03:04:00"}, {},
-                 {KEYS.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: answered"),
-    pytest.param("csv", {KEYS.handshake: "Reported 2026-01-02 03:04:00"}, {}, {}, id="answered already"),
+    pytest.param("json", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {},
+                 id="v2.8 and later: not answered"),
+    pytest.param("csv", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"}, {},
+                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.5: answered"),
+    pytest.param("csv", {NVIDIA.handshake: "Requesting_2026.01.02 03:04:00"}, {},
+                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.4: answered"),
+    pytest.param("csv", {NVIDIA.handshake: "Deleted_2026.01.02 03:04:00"}, {},
+                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: answered"),
+    pytest.param("csv", {NVIDIA.handshake: "Reported 2026-01-02 03:04:00"}, {}, {}, id="answered already"),
     pytest.param("csv", {}, {}, {}, id="not requested yet"),
 ])
 def test_only_differences_are_written(format, annotations, wanted, changes):
     node = Node(name="n1", annotations=annotations)
-    assert annotation_changes(node, wanted, config(register_format=format), KEYS, NOW) == changes
+    assert annotation_changes(node, wanted, config(register_format=format), NVIDIA, NOW) == changes

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 import pytest
 
 from hami.devices.inventory import DeviceInventory
-from hami.devices.registration import SCORES, RegistrationKeys
+from hami.devices.registration import SCORES
 from hami.errors import ClusterError, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
+from tests.builders import NVIDIA
 from tests.devices.cards import cards, config
 from tests.fake_cluster import FakeCluster
 
-KEYS = RegistrationKeys("hami.io/node-nvidia-register", "hami.io/node-handshake")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -34,7 +34,7 @@ class Scene:
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
-        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), KEYS,
+        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), NVIDIA,
                                        now=lambda: NOW)
 
     def round(self):
@@ -61,14 +61,14 @@ def test_cards_are_written_once(scene):
         scene.round()
         scene.source.found.reverse()
     assert scene.writes == 1
-    assert '"id":"GPU-a"' in scene.annotations[KEYS.register]
+    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.register]
 
 
 def test_a_change_of_health_is_written(scene):
     scene.round()
     scene.inventory.report("GPU-b", "XID 79")
     scene.round()
-    assert scene.annotations[KEYS.register].count('"health":true') == 1
+    assert scene.annotations[NVIDIA.register].count('"health":true') == 1
     assert scene.writes == 2
 
 
@@ -78,20 +78,20 @@ def test_a_failed_write_is_retried(scene, after):
     with pytest.raises(ClusterError):
         scene.round()
     scene.round()
-    assert '"id":"GPU-a"' in scene.annotations[KEYS.register]
+    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.register]
     assert scene.writes == (1 if after else 2)
 
 
 def test_removed_annotations_are_restored(scene):
     scene.round()
-    scene.cluster.annotate_node("n1", {KEYS.register: None})
+    scene.cluster.annotate_node("n1", {NVIDIA.register: None})
     scene.round()
-    assert KEYS.register in scene.annotations
+    assert NVIDIA.register in scene.annotations
 
 
 def test_a_handshake_of_current_schedulers_is_not_changed(scene):
     scene.round()
-    scene.cluster.annotate_node("n1", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node("n1", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"})
     writes = scene.writes
     scene.round()
     assert scene.writes == writes
@@ -100,11 +100,11 @@ def test_a_handshake_of_current_schedulers_is_not_changed(scene):
 def test_a_handshake_of_older_schedulers_is_answered_once():
     scene = Scene(register_format="csv")
     scene.round()
-    scene.cluster.annotate_node("n1", {KEYS.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node("n1", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"})
     writes = scene.writes
     for _ in range(2):
         scene.round()
-    assert scene.annotations[KEYS.handshake] == "Reported 2026-01-02 03:04:05"
+    assert scene.annotations[NVIDIA.handshake] == "Reported 2026-01-02 03:04:05"
     assert scene.writes == writes + 1
 
 
@@ -117,7 +117,7 @@ def test_a_missing_node_is_named(scene):
 def test_unregister_removes_the_annotations():
     scene = Scene(topology_score=True)
     scene.round()
-    assert {KEYS.register, SCORES} <= scene.annotations.keys()
+    assert {NVIDIA.register, SCORES} <= scene.annotations.keys()
     scene.registrar.unregister()
     assert scene.annotations == {}
 
