@@ -16,7 +16,7 @@ from hami.scheduler.bind import BIND_DEADLINE_S, Binder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_queue import LockQueue
-from hami.scheduler.node_lock import LockTimeouts, NodeLocks
+from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from tests.builders import NVIDIA, ONLY_NVIDIA
@@ -157,17 +157,17 @@ class Replica:
     """
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
-                 settings=SETTINGS, timeouts=None, patient=False):
+                 settings=SETTINGS, patient=False):
         self.fake, self.clock, self.leadership = fake, clock, FakeLeadership(leads)
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.cluster = cluster or fake
-        self.queue = LockQueue()
+        self.queue = LockQueue(self.metrics.lock_wait)
         self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
-                           on_lock_change=self.queue.wake_node, on_reservation_end=self.queue.wake_pod)
+                           on_lock_change=self.queue.wake_node)
         self.locks = NodeLocks(
-            self.cluster, self.cache, self.queue, self.events, timeouts or LockTimeouts(),
+            self.cluster, self.cache, self.queue, self.events, settings.node_lock_timeout,
             leading_since=lambda: self.since, clock=clock, now=clock.now)
-        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership, self.metrics,
+        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
                              clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE_S))
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)

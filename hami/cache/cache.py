@@ -59,13 +59,11 @@ class Snapshot:
 class Cache:
     """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *on_lock_change* is called with the name of each node whose locks have changed, *on_reservation_end* with the uid
-    of each pod whose reservation ends. The latter is called under the cache's lock: it must not block.
+    *on_lock_change* is called with the name of each node whose locks have changed.
     """
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
                  on_lock_change: Callable[[str], None] = lambda node: None,
-                 on_reservation_end: Callable[[str], None] = lambda uid: None,
                  yield_lock: Callable[[], None] = lambda: time.sleep(YIELD_S)) -> None:
         self.vendors = vendors
         self.policies = policies
@@ -77,7 +75,7 @@ class Cache:
         self._verdicts = VerdictCache(self._index)
         self._pending = PendingPods()
         bookings = PodBookings(vendors, self._index)
-        self.reservations = Reservations(self._index, self._lock, clock=clock, now=now, on_end=on_reservation_end)
+        self.reservations = Reservations(self._index, self._lock, clock=clock, now=now)
         self.nodes = NodeCache(vendors, self._lock, self._index, bookings, clock=clock, now=now,
                                on_lock_change=on_lock_change)
         self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes, clock=clock, now=now)

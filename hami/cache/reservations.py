@@ -57,17 +57,15 @@ class Reservation:
 class Reservations:
     """Reservations by pod uid; their devices are booked in *index*.
 
-    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it. *on_end* is
-    called under that lock with the uid of each pod whose reservation ends.
+    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it.
     """
 
     def __init__(self, index: Index, lock: threading.RLock, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], on_end: Callable[[str], None]) -> None:
+                 now: Callable[[], datetime]) -> None:
         self._index = index
         self._lock = lock
         self._clock = clock
         self._now = now
-        self._on_end = on_end
         self._reservations: dict[str, Reservation] = {}
 
     def __contains__(self, uid: str) -> bool:
@@ -96,6 +94,11 @@ class Reservations:
         """Returns how many reservations have no Binding yet."""
         with self._lock:
             return sum(one.stage is not BindingStage.FINISHED for one in self._reservations.values())
+
+    def are_binding(self) -> bool:
+        """Reports whether a pod is being bound."""
+        with self._lock:
+            return any(one.stage in (BindingStage.WAITING, BindingStage.WRITING) for one in self._reservations.values())
 
     def refs(self) -> list[PodRef]:
         """Returns the pods that have a reservation."""
@@ -183,13 +186,11 @@ class Reservations:
         with self._lock:
             if self._reservations.pop(uid, None) is not None:
                 self._index.unbook(uid)
-                self._on_end(uid)
 
     def confirm(self, uid: str) -> None:
         """Removes the reservation of a pod that the watch shows bound: what its annotations say is booked instead."""
         with self._lock:
-            if self._reservations.pop(uid, None) is not None:
-                self._on_end(uid)
+            self._reservations.pop(uid, None)
 
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""

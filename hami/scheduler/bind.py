@@ -7,10 +7,9 @@ reservation and its locks stay.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 
 from hami.cache.binding import carries_allocation
 from hami.cache.cache import Cache
@@ -20,42 +19,36 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import PodRef
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.metrics import Metrics
-from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.node_lock import KeepsLocks, NodeLocks
 from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
 BIND_DEADLINE_S = 25.0  # below the 30 s that kube-scheduler waits
 BINDING_TIMEOUT_S = 10.0  # for one Binding, or less if the leadership ends before
+DRAIN_POLL_S = 0.02
 LEASE_SLACK_S = 2.0  # for this long after our leadership ends, no other replica can lead
 
 
-class _OutcomeUnknown(ClusterError):
+class _OutcomeUnknown(KeepsLocks, ClusterError):
     """A Binding was sent, and it is not known whether it was written."""
 
 
-class _BoundByAnother(Conflict):
+class _BoundByAnother(KeepsLocks, Conflict):
     """Another process has bound the pod to the same node with other devices."""
 
 
 class Binder:
-    """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits.
-
-    *_idle* guards the number of binds in progress.
-    """
+    """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 metrics: Metrics, *, clock: Callable[[], float]) -> None:
+                 *, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
-        self._metrics = metrics
         self._clock = clock
-        self._idle = threading.Condition()
-        self._in_progress = 0
 
     def bind(self, ref: PodRef, node: str) -> None:
         """Binds the pod to *node* with the devices reserved for it.
@@ -63,8 +56,7 @@ class Binder:
         Raises: HamiError; nothing is left behind then, and kube-scheduler retries the pod.
         """
         try:
-            with self._counted():
-                self._bind(ref, node)
+            self._bind(ref, node)
         except HamiError as error:
             log.warning("bind failed", extra={"pod": ref, "node": node, "error": error})
             self._events.record(ref, "Warning", "BindingFailed", str(error))
@@ -73,20 +65,13 @@ class Binder:
         self._events.record(ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}")
 
     def drain(self, timeout: float) -> bool:
-        """Waits at most *timeout* seconds until no bind is in progress. Reports whether none is."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self._in_progress == 0, timeout)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._idle:
-            self._in_progress += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._in_progress -= 1
-                self._idle.notify_all()
+        """Waits at most *timeout* seconds until no pod with devices is being bound. Reports whether none is."""
+        deadline = time.monotonic() + timeout
+        while self._cache.reservations.are_binding():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(DRAIN_POLL_S)
+        return True
 
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + BIND_DEADLINE_S
@@ -99,7 +84,8 @@ class Binder:
                 return
         reservation = reservations.start_binding(ref, node)
         try:
-            with self._locked(reservation, deadline):
+            with self._locks.held(node, reservation.lock_keys, ref, deadline,
+                                  lambda: reservations.is_current(reservation)):
                 self._write(reservation)
         except (NotFound, Conflict):
             reservations.drop(reservation)
@@ -108,26 +94,6 @@ class Binder:
             reservations.cancel_binding(reservation)
             raise
         reservations.finish_binding(reservation)
-
-    @contextlib.contextmanager
-    def _locked(self, reservation: Reservation, deadline: float) -> Iterator[None]:
-        """Holds the node's locks. They are handed over to the device plugin if the pod may be bound, else released."""
-        node, keys, ref = reservation.node, reservation.lock_keys, reservation.ref
-        begun = self._clock()
-        try:
-            self._locks.acquire(node, keys, ref, deadline, lambda: self._cache.reservations.is_current(reservation))
-        finally:
-            if keys:
-                self._metrics.lock_wait(self._clock() - begun)
-        try:
-            yield
-        except (_OutcomeUnknown, _BoundByAnother):
-            self._locks.hand_over(node, keys)
-            raise
-        except BaseException:
-            self._locks.release(node, keys, ref)
-            raise
-        self._locks.hand_over(node, keys)
 
     def _write(self, reservation: Reservation) -> None:
         """Writes the Binding after a last check of what is known."""

@@ -62,7 +62,7 @@ class Controller(PeriodicTask):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings, self._locks.retry_releases)
+        yield from (self._expire, self._resolve_unknown_bindings)
         for duty in (self._remind_kube_scheduler, self._request_reports, self._reconcile_pods, self._release_locks,
                      self._report_problems, self._label_replicas):
             if self._leadership.leads():

@@ -1,14 +1,14 @@
-"""Binds that wait for node locks, first come, first served."""
+"""Binds that wait for node locks, and what this process remembers about each lock."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, deque
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from hami.model import PodRef
 
 
 class LockId(NamedTuple):
@@ -18,71 +18,84 @@ class LockId(NamedTuple):
     key: str
 
 
-class Waiter:
-    """A bind of the pod *ref* that waits for a lock. *woken* is set when it should look at the lock again."""
+@dataclass(slots=True, eq=False)
+class LockState:
+    """The state of one lock in this process.
 
-    def __init__(self, ref: PodRef) -> None:
-        self.ref = ref
-        self.woken = threading.Event()
+    *turn* is held by the thread that works on the lock, also across I/O. *changed* is set when that thread should look
+    at the lock again. *leftover*: the text of a lock that this process may have failed to release. *written*: the text
+    that we wrote last, and the uid of its pod.
+    """
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Event = field(default_factory=threading.Event)
+    leftover: str = ""
+    written: tuple[str, str] = ("", "")
+    _noted: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def since(self, fact: str, text: str, clock: float) -> float:
+        """Returns when *fact* was first noted about the lock *text*, which is now unless it was noted before."""
+        noted = self._noted.get(fact)
+        if noted is None or noted[0] != text:
+            noted = self._noted[fact] = text, clock
+        return noted[1]
+
+    def record_leftover(self, text: str) -> None:
+        """Records that this process may have failed to release the lock *text*."""
+        self.leftover = text
+
+    def record_written(self, text: str, uid: str) -> None:
+        """Records that this process has written *text* for the pod."""
+        self.leftover, self.written = "", (text, uid)
 
 
 class LockQueue:
-    """A queue for each lock.
+    """The states of all locks, and the binds that wait for them.
 
-    *_mutex* guards the queues. It may be taken while the cache's lock is held; nothing is called while it is held.
+    *on_wait* is called with the seconds that a bind has waited for a lock. *_mutex* guards the states and the numbers.
+    It may be taken while the cache's lock is held; nothing is called while it is held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_wait: Callable[[float], None]) -> None:
+        self._on_wait = on_wait
         self._mutex = threading.Lock()
-        self._queues: dict[LockId, deque[Waiter]] = {}
+        self._states: defaultdict[str, defaultdict[str, LockState]] = defaultdict(lambda: defaultdict(LockState))
+        self._waiting = Counter[str]()
         self.closed = False
 
-    @contextlib.contextmanager
-    def join(self, lock: LockId, ref: PodRef) -> Iterator[Waiter]:
-        """Joins the queue for *lock*, and leaves it at the end."""
-        waiter = Waiter(ref)
+    def state(self, lock: LockId) -> LockState:
+        """Returns the state of *lock*."""
         with self._mutex:
-            self._queues.setdefault(lock, deque()).append(waiter)
+            return self._states[lock.node][lock.key]
+
+    @contextlib.contextmanager
+    def join(self, node: str) -> Iterator[None]:
+        """Counts and times a bind that waits for *node*."""
+        begun = time.monotonic()
+        with self._mutex:
+            self._waiting[node] += 1
         try:
-            yield waiter
+            yield
         finally:
             with self._mutex:
-                queue = self._queues[lock]
-                queue.remove(waiter)
-                if queue:
-                    queue[0].woken.set()
-                else:
-                    del self._queues[lock]
-
-    def is_first(self, lock: LockId, waiter: Waiter) -> bool:
-        """Reports whether it is *waiter*'s turn to take *lock*."""
-        with self._mutex:
-            return self._queues[lock][0] is waiter
+                self._waiting[node] -= 1
+            self._on_wait(time.monotonic() - begun)
 
     def wake_node(self, node: str) -> None:
-        """Lets the first in each queue for *node* look at its lock."""
+        """Lets the binds whose turn it is look at the locks of *node*."""
         with self._mutex:
-            for lock, queue in self._queues.items():
-                if lock.node == node:
-                    queue[0].woken.set()
-
-    def wake_pod(self, uid: str) -> None:
-        """Lets the binds of the pod find out whether they are still wanted."""
-        self._wake(lambda waiter: waiter.ref.uid == uid)
+            for state in self._states[node].values():
+                state.changed.set()
 
     def close(self) -> None:
         """Makes every bind that waits fail."""
         self.closed = True
-        self._wake(lambda waiter: True)
+        with self._mutex:
+            nodes = list(self._states)
+        for node in nodes:
+            self.wake_node(node)
 
     def waiting(self) -> dict[str, int]:
         """Returns how many pods wait for each node."""
         with self._mutex:
-            return Counter(lock.node for lock, queue in self._queues.items() for _ in queue)
-
-    def _wake(self, matches: Callable[[Waiter], bool]) -> None:
-        with self._mutex:
-            for queue in self._queues.values():
-                for waiter in queue:
-                    if matches(waiter):
-                        waiter.woken.set()
+            return dict(+self._waiting)

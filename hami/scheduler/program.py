@@ -31,7 +31,7 @@ from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_queue import LockQueue
 from hami.scheduler.metrics import Metrics, MetricSources
-from hami.scheduler.node_lock import LockTimeouts, NodeLocks
+from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
 from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
 from hami.vendors.entry_points import catalog
@@ -69,33 +69,31 @@ class SchedulerProgram:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         clock = time.monotonic
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._metrics = Metrics(registry)
 
         # Cache and leadership
         api = Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S)
         self._cluster = Cluster(api)
         vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
-        self._queue = LockQueue()
+        self._queue = LockQueue(self._metrics.lock_wait)
         self._cache = Cache(
             vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
-            on_lock_change=self._queue.wake_node, on_reservation_end=self._queue.wake_pod)
+            on_lock_change=self._queue.wake_node)
         self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
 
-        # Events and metrics
+        # Events
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
         limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
         self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._metrics = Metrics(registry)
 
         # Verbs and controller
         locks = NodeLocks(
-            self._cluster, self._cache, self._queue, self._events,
-            LockTimeouts(allocation=settings.node_lock_timeout), leading_since=self._leadership.since, clock=clock,
-            now=_now)
-        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, self._metrics,
-                              clock=clock)
+            self._cluster, self._cache, self._queue, self._events, settings.node_lock_timeout,
+            leading_since=self._leadership.since, clock=clock, now=_now)
+        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
         self._verbs = Verbs(
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
             self._binder, self._cache.reservations.get)

@@ -78,7 +78,7 @@ def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     prepare(scheduler)
     with pytest.raises(HamiError, match=message):
         bind(scheduler)
-    scheduler.locks.retry_releases()
+    scheduler.locks.release_unneeded("n1")
     assert scheduler.fake.lock_of("n1") is None
     assert not any(p.annotations for p in scheduler.fake.pods.values())
     assert scheduler.events.reasons() == ["BindingFailed"] and message in scheduler.events[0][1]

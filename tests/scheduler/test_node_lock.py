@@ -1,4 +1,4 @@
-"""Node locks and their queues: taking, releasing, taking over, and the order in which binds get them."""
+"""Node locks: taking, waiting, releasing, taking over."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from pytest import param
 from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
-from hami.scheduler.node_lock import LockTimeouts
+from hami.scheduler.node_lock import DELETED_S, FINISHED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -37,7 +37,7 @@ class Scene:
         self.clock = Clock()
         self.fake = WatchedCluster(nodes=[node or locked(lock)], pods=pods)
         self.replica = Replica(self.fake, self.clock, **options)
-        self.locks = self.replica.locks
+        self.locks, self.held = self.replica.locks, contextlib.nullcontext()
         self.fake.calls.clear()
 
     @property
@@ -49,8 +49,19 @@ class Scene:
         """Of the node, what locks it."""
         return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
 
-    def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,)):
-        self.locks.acquire("n1", keys, pod(name=name).ref, self.clock() + patience, wanted)
+    def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,), node="n1", **fields):
+        """Takes locks, which ``release`` and ``hand_over`` are then about."""
+        held = self.locks.held(node, keys, pod(name=name, **fields).ref, self.clock() + patience, wanted)
+        held.__enter__()
+        self.held = held
+
+    def release(self):
+        """The bind fails."""
+        self.held.__exit__(Conflict, Conflict("bound", 409), None)
+
+    def hand_over(self):
+        """The pod is bound."""
+        self.held.__exit__(None, None, None)
 
     def is_taken(self):
         try:
@@ -58,6 +69,11 @@ class Scene:
         except NodeLocked:
             return False
         return True
+
+    def tick(self):
+        """Lets the watch and the controller catch up."""
+        self.replica.watch()
+        self.replica.controller.tick()
 
     def calls(self):
         return [call.method for call in self.fake.calls]
@@ -91,7 +107,7 @@ def test_a_conflict_on_the_node_is_retried():
 def test_an_unknown_node_is_an_error():
     scene = Scene()
     with pytest.raises(NotFound, match='node "n2" not found'):
-        scene.locks.acquire("n2", (NODE_LOCK,), pod().ref, 1e9, lambda: True)
+        scene.take(node="n2")
 
 
 def test_a_node_that_the_watch_has_not_shown_is_read():
@@ -146,7 +162,7 @@ def test_the_lock_of_a_terminated_pod_is_free(phase):
 def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     scene = Scene(f"{NOW},default,held", holder(phase))
     assert not scene.is_taken()
-    scene.clock.seconds += LockTimeouts().finished
+    scene.clock.seconds += FINISHED_S
     assert not scene.is_taken()
     scene.clock.seconds += 1
     assert scene.is_taken() and scene.replica.events == []
@@ -155,7 +171,7 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
 def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_for_it():
     scene = Scene(f"{NOW},default,gone")
     assert not scene.is_taken()
-    scene.clock.seconds += LockTimeouts().deleted
+    scene.clock.seconds += DELETED_S
     assert not scene.is_taken()
     scene.clock.seconds += 1
     assert scene.is_taken()
@@ -169,8 +185,8 @@ def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_
 ], ids=["allocating", "allocated", "failed", "not bound"])
 def test_the_lock_of_a_deleted_pod_is_kept_only_if_its_plugin_has_not_answered(held, kept):
     scene = Scene(None, held)
-    scene.locks.acquire("n1", (NODE_LOCK,), held.ref, scene.clock(), lambda: True)
-    scene.locks.hand_over("n1", (NODE_LOCK,))
+    scene.take(held.ref.name, uid=held.ref.uid)
+    scene.hand_over()
     scene.fake.delete_pod("default", "a")
     scene.replica.watch()
     try:
@@ -190,7 +206,7 @@ def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for
     with pytest.raises(NodeLocked):
         scene.replica.schedule(scene.fake.pods["default", "next"])
     assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
-    scene.clock.seconds += LockTimeouts().deleted + 1
+    scene.clock.seconds += DELETED_S + 1
     scene.replica.schedule(scene.fake.pods["default", "next"])
     assert scene.fake.allocate("n1").ref.name == "next"
 
@@ -198,16 +214,16 @@ def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for
 @pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
 def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
     scene = Scene(None, holder(name="a", uid="earlier"))
-    scene.locks.acquire("n1", (NODE_LOCK,), pod(name="a", uid="earlier").ref, scene.clock(), lambda: True)
-    scene.locks.hand_over("n1", (NODE_LOCK,))
+    scene.take("a", uid="earlier")
+    scene.hand_over()
     scene.fake.delete_pod("default", "a")
     scene.fake.put_pod(pod(gpus(), name="a"))
     scene.replica.watch()
     assert not scene.is_taken()
-    scene.clock.seconds += LockTimeouts().deleted + 1
+    scene.clock.seconds += DELETED_S + 1
     scene.take(taker)
     assert scene.lock.endswith(f",default,{taker}")
-    scene.locks.release("n1", (NODE_LOCK,), pod(name=taker).ref)
+    scene.release()
     assert scene.lock is None
 
 
@@ -294,7 +310,7 @@ def test_no_lock_is_taken_over_without_an_answer_of_the_api_server():
 def test_a_taken_lock_is_released():
     scene = Scene()
     scene.take()
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.release()
     assert scene.lock is None
 
 
@@ -302,14 +318,14 @@ def test_the_lock_of_another_is_not_released():
     scene = Scene()
     scene.take()
     scene.fake.put_node(node("n1", gpu(), annotations={NODE_LOCK: f"{NOW},default,b"}))
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.release()
     assert scene.lock == f"{NOW},default,b"
 
 
 def test_a_lock_that_may_belong_to_a_binding_on_its_way_is_not_released():
     scene = Scene(f"{NOW},default,a", pod(gpus(), name="a"))
     scene.take()
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.release()
     assert scene.lock == f"{NOW},default,a"
 
 
@@ -318,8 +334,8 @@ def test_a_failed_release_is_retried(after):
     scene = Scene()
     scene.take()
     scene.fake.fail("annotate_node", no_answer(), after=after)
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
-    scene.locks.retry_releases()
+    scene.release()
+    scene.tick()
     assert scene.lock is None
 
 
@@ -330,7 +346,7 @@ def test_a_lock_that_may_have_been_written_is_released_later(after):
     with pytest.raises(ClusterError):
         scene.take()
     assert scene.lock == (f"{NOW},default,a" if after else None)
-    scene.locks.retry_releases()
+    scene.tick()
     assert scene.lock is None
 
 
@@ -338,12 +354,12 @@ def test_a_lock_that_was_taken_again_is_not_released_later():
     scene = Scene(None, pod(gpus(), name="a"))
     scene.take()
     scene.fake.fail("annotate_node", no_answer())
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.release()
     scene.clock.seconds += 1
     scene.take()
-    scene.locks.retry_releases()
-    scene.locks.hand_over("n1", (NODE_LOCK,))
-    scene.locks.retry_releases()
+    scene.tick()
+    scene.hand_over()
+    scene.tick()
     assert scene.lock == "2026-08-21T12:00:01Z,default,a"
 
 
@@ -352,12 +368,11 @@ def test_a_lock_that_cannot_be_released_does_not_stop_the_others():
     scene.fake.put_node(node("n2", gpu("GPU-2")))
     scene.replica.watch()
     for name in ("n1", "n2"):
-        scene.locks.acquire(name, (NODE_LOCK,), pod(name="a").ref, 1e9, lambda: True)
-    scene.fake.fail("annotate_node", no_answer(), times=2)
-    for name in ("n1", "n2"):
-        scene.locks.release(name, (NODE_LOCK,), pod(name="a").ref)
-    scene.fake.fail("annotate_node", ClusterError("forbidden", 403))
-    scene.locks.retry_releases()
+        scene.take(node=name)
+        scene.fake.fail("annotate_node", no_answer())
+        scene.release()
+    scene.fake.fail("annotate_node", ClusterError("forbidden", 403), times=3)  # two handshakes and the first lock
+    scene.tick()
     assert (scene.lock, scene.fake.lock_of("n2")) == (f"{NOW},default,a", None)
 
 
@@ -406,19 +421,19 @@ class WaitingBinds:
             assert not thread.is_alive()
 
 
-def test_locks_are_taken_in_order_when_the_watch_shows_them_free():
+def test_binds_take_a_lock_one_after_the_other_when_the_watch_shows_it_free():
     scene = Scene(f"{NOW},default,held", holder())
     binds = WaitingBinds(scene)
     for name in "abc":
         binds.join(name)
     assert binds.got == [] and scene.replica.queue.waiting() == {"n1": 3}
     for count in (1, 2, 3):
-        scene.locks.hand_over("n1", (NODE_LOCK,))
+        scene.hand_over()
         scene.fake.release("n1")
         scene.replica.watch()
         eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
-    assert binds.got == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
+    assert sorted(binds.got) == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
 
 
 def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
@@ -427,7 +442,6 @@ def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
     binds.join("a")
     binds.join("b", wanted=lambda: wanted[0])
     wanted[0] = False
-    scene.replica.queue.wake_pod("uid-b")
     eventually(lambda: binds.given_up, "a bind gives up", interval=0.001)
     assert "filtered again or deleted" in binds.given_up[0][1]
     scene.replica.queue.close()
@@ -489,7 +503,7 @@ def test_a_bare_lock_expires_by_its_age(text, free):
 def test_a_failed_bind_leaves_the_lock_of_another_vendor_alone():
     scene = own_scene(own=NOW)
     scene.take()
-    scene.locks.release("n1", (NODE_LOCK,), pod(name="a").ref)
+    scene.release()
     assert scene.annotations == {OWN: NOW}
 
 
@@ -501,7 +515,7 @@ def test_both_locks_or_none():
     scene = own_scene()
     scene.take(keys=(OWN, NODE_LOCK))
     assert scene.annotations == {OWN: NOW, NODE_LOCK: f"{NOW},default,a"}
-    scene.locks.release("n1", (OWN, NODE_LOCK), pod(name="a").ref)
+    scene.release()
     assert scene.annotations == {}
 
 
