@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import jsonpatch
 import msgspec
 
-from hami.codec.documents import convert
-from hami.errors import MalformedInput
+from hami.codec.documents import convert, decode
 
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
@@ -39,18 +38,12 @@ class _AdmissionReview(msgspec.Struct, rename="camel"):
     kind: str | None = None
 
 
-_REVIEW = msgspec.json.Decoder(_AdmissionReview)
+_JSON = msgspec.json.Decoder()
 
 
 def parse_review(body: bytes) -> Review:
     """The review in *body*. Raises: MalformedInput."""
-    try:
-        try:
-            wire = _REVIEW.decode(body)
-        except msgspec.ValidationError:  # its message has no value
-            wire = convert(msgspec.json.decode(body), _AdmissionReview, lambda path: path or _V1[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
+    wire = convert(decode("body", _JSON, body), _AdmissionReview, lambda path: path or _V1[1])
     return Review(uid=wire.request.uid or "", namespace=wire.request.namespace or "", pod=wire.request.object,
                   api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1])
 

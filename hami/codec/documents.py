@@ -7,6 +7,7 @@ error, and is shown in the configuration reference. This module opens no file.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -21,6 +22,10 @@ from hami.errors import MalformedInput
 T = TypeVar("T")
 
 _MOST_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
+
+# parts of msgspec's messages: the steps of a path such as `$.cards[0].memory`, and the field that an object lacks or has
+_STEP = re.compile(r"\.[^.[`]+|\[[0-9]+\]")
+_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`(?: - at |$)")
 
 _KINDS: Mapping[Any, str] = MappingProxyType({
     bool: "true or false", str: "a text", int: "a whole number", float: "a number", list: "a list", tuple: "a list"})
@@ -110,8 +115,8 @@ def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:
     """
     try:
         return msgspec.convert(value, type)
-    except (msgspec.ValidationError, RecursionError):
-        path, wrong, problem = _first_fault(value, type, "")
+    except (msgspec.ValidationError, RecursionError) as error:
+        path, wrong, problem = _fault(value, type, str(error))
         raise MalformedInput(place(path), wrong, problem) from None
 
 
@@ -156,31 +161,26 @@ def _parts(value: object, type: Any, path: str) -> Iterator[_Part]:
             yield _Part(f"{path}[{index}]", inner, get_args(type)[0])
 
 
-def _first_fault(value: object, type: Any, path: str) -> tuple[str, object, str]:
-    """Path, value and problem of the first part of *value* that *type* refuses.
+def _fault(value: Any, type: Any, message: str) -> tuple[str, object, str]:
+    """Path, value and problem of the part of *value* that msgspec's *message* names.
 
     A list whose field has a description is reported as a whole: the description says what its items must be.
     """
+    path = ""
+    for step in _STEP.findall(message.rpartition("`$")[2]):
+        part = next((part for part in _parts(value, type, path) if part.path == f"{path}{step}".removeprefix(".")), None)
+        if part is None:
+            break
+        path, value, type = part
     struct = _plain(type)
-    for part in _parts(value, type, path):
-        if part.type is None and struct.__struct_config__.forbid_unknown_fields:
-            return part.path, part.value, f"expected one of {', '.join(sorted(struct.__struct_encode_fields__))}"
-        if part.type is not None and not _fits(part.value, part.type):
-            return _first_fault(part.value, part.type, part.path)
-    if _is_struct(struct) and isinstance(value, dict):
-        for field in struct_fields(struct):
-            if field.required and field.encode_name not in value:
-                return f"{path}.{field.encode_name}".removeprefix("."), "", f"missing, expected {describe(field.type)}"
+    if _is_struct(struct) and (found := _FIELD.match(message)):
+        name, place = found[1], f"{path}.{found[1]}".removeprefix(".")
+        types = {field.encode_name: field.type for field in struct_fields(struct)}
+        if name in types:
+            return place, "", f"missing, expected {describe(types[name])}"
+        return place, value[name], f"expected one of {', '.join(sorted(types))}"
     unquoted = " without quotes" if isinstance(value, str) and struct in (bool, int, float) else ""
     return path, value, f"expected {describe(type)}{unquoted}"
-
-
-def _fits(value: object, type: Any) -> bool:
-    try:
-        msgspec.convert(value, type)
-    except (msgspec.ValidationError, RecursionError):
-        return False
-    return True
 
 
 def _description(type: Any) -> str:
