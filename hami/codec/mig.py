@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -29,16 +30,20 @@ class MigAllocation:
     partition: Partition
 
 
+_Index = Annotated[int, msgspec.Meta(ge=0)]
+_Word = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class _Placement(msgspec.Struct):
-    start: int
-    size: int
+    start: _Index
+    size: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _MigEntry(msgspec.Struct, rename="camel", omit_defaults=True):
-    container_index: int
-    device_index: int
-    gpu_uuid: str = msgspec.field(name="gpuUUID")
-    profile: str
+    container_index: _Index
+    device_index: _Index
+    gpu_uuid: _Word = msgspec.field(name="gpuUUID")
+    profile: _Word
     placement: _Placement
     mig_uuid: str | None = msgspec.field(name="migUUID", default=None)
     gpu_instance_id: int | None = msgspec.field(name="gpuInstanceID", default=None)
@@ -60,15 +65,16 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
     entries = decode(field, _ENTRIES, text, "a list of MIG allocations")
     for position, entry in enumerate(entries):
         where = f"{field}[{position}]"
-        _check(where, entry)
         key = entry.container_index, entry.device_index
         if key in found:
             raise MalformedInput(where, key, "expected one entry for each container and device")
-        identity: tuple[str, ...] = ()
-        if entry.mig_uuid:
-            identity = entry.mig_uuid, str(entry.gpu_instance_id), str(entry.compute_instance_id)
+        instance = entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id
+        if None in instance and any(part is not None for part in instance):
+            raise MalformedInput(where, msgspec.json.encode(entry).decode(),
+                                 "expected migUUID, gpuInstanceID and computeInstanceID, or none of them")
         found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
-            entry.placement.start, entry.placement.size, entry.profile, identity))
+            entry.placement.start, entry.placement.size, entry.profile,
+            tuple(str(part) for part in instance if part is not None)))
     return tuple(found.values())
 
 
@@ -94,17 +100,3 @@ def _entry(allocation: MigAllocation) -> _MigEntry:
         entry.mig_uuid = place.instance[0]
         entry.gpu_instance_id, entry.compute_instance_id = map(int, place.instance[1:])
     return entry
-
-
-def _check(where: str, entry: _MigEntry) -> None:
-    runtime = (entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id)
-    place = entry.placement
-    for problem, broken in (
-        ("expected indexes from 0", entry.container_index < 0 or entry.device_index < 0),
-        ("expected gpuUUID and profile", not entry.gpu_uuid or not entry.profile),
-        ("expected a placement with a start from 0 and a size from 1", place.start < 0 or place.size < 1),
-        ("expected migUUID, gpuInstanceID and computeInstanceID, or none of them",
-         any(part is None for part in runtime) and any(part is not None for part in runtime)),
-    ):
-        if broken:
-            raise MalformedInput(where, msgspec.json.encode(entry).decode(), problem)
