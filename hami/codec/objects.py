@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -37,15 +37,30 @@ class _Resources(msgspec.Struct):
     requests: Quantities | None = None
 
 
+class _Variable(msgspec.Struct):
+    name: str | None = ""
+    value: str | None = None
+
+
+class _Settled(msgspec.Struct):
+    """A container with its environment variables."""
+
+    name: str | None = ""
+    env: list[_Variable] | None = None
+
+
 class _Container(msgspec.Struct, rename="camel"):
     name: str | None = ""
     restart_policy: str | None = None
     resources: _Resources | None = None
 
 
-class _PodSpec(msgspec.Struct, rename="camel"):
-    init_containers: list[_Container] | None = None
-    containers: list[_Container] | None = None
+C = TypeVar("C", _Container, _Settled)
+
+
+class _PodSpec(msgspec.Struct, Generic[C], rename="camel"):
+    init_containers: list[C] | None = None
+    containers: list[C] | None = None
     node_name: str | None = ""
     scheduler_name: str | None = ""
 
@@ -68,9 +83,9 @@ class _PodStatus(msgspec.Struct, rename="camel"):
     init_container_statuses: list[_ContainerStatus] | None = None
 
 
-class _Pod(msgspec.Struct):
+class _Pod(msgspec.Struct, Generic[C]):
     metadata: _Meta | None = None
-    spec: _PodSpec | None = None
+    spec: _PodSpec[C] | None = None
     status: _PodStatus | None = None
 
 
@@ -93,30 +108,8 @@ class _Quota(msgspec.Struct):
     spec: _QuotaSpec | None = None
 
 
-class _Variable(msgspec.Struct):
-    name: str | None = ""
-    value: str | None = None
-
-
-class _Settled(msgspec.Struct):
-    """A container with its environment variables."""
-
-    name: str | None = ""
-    env: list[_Variable] | None = None
-
-
-class _SettledSpec(msgspec.Struct, rename="camel"):
-    init_containers: list[_Settled] | None = None
-    containers: list[_Settled] | None = None
-
-
-class _SettledPod(msgspec.Struct):
-    metadata: _Meta | None = None
-    spec: _SettledSpec | None = None
-
-
-_POD = msgspec.json.Decoder(_Pod)
-_SETTLED_POD = msgspec.json.Decoder(_SettledPod)
+_POD = msgspec.json.Decoder(_Pod[_Container])
+_SETTLED_POD = msgspec.json.Decoder(_Pod[_Settled])
 _NODE = msgspec.json.Decoder(_Node)
 _QUOTA = msgspec.json.Decoder(_Quota)
 
@@ -129,12 +122,12 @@ def parse_pod(data: bytes | msgspec.Raw) -> Pod:
 def convert_pod(value: Mapping[str, Any]) -> Pod:
     """Returns the pod in *value*, which was decoded from JSON. Raises: MalformedInput as :func:`parse_pod`."""
     try:
-        return _pod(msgspec.convert(value, _Pod))
+        return _pod(msgspec.convert(value, _Pod[_Container]))
     except msgspec.ValidationError as error:
         raise MalformedInput("pod", "", str(error), message=f"pod: {error}") from error
 
 
-def _pod(wire: _Pod) -> Pod:
+def _pod(wire: _Pod[_Container]) -> Pod:
     meta, spec, status = wire.metadata or _Meta(), wire.spec or _PodSpec(), wire.status or _PodStatus()
     inits = [_container(c, ContainerKind.SIDECAR if c.restart_policy == "Always" else ContainerKind.INIT)
              for c in spec.init_containers or ()]
@@ -165,7 +158,7 @@ def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[st
     Raises: MalformedInput.
     """
     wire = decode("pod", _SETTLED_POD, data)
-    spec = wire.spec or _SettledSpec()
+    spec = wire.spec or _PodSpec()
     return (wire.metadata or _Meta()).uid or "", {
         container.name or "": {one.name or "": one.value for one in container.env or () if one.value is not None}
         for container in (*(spec.init_containers or ()), *(spec.containers or ()))}
