@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hami.errors import MalformedInput
-from hami.quantity import rounded_up
-from hami.vendors.request import amount_error, amounts
+from hami.quantity import INT32_MAX, rounded_up
+from hami.vendors.request import amounts, parse_amount
 from hami.vendors.spec import Admission, Admit, Vendor
 
 
@@ -148,8 +148,13 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
 
 def check_amounts(draft: Draft) -> None:
     """Rejects amounts that are not integers, negative or too large. Raises: MalformedInput."""
-    if problem := amount_error(draft.vendor, draft.name, draft.given):
-        raise MalformedInput(f"container {draft.name}", problem, "amount", message=problem)
+    vendor = draft.vendor
+    for name, text in draft.given.items():
+        if parse_amount(vendor, name, text) is None:
+            is_memory = name == vendor.memory
+            highest = INT32_MAX // max(vendor.memory_factor, 1) if is_memory else INT32_MAX
+            unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and vendor.memory_units else ""
+            raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
 
 
 def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:

@@ -6,27 +6,12 @@ from collections.abc import Callable, Mapping
 
 from hami.vendors.spec import AnnotationContext, Vendor
 
-RenderText = Callable[[Vendor, AnnotationContext], str]
+Texts = Mapping[str, Callable[[Vendor, AnnotationContext], str]]
 
 
-def annotate(vendor: Vendor, context: AnnotationContext, *, texts: Mapping[str, RenderText]) -> Mapping[str, str]:
+def annotate(vendor: Vendor, context: AnnotationContext, *, texts: Texts) -> Mapping[str, str]:
     """Renders the annotations *texts*."""
     return {key: text(vendor, context) for key, text in texts.items()}
-
-
-def always(text: str) -> RenderText:
-    """Returns a function that renders *text* for every pod."""
-    return lambda vendor, context: text
-
-
-def node(vendor: Vendor, context: AnnotationContext) -> str:
-    """The name of the pod's node."""
-    return context.node
-
-
-def nanoseconds(vendor: Vendor, context: AnnotationContext) -> str:
-    """The Unix time in nanoseconds."""
-    return context.nanoseconds
 
 
 def last_indexes(vendor: Vendor, context: AnnotationContext) -> str:

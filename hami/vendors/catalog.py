@@ -38,15 +38,15 @@ _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
-_KUNLUN_TEXTS = {"BAIDU_COM_DEVICE_IDX": annotation_texts.last_indexes}
-_CAMBRICON_TEXTS = {
-    "CAMBRICON_DSMLU_ASSIGNED": annotation_texts.always("false"),
+_KUNLUN_TEXTS: annotation_texts.Texts = {"BAIDU_COM_DEVICE_IDX": annotation_texts.last_indexes}
+_CAMBRICON_TEXTS: annotation_texts.Texts = {
+    "CAMBRICON_DSMLU_ASSIGNED": lambda vendor, context: "false",
     "CAMBRICON_DSMLU_PROFILE": annotation_texts.first_profile,
 }
-_MOORE_THREADS_TEXTS = {
+_MOORE_THREADS_TEXTS: annotation_texts.Texts = {
     "mthreads.com/gpu-index": annotation_texts.last_indexes,
-    "mthreads.com/predicate-node": annotation_texts.node,
-    "mthreads.com/predicate-time": annotation_texts.nanoseconds,
+    "mthreads.com/predicate-node": lambda vendor, context: context.node,
+    "mthreads.com/predicate-time": lambda vendor, context: context.nanoseconds,
 }
 
 

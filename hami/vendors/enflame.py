@@ -11,9 +11,8 @@ from typing import Any
 
 from hami.codec.drs import DrsProfile, parse_drs_capacity, render_drs_assignments
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
-from hami.quantity import strict_integer
 from hami.vendors.admission import Draft, check_amounts, invalid_amount
-from hami.vendors.request import WHOLE, amount_error, amounts
+from hami.vendors.request import WHOLE, parse_amounts
 from hami.vendors.shares import common_share
 from hami.vendors.spec import Admission, AnnotationContext, FitContext, Vendor
 
@@ -65,11 +64,8 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
 
 def parse_request(vendor: Vendor, container: Container) -> Request | None:
     """Returns a request for a number of slices, or for the least memory (GB or MiB, as written) and cores."""
-    given = amounts(vendor, container.limits, container.requests)
-    if amount_error(vendor, container.name, given) is not None:
-        return None
-    slices, memory, cores = (strict_integer(given.get(name, "0")) or 0
-                             for name in (vendor.count, vendor.memory, vendor.cores))
+    values = parse_amounts(vendor, container)
+    slices, memory, cores = (values.get(name, 0) for name in (vendor.count, vendor.memory, vendor.cores))
     if slices:
         return Request(vendor=vendor.key, count=1, slices=slices)
     return Request(vendor=vendor.key, count=1, memory_mib=memory, cores=cores) if memory or cores else None

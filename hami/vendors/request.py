@@ -48,10 +48,9 @@ def common_request(vendor: Vendor, container: Container) -> Request | None:
     rejects such a pod before that.
     Source: HAMi v2.10, GenerateResourceRequests in pkg/device/nvidia/device.go and its likes.
     """
-    given = amounts(vendor, container.limits, container.requests)
-    values = {name: value for name, text in given.items() if (value := _value(vendor, name, text)) is not None}
+    values = parse_amounts(vendor, container)
     count = values.get(vendor.count, 0)
-    if count < 1 or len(values) < len(given):
+    if count < 1:
         return None
     memory = values.get(vendor.memory, 0)
     cores = values.get(vendor.cores, vendor.default_cores)
@@ -71,25 +70,20 @@ def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, st
     return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
 
 
+def parse_amounts(vendor: Vendor, container: Container) -> dict[str, int]:
+    """Returns :func:`amounts` as numbers, memory in MiB; empty if any of them is invalid."""
+    given = amounts(vendor, container.limits, container.requests)
+    values = {name: value for name, text in given.items() if (value := parse_amount(vendor, name, text)) is not None}
+    return values if len(values) == len(given) else {}
+
+
 def to_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
     """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
     return memory // MEBIBYTE if is_binary and vendor.memory_units else memory * max(vendor.memory_factor, 1)
 
 
-def amount_error(vendor: Vendor, container: str, given: Mapping[str, str]) -> str | None:
-    """Returns the error for the first invalid amount in *given*, for the author of *container*."""
-    name = next((name for name, text in given.items() if _value(vendor, name, text) is None), None)
-    if name is None:
-        return None
-    is_memory = name == vendor.memory
-    highest = INT32_MAX // max(vendor.memory_factor, 1) if is_memory else INT32_MAX
-    unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and vendor.memory_units else ""
-    return (f"invalid {name} value {given[name]} in container {container}: must be an integer between 0 and "
-            f"{highest}{unit}")
-
-
-def _value(vendor: Vendor, name: str, text: str) -> int | None:
-    """Returns one amount, memory in MiB; ``None`` if it is invalid.
+def parse_amount(vendor: Vendor, name: str, text: str) -> int | None:
+    """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.
 
     A percentage is clamped later, so it may be any integer.
     """

@@ -202,7 +202,7 @@ class Vendor:
     *memory_factor*. *core_unit*: the unit of cores. *default_memory*: in MiB (0: the whole device).
     *amounts_are_totals*: memory and cores are for all devices of a container together. *defaults_to_all_cores*:
     admission requests all cores when only a device count is given. *no_cores_annotation*: key and value of an
-    annotation; pods that have it take no cores. *display*: descriptions for users.
+    annotation; pods that have it take no cores (empty: all take cores). *display*: descriptions for users.
 
     Annotations. *register*, *handshake*, *to_allocate*, *allocated*: keys, empty if there is none. *node_keys*: other
     annotations and labels of nodes that *inventory* reads. *pod_keys*: pod annotations that the functions read.
@@ -240,7 +240,7 @@ class Vendor:
     default_cores: int = 0
     amounts_are_totals: bool = False
     defaults_to_all_cores: bool = False
-    no_cores_annotation: tuple[str, str] | None = None
+    no_cores_annotation: tuple[str, str] = ("", "")
     display: DisplayText = DisplayText()
 
     register: str = ""
@@ -282,10 +282,8 @@ class Vendor:
 
     def takes_cores(self, annotation: Callable[[str], str | None]) -> bool:
         """Reports whether a pod takes the cores that it requests. *annotation* looks up its annotations by key."""
-        if self.no_cores_annotation is None:
-            return True
         key, value = self.no_cores_annotation
-        return annotation(key) != value
+        return not key or annotation(key) != value
 
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"
@@ -325,14 +323,14 @@ class Catalog:
 
     def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors that have any of these resource names, sorted by key."""
-        return _sorted({vendor.key: vendor for names in resources for name in names
-                        if (vendor := self._by_resource.get(name)) is not None})
+        return _found(self._by_resource, itertools.chain(*resources))
 
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
-        return _sorted({vendor.key: vendor for key in annotations
-                        if (vendor := self._by_allocated.get(key)) is not None})
+        return _found(self._by_allocated, annotations)
 
 
-def _sorted(found: Mapping[str, Vendor]) -> tuple[Vendor, ...]:
-    return tuple(found.values()) if len(found) < 2 else tuple(found[key] for key in sorted(found))
+def _found(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
+    """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
+    found = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    return tuple(found[key] for key in sorted(found))

@@ -3,10 +3,16 @@
 import pytest
 from pytest import param
 
-from hami.vendors.request import amount_error, amounts, device_request
+from hami.errors import MalformedInput
+from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.request import amounts, device_request
 from tests.builders import NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+
+
+def draft(limits):
+    return Draft(NVIDIA, {}, {"name": "c", "resources": {"limits": limits}})
 
 
 @pytest.mark.parametrize("limits, requests, expected", [
@@ -33,9 +39,11 @@ def test_amounts_leave_out_names_that_are_not_in_use():
 @pytest.mark.parametrize("text", ["1.5", "-1", "500m", "9999999999999", "x", "", "NaN", "9" * 5000])
 def test_what_makes_a_request_void_is_objected_to(text):
     assert device_request(NVIDIA, container({GPU: 1, MEMORY: text})) is None
-    assert amount_error(NVIDIA, "c", {GPU: "1", MEMORY: text}) == (
+    with pytest.raises(MalformedInput) as caught:
+        check_amounts(draft({GPU: "1", MEMORY: text}))
+    assert str(caught.value) == (
         f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647")
 
 
 def test_what_can_be_used_is_not_objected_to():
-    assert amount_error(NVIDIA, "c", {GPU: "2147483647", MEMORY: "3k", PERCENT: "-1"}) is None
+    check_amounts(draft({GPU: "2147483647", MEMORY: "3k", PERCENT: "-1"}))
