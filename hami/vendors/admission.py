@@ -8,7 +8,7 @@ from typing import Any
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.request import amounts, parse_amount
-from hami.vendors.spec import Admission, Admit, Vendor
+from hami.vendors.spec import Admission, Vendor
 
 
 class Draft:
@@ -19,7 +19,6 @@ class Draft:
 
     def __init__(self, vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> None:
         self.vendor = vendor
-        self.spec: Mapping[str, Any] = pod.get("spec") or {}
         self.name = str(container.get("name") or "")
         resources = container.get("resources") or {}
         self.limits = _texts(resources.get("limits"))
@@ -90,7 +89,7 @@ class Draft:
 
     def set_runtime_class(self, name: str) -> None:
         """Sets the pod's runtime class, if *name* is not empty and the pod has none."""
-        if name and not self.spec.get("runtimeClassName"):
+        if name and not (self._pod.get("spec") or {}).get("runtimeClassName"):
             self._pod_spec["runtimeClassName"] = name
 
     def result(self, found: bool) -> Admission:
@@ -115,6 +114,7 @@ class Draft:
 
 
 Step = Callable[[Draft], None]
+Admit = Callable[[Draft], bool]
 
 
 def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
@@ -122,7 +122,8 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
 
     Raises: MalformedInput with a message for the pod's author.
     """
-    return (vendor.admit or _COMMON)(vendor, pod, container)
+    draft = Draft(vendor, pod, container)
+    return draft.result((vendor.admit or _COMMON)(draft))
 
 
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:
@@ -133,15 +134,15 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     """
     every = steps if check_amounts in steps else (check_amounts, *steps)
 
-    def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-        draft = Draft(vendor, pod, container)
-        if default_count and draft.given and vendor.count not in draft.given:
-            draft.set_limit(vendor.count, default_count)
-        if vendor.count not in draft.given:
-            return draft.result(found=False)
+    def admit(draft: Draft) -> bool:
+        name = draft.vendor.count
+        if default_count and draft.given and name not in draft.given:
+            draft.set_limit(name, default_count)
+        if name not in draft.given:
+            return False
         for step in every:
             step(draft)
-        return draft.result(found=True)
+        return True
 
     return admit
 

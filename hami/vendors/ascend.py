@@ -11,7 +11,6 @@ import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hami.codec.device_config import AscendChip, Template
 from hami.errors import MalformedInput
@@ -20,7 +19,7 @@ from hami.vendors import inventory
 from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
@@ -61,10 +60,9 @@ class ChipFunctions:
     family: Collection[str]
     hides: bool
 
-    def admit(self, vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+    def admit(self, draft: Draft) -> bool:
         """Admits a container. Raises: MalformedInput with a message for the pod's author."""
-        draft = Draft(vendor, pod, container)
-        found = vendor.count in draft.given
+        found = draft.vendor.count in draft.given
         if found:
             check_amounts(draft)
             self._request_whole_modules(draft)
@@ -73,7 +71,7 @@ class ChipFunctions:
             draft.set_runtime_class(self.chip.runtime_class)
         elif self.hides and not any(name in draft.limits or name in draft.requests for name in self.family):
             draft.set_env(VISIBLE, "")
-        return draft.result(found)
+        return found
 
     def no_room(self, usage: DeviceUsage, request: Request, context: FitContext,
                 picks: Sequence[Share]) -> Reason | None:
@@ -133,7 +131,7 @@ class ChipFunctions:
         memory_mib = self.chip.memory_allocatable
         if (amount := draft.rounded(name)) is not None:
             memory_mib = amount * factor
-            if not _wants_soft(draft):
+            if not _is_soft(draft):
                 if (size := self._size(memory_mib)) is None:
                     raise MalformedInput(name, amount, f"expected at most {self.chip.memory_capacity} MiB",
                                          message=f"{name} {amount} is invalid")
@@ -171,17 +169,13 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 
 def _cores_only_in_software(draft: Draft) -> None:
     name = draft.vendor.cores
-    if not _wants_soft(draft) and (draft.rounded(name) or 0) > 0:
+    if not _is_soft(draft) and (draft.rounded(name) or 0) > 0:
         problem = f"{name} is only supported in {SOFT} (soft split) mode"
         raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)
 
 
-def _is_soft(context: FitContext) -> bool:
-    return context.annotation(MODE) == SOFT
-
-
-def _wants_soft(draft: Draft) -> bool:
-    return draft.annotation(MODE) == SOFT
+def _is_soft(pod: FitContext | Draft) -> bool:
+    return pod.annotation(MODE) == SOFT
 
 
 def _network(usage: DeviceUsage) -> float | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from hami.errors import MalformedInput
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
@@ -19,7 +18,7 @@ from hami.vendors.admission import Draft, invalid_amount
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.request import amounts
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import Admission, AnnotationContext, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
@@ -53,10 +52,9 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return tuple(replace(device, info={"instance_type": kind}) for device in made or ())
 
 
-def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+def admit(draft: Draft) -> bool:
     """Rejects amounts that fit nowhere and changes nothing. Raises: MalformedInput."""
-    draft = Draft(vendor, pod, container)
-    return draft.result(found=_parse(vendor, draft.limits, draft.requests) is not None)
+    return _parse(draft.vendor, draft.limits, draft.requests) is not None
 
 
 def parse_request(vendor: Vendor, container: Container) -> Request | None:

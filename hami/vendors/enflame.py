@@ -7,14 +7,13 @@ Source: HAMi v2.10, pkg/device/enflame/device.go.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hami.codec.drs import DrsProfile, parse_drs_capacity, render_drs_assignments
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
 from hami.vendors.admission import Draft, check_amounts, invalid_amount
 from hami.vendors.request import WHOLE, parse_amounts
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Admission, AnnotationContext, FitContext, Vendor
+from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
 INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
@@ -39,14 +38,13 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
                         info={"minor": device.minor, "profiles": found.profiles}) for device in found.devices)
 
 
-def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
+def admit(draft: Draft) -> bool:
     """Sets the requested amounts in both limits and requests. Slices take precedence over memory and cores.
 
     Raises: MalformedInput for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
-    draft = Draft(vendor, pod, container)
-    given = draft.given
-    names = (vendor.count,) if vendor.count in given else (vendor.memory, vendor.cores)
+    vendor = draft.vendor
+    names = (vendor.count,) if vendor.count in draft.given else (vendor.memory, vendor.cores)
     found = {name: value for name in names if (value := draft.rounded(name)) is not None}
     for name, value in found.items():
         if name == vendor.cores and not 0 < value <= WHOLE:
@@ -59,7 +57,7 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
             draft.set_limit(name, value)
         if name not in draft.requests:
             draft.set_request(name, value)
-    return draft.result(found=bool(found))
+    return bool(found)
 
 
 def parse_request(vendor: Vendor, container: Container) -> Request | None:

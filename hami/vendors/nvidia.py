@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from hami.codec.device_config import NvidiaConfig
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
 from hami.vendors.admission import Draft, check_amounts
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import Admission, Vendor
 
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
 _OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 _VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
 
 
-def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any], *, config: NvidiaConfig) -> Admission:
-    """Admits a container.
+def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
+    """Admits a container. Returns whether it requests devices.
 
     A container that requests only memory, percent or cores gets the default number of devices. A container that
     requests whole devices gets all their cores, so that they are not shared. Environment variables that would override
@@ -26,7 +22,7 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any], 
     Raises: MalformedInput with a message for the pod's author.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
-    draft = Draft(vendor, pod, container)
+    vendor = draft.vendor
     _check_percent(draft)
     check_amounts(draft)
     if draft.given and vendor.count not in draft.given and config.default_gpu_num > 0:
@@ -44,7 +40,7 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any], 
         draft.set_runtime_class(config.runtime_class_name)
     elif config.overwrite_env:
         draft.set_env("NVIDIA_VISIBLE_DEVICES", "none")
-    return draft.result(found)
+    return found
 
 
 def _check_percent(draft: Draft) -> None:

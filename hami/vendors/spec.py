@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
@@ -21,6 +21,9 @@ from hami.model import (
     Allocation, Budget, Container, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason,
     Request, Selector, Share, Weights,
 )
+
+if TYPE_CHECKING:
+    from hami.vendors.admission import Draft
 
 
 class Rule(enum.Enum):
@@ -181,7 +184,6 @@ class AnnotationContext:
 
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
-Admit = Callable[["Vendor", Mapping[str, Any], Mapping[str, Any]], Admission]
 ParseRequest = Callable[["Vendor", Container], "Request | None"]
 CheckDevice = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
 CheckNode = Callable[[Request, FitContext], "Reason | None"]
@@ -213,9 +215,9 @@ class Vendor:
 
     Functions, in the order of the pipeline.
     *inventory*: returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
-    *admit*: admits a container; gets the pod as a dict. Raises: MalformedInput with a message for the pod's author.
-    Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for containers without the vendor's
-    resources.
+    *admit*: changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput
+    with a message for the pod's author. Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for
+    containers without the vendor's resources.
     *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
     *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
     named rules and functions. *allows_repeats*: one container may take a device several times.
@@ -257,7 +259,7 @@ class Vendor:
     writes_model: bool = False
 
     inventory: Inventory
-    admit: Admit | None = None
+    admit: Callable[[Draft], bool] | None = None
     admits_all: bool = False
     parse_request: ParseRequest | None = None
     check_node: CheckNode | None = None

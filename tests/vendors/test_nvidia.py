@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.errors import MalformedInput
+from hami.vendors import admission
 from tests.builders import NVIDIA, nvidia
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
@@ -16,10 +17,10 @@ ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
 def admit(vendor, limits=None, pod_spec=None, **fields):
     wire = {"name": "c", **({} if limits is None else {"resources": {"limits": limits}}), **fields}
     before = copy.deepcopy(wire)
-    admission = vendor.admit(vendor, {"spec": pod_spec or {}}, wire)
+    result = admission.admit(vendor, {"spec": pod_spec or {}}, wire)
     assert wire == before, "the container that came in was changed"
-    assert (admission.container is wire) == (admission.container == wire)
-    return admission
+    assert (result.container is wire) == (result.container == wire)
+    return result
 
 
 def env_of(admission):
