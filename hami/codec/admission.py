@@ -86,8 +86,6 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [operation for place, pair in enumerate(zip(before, after))
                 for operation in _difference(*pair, f"{path}/{place}")]
-    if isinstance(before, str) and isinstance(after, str) and path:
-        return [{"op": "replace", "path": path, "value": after}] if before != after else []
     return [operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
             for operation in jsonpatch.make_patch(before, after).patch]
 

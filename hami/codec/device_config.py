@@ -27,13 +27,13 @@ from hami.quantity import INT32_MAX
 
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-_RESOURCE_NAME = rf"^(|((?=[^/]{{1,253}}/){_DOMAIN}/)?(?=[^/]{{1,63}}\Z){_WORD})\Z"
+RESOURCE_NAME = rf"^(|((?=[^/]{{1,253}}/){_DOMAIN}/)?(?=[^/]{{1,63}}\Z){_WORD})\Z"
 _WORD_CHARACTERS = "letters, digits, -, _ and ., beginning and ending with a letter or digit"
 _WORD_LENGTH = 63 - len("-devices-to-allocate")  # the longest suffix that a common word gets in an annotation's key
 _CHIP_MEMORY = "MiB of the chip, memoryAllocatable or more, a whole number"
 _TEMPLATE_MEMORY = "MiB of the template, memoryCapacity at most"
 
-ResourceName = Annotated[str, Meta(pattern=_RESOURCE_NAME, description="a resource name such as nvidia.com/gpu")]
+ResourceName = Annotated[str, Meta(pattern=RESOURCE_NAME, description="a resource name such as nvidia.com/gpu")]
 OlderName = Annotated[ResourceName, Meta(title="may be another resource's name")]
 ObjectName = Annotated[str, Meta(pattern=rf"^{_DOMAIN}\Z", max_length=253,
                                  description="the name of an object: lower case letters, digits, - and .")]

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _MOST_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
 
-# parts of msgspec's messages: the steps of a path such as `$.cards[0].memory`, and the field that an object lacks or has
+# in messages of msgspec: the steps of a path such as `$.cards[0].memory`, and a field that is missing or unknown
 _STEP = re.compile(r"\.[^.[`]+|\[[0-9]+\]")
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`(?: - at |$)")
 
@@ -73,20 +73,15 @@ class _Loader(yaml.SafeLoader):
 class _UniqueKeyLoader(_Loader):
     """Refuses mappings that repeat a key. Merged keys (``<<``) may be overridden."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._checked: set[yaml.Node] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Insert merged keys into *node*, whose own keys are checked before the first time."""
-        if node not in self._checked:
-            self._checked.add(node)
-            keys: set[str] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                    raise ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-                keys.add(str(key.value))
-        super().flatten_mapping(node)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Returns the next mapping, with its own keys only: merged keys are inserted later."""
+        node = super().compose_mapping_node(anchor)
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+            keys.add(str(key.value))
+        return node
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -168,7 +163,8 @@ def _fault(value: Any, type: Any, message: str) -> tuple[str, object, str]:
     """
     path = ""
     for step in _STEP.findall(message.rpartition("`$")[2]):
-        part = next((part for part in _parts(value, type, path) if part.path == f"{path}{step}".removeprefix(".")), None)
+        path_of_part = f"{path}{step}".removeprefix(".")
+        part = next((part for part in _parts(value, type, path) if part.path == path_of_part), None)
         if part is None:
             break
         path, value, type = part

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from hami.codec.device_config import DeviceConfig, DeviceConfigFile, parse_resource_name
+from hami.codec.device_config import RESOURCE_NAME, DeviceConfig, DeviceConfigFile
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
 from hami.model import Node, Pod
@@ -25,6 +25,7 @@ GROUP = "hami.vendors"
 T = TypeVar("T")
 
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # a part of label keys
+_RESOURCE = re.compile(RESOURCE_NAME)
 
 
 def sections() -> tuple[str, ...]:
@@ -105,7 +106,7 @@ def _check(entry: EntryPoint, vendor: Vendor) -> None:
     rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
         ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
         ("count", [vendor.count], bool, "expected a resource name"),
-        ("resources", vendor.resources, _is_resource, "expected resource names such as nvidia.com/gpu"),
+        ("resources", vendor.resources, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
         ("allocated", [vendor.allocated, vendor.to_allocate or vendor.allocated], is_scheduler_owned,
          "expected a key that users may not write, such as hami.io/acme-devices-allocated"),
     )
@@ -113,14 +114,6 @@ def _check(entry: EntryPoint, vendor: Vendor) -> None:
         for text in texts:
             if not (isinstance(text, str) and is_right(text)):
                 raise _failure(entry, f"vendor {vendor.key}: {field} {text!r}: {problem}")
-
-
-def _is_resource(text: str) -> bool:
-    try:
-        parse_resource_name(text)
-    except MalformedInput:
-        return False
-    return True
 
 
 def _failure(entry: EntryPoint, problem: str) -> HamiError:

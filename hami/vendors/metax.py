@@ -220,12 +220,8 @@ def _by_link_zones(eligible: Sequence[DeviceUsage], count: int) -> Sequence[Devi
 
 
 def _online_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
-    total = 0
-    for usage in usages:
-        if usage.device.uuid in chosen:
-            online, offline = _classes(usage)
-            total -= 100 * offline if online == 0 else 20 * online + 2 * offline
-    return total
+    counts = [_classes(usage) for usage in usages if usage.device.uuid in chosen]
+    return -sum(20 * online + 2 * offline if online else 100 * offline for online, offline in counts)
 
 
 def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
