@@ -10,10 +10,12 @@ import msgspec
 
 from hami.codec.documents import decode
 from hami.errors import MalformedInput
+from hami.model import Device
 from hami.quantity import INT32_MAX, parse_integer
 
 _PROFILE = re.compile(r"([0-9]{1,4})g\.([0-9]{1,6})gb", re.IGNORECASE)
 _MOST_SLICES = 1024
+GIB = 1024  # MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,23 +26,6 @@ class DrsProfile:
     number: str
     slices: int
     memory_gb: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrsDevice:
-    """One device. *slices*: its total."""
-
-    index: int
-    minor: str
-    slices: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrsCapacity:
-    """The devices of a node, and the profiles that all of them support, smallest first."""
-
-    devices: tuple[DrsDevice, ...]
-    profiles: tuple[DrsProfile, ...]
 
 
 class _Device(msgspec.Struct):
@@ -57,27 +42,39 @@ class _Document(msgspec.Struct):
 _DOCUMENT = msgspec.json.Decoder(_Document)
 
 
-def parse_drs_capacity(field: str, text: str) -> DrsCapacity:
-    """The capacity in the node annotation *text*.
+def parse_drs_devices(field: str, text: str, vendor: str, node: str) -> tuple[Device, ...]:
+    """The devices of *node*, each as large as the largest profile, with a slot for each slice.
 
     Shape: ``{"devices": [{"index": "0", "minor": "0", "capacity": 6}], "profiles": {"1g.6gb": "0"}}``. Numbers may be
     strings. A device's index defaults to its position in the list, its minor to its index. A profile is
-    ``<slices>g.<GB>gb``; others are skipped.
+    ``<slices>g.<GB>gb``; others are skipped. ``Device.info``: ``minor`` (of the device file) and ``profiles``, smallest
+    first, which all devices support.
     Raises: MalformedInput without devices or profiles, for a repeated index and for a device without capacity.
     Source: HAMi v2.10, pkg/device/enflame/device.go.
     """
     document = decode(field, _DOCUMENT, text, "devices and profiles")
-    devices = tuple(_device(f"{field}: devices[{place}]", place, entry) for place, entry in enumerate(document.devices))
-    if not devices:
+    if not document.devices:
         raise MalformedInput(field, text, "expected at least one device")
-    if len({device.index for device in devices}) < len(devices):
-        raise MalformedInput(field, text, "expected a unique index for each device")
     profiles = [profile for name, number in document.profiles.items()
                 if (profile := _profile(name, str(number))) is not None]
     if not profiles:
         raise MalformedInput(field, text, "expected at least one profile such as 1g.6gb")
     profiles.sort(key=lambda profile: (profile.slices, profile.memory_gb, profile.number, profile.name))
-    return DrsCapacity(devices=devices, profiles=tuple(profiles))
+    memory_gb = max(profile.memory_gb for profile in profiles) or profiles[-1].slices
+    devices = []
+    for place, entry in enumerate(document.devices):
+        slices, index = _number(entry.capacity), _number(entry.index)
+        if slices is None or slices < 1:
+            raise MalformedInput(f"{field}: devices[{place}]", entry.capacity,
+                                 "expected a capacity of at least one slice")
+        index = index if index is not None and 0 <= index <= INT32_MAX else place
+        devices.append(Device(
+            uuid=f"{node}-enflame-drs-{index}", vendor=vendor, model=vendor, slots=min(slices, INT32_MAX),
+            memory_mib=memory_gb * GIB, index=index, mode="drs",
+            info={"minor": str(entry.minor) or str(index), "profiles": tuple(profiles)}))
+    if len({device.index for device in devices}) < len(devices):
+        raise MalformedInput(field, text, "expected a unique index for each device")
+    return tuple(devices)
 
 
 def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
@@ -85,15 +82,6 @@ def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
     return msgspec.json.encode({
         name: {"allocated": False, "request": profile.slices, "profileID": profile.number, "profileName": profile.name}
         for name, profile in sorted(profiles.items())}).decode()
-
-
-def _device(where: str, place: int, entry: _Device) -> DrsDevice:
-    index = _number(entry.index)
-    slices = _number(entry.capacity)
-    if slices is None or slices < 1:
-        raise MalformedInput(where, entry.capacity, "expected a capacity of at least one slice")
-    index = index if index is not None and 0 <= index <= INT32_MAX else place
-    return DrsDevice(index=index, minor=str(entry.minor) or str(index), slices=min(slices, INT32_MAX))
 
 
 def _profile(name: str, number: str) -> DrsProfile | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hami.codec.drs import DrsProfile, parse_drs_capacity, render_drs_assignments
+from hami.codec.drs import GIB, DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
 from hami.vendors.admission import Draft, check_amounts, invalid_amount
 from hami.vendors.request import WHOLE, parse_amounts
@@ -19,23 +19,12 @@ ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-
 INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
 SIZE, CONTAINERS = "enflame.com/gcu-request-size", "assigned-containers"
 WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
-MODE = "drs"
-GIB = 1024  # MiB
 
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """Returns the devices in *vendor*'s register annotation, each as large as the largest profile.
-
-    ``Device.info``: ``minor`` (of the device file) and ``profiles``, smallest first.
-    Raises: MalformedInput.
-    """
-    if (text := node.annotations.get(vendor.register)) is None:
-        return None
-    found = parse_drs_capacity(vendor.register, text)
-    memory_gb = max(profile.memory_gb for profile in found.profiles) or found.profiles[-1].slices
-    return tuple(Device(uuid=f"{node.name}-enflame-drs-{device.index}", vendor=vendor.key, model=vendor.key,
-                        slots=device.slices, memory_mib=memory_gb * GIB, cores=WHOLE, index=device.index, mode=MODE,
-                        info={"minor": device.minor, "profiles": found.profiles}) for device in found.devices)
+    """Returns the devices in *vendor*'s register annotation. Raises: MalformedInput."""
+    text = node.annotations.get(vendor.register)
+    return None if text is None else parse_drs_devices(vendor.register, text, vendor.key, node.name)
 
 
 def admit(draft: Draft) -> bool:

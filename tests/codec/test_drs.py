@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.drs import DrsDevice, DrsProfile, parse_drs_capacity, render_drs_assignments
+from hami.codec.drs import DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.errors import MalformedInput
+from hami.model import Device
 from tests.codec.fuzz import damaged, mutated
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
@@ -18,16 +19,21 @@ def document(*devices, profiles=None):
     return json.dumps({"devices": list(devices), "profiles": PROFILES if profiles is None else profiles})
 
 
+def parse(text):
+    return parse_drs_devices("capacity", text, "Enflame", "n")
+
+
 def devices(*entries):
-    return [(d.index, d.minor, d.slices) for d in parse_drs_capacity("capacity", document(*entries)).devices]
+    return [(device.index, device.info["minor"], device.slots) for device in parse(document(*entries))]
 
 
 def test_the_document_of_the_reference():
-    found = parse_drs_capacity("capacity", document({"index": "0", "minor": "0", "capacity": 6}))
-    assert found.devices == (DrsDevice(index=0, minor="0", slices=6),)
-    assert found.profiles == (DrsProfile(name="1g.6gb", number="0", slices=1, memory_gb=6),
-                              DrsProfile(name="3g.20gb", number="1", slices=3, memory_gb=20),
-                              DrsProfile(name="6g.40gb", number="2", slices=6, memory_gb=40))
+    profiles = (DrsProfile(name="1g.6gb", number="0", slices=1, memory_gb=6),
+                DrsProfile(name="3g.20gb", number="1", slices=3, memory_gb=20),
+                DrsProfile(name="6g.40gb", number="2", slices=6, memory_gb=40))
+    assert parse(document({"index": "0", "minor": "0", "capacity": 6})) == (
+        Device(uuid="n-enflame-drs-0", vendor="Enflame", model="Enflame", slots=6, memory_mib=40960, mode="drs",
+               info={"minor": "0", "profiles": profiles}),)
 
 
 @pytest.mark.parametrize("entry, expected", [
@@ -51,12 +57,12 @@ def test_devices(entry, expected):
 ])
 def test_profiles(names, expected):
     text = document({"capacity": 6}, profiles={name: "0" for name in names})
-    assert [(p.name, p.slices, p.memory_gb) for p in parse_drs_capacity("capacity", text).profiles] == expected
+    assert [(p.name, p.slices, p.memory_gb) for p in parse(text)[0].info["profiles"]] == expected
 
 
 def test_of_equal_profiles_the_lowest_number_is_first():
     text = document({"capacity": 6}, profiles={"1G.6gb": "4", "1g.6gb": "3"})
-    assert [profile.number for profile in parse_drs_capacity("capacity", text).profiles] == ["3", "4"]
+    assert [profile.number for profile in parse(text)[0].info["profiles"]] == ["3", "4"]
 
 
 @pytest.mark.parametrize("text, problem", [
@@ -79,7 +85,7 @@ def test_of_equal_profiles_the_lowest_number_is_first():
 ])
 def test_what_cannot_be_read(text, problem):
     with pytest.raises(MalformedInput) as caught:
-        parse_drs_capacity("capacity", text)
+        parse(text)
     assert str(caught.value).startswith("capacity")
     assert problem in str(caught.value)
 
@@ -90,12 +96,11 @@ ALMOST = {"devices": [{"index": "0", "minor": "0", "capacity": 6}, {"index": 1, 
 @given(text=st.text() | (mutated(ALMOST) | damaged(ALMOST)).map(lambda body: body.decode(errors="replace")))
 def test_any_text_is_read_or_malformed(text):
     try:
-        found = parse_drs_capacity("capacity", text)
+        found = parse(text)
     except MalformedInput:
         return
-    assert found.devices and found.profiles
-    assert all(device.slices >= 1 and device.index >= 0 for device in found.devices)
-    assert all(profile.slices >= 1 for profile in found.profiles)
+    assert found and all(device.slots >= 1 and device.index >= 0 and device.info["profiles"] for device in found)
+    assert all(profile.slices >= 1 for device in found for profile in device.info["profiles"])
 
 
 def test_assignments_are_sorted_by_container():
