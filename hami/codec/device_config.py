@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
@@ -138,40 +138,8 @@ class Template(msgspec.Struct, frozen=True, rename={"memory_mib": "memory", "ai_
     ai_cpu: Count = 0
 
 
-class AscendChip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry of ``vnpus.configs``. *common_word* is the backend's key; memory in MiB.
-
-    *memory_allocatable*: the memory of a whole chip; *memory_capacity*: the largest amount that can be requested.
-    *templates*: smallest first, empty for a chip that is never divided. *overwrite_env*: hides all chips from
-    containers without a request. *super_pod*: chips come in pairs. Only Ascend's device plugin reads *chip_name*,
-    *ai_core* and *ai_cpu*.
-    """
-
-    common_word: CommonWord
-    memory_allocatable: Annotated[int, Meta(
-        ge=1, le=INT32_MAX, description=f"MiB that a whole chip offers, a whole number from 1 to {INT32_MAX}")]
-    memory_capacity: Annotated[int, Meta(le=INT32_MAX, description=_CHIP_MEMORY)]
-    ai_core: Count = 0
-    ai_cpu: Count = msgspec.field(default=0, name="aiCPU")
-    chip_name: Text = ""
-    resource_name: ResourceName = ""
-    resource_memory_name: ResourceName = ""
-    resource_core_name: ResourceName = ""
-    memory_factor: PositiveCount = 1
-    runtime_class: ObjectName = msgspec.field(default="", name="runtimeClassName")
-    overwrite_env: bool = False
-    super_pod: bool = False
-    templates: tuple[Template, ...] = ()
-
-    @property
-    def names(self) -> Names:
-        """The names of its resources."""
-        return Names(count=self.resource_name, memory=self.resource_memory_name, cores=self.resource_core_name,
-                     memory_factor=self.memory_factor)
-
-
-class IluvatarChip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry of ``iluvatars``. *common_word* is the backend's key."""
+class Chip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of ``iluvatars``; other kinds of chips have more keys. *common_word* is the backend's key."""
 
     common_word: CommonWord
     chip_name: Text = ""
@@ -182,7 +150,30 @@ class IluvatarChip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def names(self) -> Names:
         """The names of its resources."""
-        return Names(count=self.resource_count_name, memory=self.resource_memory_name, cores=self.resource_core_name)
+        return Names(count=self.resource_count_name, memory=self.resource_memory_name, cores=self.resource_core_name,
+                     memory_factor=getattr(self, "memory_factor", 1))
+
+
+class AscendChip(Chip, frozen=True, kw_only=True):
+    """One entry of ``vnpus.configs``. Memory in MiB.
+
+    *memory_allocatable*: the memory of a whole chip; *memory_capacity*: the largest amount that can be requested.
+    *templates*: smallest first, empty for a chip that is never divided. *overwrite_env*: hides all chips from
+    containers without a request. *super_pod*: chips come in pairs. Only Ascend's device plugin reads *chip_name*,
+    *ai_core* and *ai_cpu*.
+    """
+
+    resource_count_name: ResourceName = msgspec.field(default="", name="resourceName")
+    memory_allocatable: Annotated[int, Meta(
+        ge=1, le=INT32_MAX, description=f"MiB that a whole chip offers, a whole number from 1 to {INT32_MAX}")]
+    memory_capacity: Annotated[int, Meta(le=INT32_MAX, description=_CHIP_MEMORY)]
+    ai_core: Count = 0
+    ai_cpu: Count = msgspec.field(default=0, name="aiCPU")
+    memory_factor: PositiveCount = 1
+    runtime_class: ObjectName = msgspec.field(default="", name="runtimeClassName")
+    overwrite_env: bool = False
+    super_pod: bool = False
+    templates: tuple[Template, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +188,7 @@ class DeviceConfig:
 
     nvidia: NvidiaConfig | None = NvidiaConfig()
     names: Mapping[str, Names] = field(default_factory=dict, hash=False)
-    iluvatars: tuple[IluvatarChip, ...] = ()
+    iluvatars: tuple[Chip, ...] = ()
     ascends: tuple[AscendChip, ...] = ()
     hami_vnpu_core: bool = False
     sgpu_topology_aware: bool = False
@@ -258,7 +249,7 @@ class _Vnpus(msgspec.Struct, frozen=True):
 DeviceConfigFile: Any = msgspec.defstruct("DeviceConfigFile", [
     ("nvidia", NvidiaConfig | None, None),
     *map(_section, dict.fromkeys(backend.section for backend in _BACKENDS)),
-    ("iluvatars", tuple[IluvatarChip, ...], ()),
+    ("iluvatars", tuple[Chip, ...], ()),
     ("vnpus", _Vnpus, _Vnpus()),
 ], frozen=True)
 """The sections of the file, with the names of their keys."""
@@ -329,13 +320,15 @@ class _DocumentReader:
         self._notes += [f"{self._place(path)}: unknown key, skipped"
                         for path in unknown_keys(sections, DeviceConfigFile)]
         file = convert(sections, DeviceConfigFile, self._place)
-        self._check_names(file)
-        words = {key.casefold(): key for key in _KEYS}
-        for index, chip in enumerate(file.iluvatars):
-            self._check_word(f"iluvatars[{index}]", chip.common_word, words)
+        self._check_unique("name", ((path, name, self._origins.get(path, path))
+                                    for path, name in _resource_names(file)))
+        chips = {f"{path}[{index}]": chip for path, found in (
+            ("iluvatars", file.iluvatars), ("vnpus.configs", file.vnpus.configs)) for index, chip in enumerate(found)}
+        words = [(f"{path}.commonWord", chip.common_word, path) for path, chip in chips.items()]
+        self._check_unique("word", [*((key, key, key) for key in _KEYS), *words], same=str.casefold)
         return DeviceConfig(
             nvidia=file.nvidia, names=self._names(file), iluvatars=file.iluvatars,
-            ascends=tuple(self._checked(f"vnpus.configs[{index}]", entry, chip, words) for index, (entry, chip)
+            ascends=tuple(self._checked(f"vnpus.configs[{index}]", entry, chip) for index, (entry, chip)
                           in enumerate(zip(_list_at(sections, "vnpus.configs"), file.vnpus.configs))),
             hami_vnpu_core=file.vnpus.hamiVnpuCore, sgpu_topology_aware=file.metax.sgpuTopologyAware,
             extra_sections=extra, notes=tuple(self._notes))
@@ -409,14 +402,17 @@ class _DocumentReader:
             enflame["resourceNameDRSGCU"] = enflame["resourceNameVGCU"]
             self._origins["enflame.resourceNameDRSGCU"] = self._place("enflame.resourceNameVGCU")
 
-    def _check_names(self, file: Any) -> None:
-        """Refuses one name for two resources: it would be ambiguous in a container's requests."""
-        holders: dict[str, str] = {}
-        for path, name in _resource_names(file):
-            holder = holders.setdefault(name, path)
-            if holder != path:
-                raise self._wrong(path, name,
-                                  f"expected another name than that of {self._origins.get(holder, holder)}")
+    def _check_unique(self, what: str, values: Iterable[tuple[str, Any, str]],
+                      same: Callable[[Any], object] = lambda value: value) -> None:
+        """Refuses a value that an earlier one equals, such as one name for two resources.
+
+        *values*: path, value, and the words for its place if a later value equals it. *same*: returns what is compared.
+        """
+        places: dict[object, str] = {}
+        for path, value, place in values:
+            if same(value) in places:
+                raise self._wrong(path, value, f"expected another {what} than that of {places[same(value)]}")
+            places[same(value)] = place
 
     def _names(self, file: Any) -> dict[str, Names]:
         """The names of the backends that are configured by names only."""
@@ -432,17 +428,11 @@ class _DocumentReader:
                 self._notes.append(f"{place}: no name, so the other names of {backend.key} have no effect")
         return found
 
-    def _check_word(self, path: str, word: str, words: dict[str, str]) -> None:
-        """Refuses a common word that *words* has, without regard to case; adds it."""
-        if (holder := words.setdefault(word.casefold(), path)) != path:
-            raise self._wrong(f"{path}.commonWord", word, f"expected another word than that of {holder}")
-
-    def _checked(self, path: str, given: Collection[str], chip: AscendChip, words: dict[str, str]) -> AscendChip:
+    def _checked(self, path: str, given: Collection[str], chip: AscendChip) -> AscendChip:
         """*chip*, its templates sorted by size. *given*: the keys of its entry.
 
         Raises: MalformedInput for values that contradict each other.
         """
-        self._check_word(path, chip.common_word, words)
         if chip.common_word not in _CHART_CHIPS:  # new chips appear, but their templates cannot be left out
             unknown = f"{chip.common_word} is none of {', '.join(_CHART_CHIPS)}"
             if "templates" not in given:
@@ -452,21 +442,14 @@ class _DocumentReader:
         if chip.memory_capacity < chip.memory_allocatable:
             raise self._wrong(f"{path}.memoryCapacity", chip.memory_capacity,
                               f"expected {_CHIP_MEMORY} from {chip.memory_allocatable} to {INT32_MAX}")
-        sizes: dict[int, Template] = {}
-        for index, template in enumerate(chip.templates):
-            self._check_template(f"{path}.templates[{index}]", template, chip.memory_capacity, sizes)
-            sizes[template.memory_mib] = template
-        return msgspec.structs.replace(chip, templates=tuple(sizes[memory] for memory in sorted(sizes)))
-
-    def _check_template(self, path: str, template: Template, capacity: int, sizes: Mapping[int, Template]) -> None:
-        memory = template.memory_mib
-        if not 1 <= memory <= capacity:
-            raise self._wrong(f"{path}.memory", memory,
-                              f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {capacity}")
-        if template.name in [earlier.name for earlier in sizes.values()]:
-            raise self._wrong(f"{path}.name", template.name, "expected another name than that of an earlier template")
-        if memory in sizes:
-            raise self._wrong(f"{path}.memory", memory, f"expected another size than that of {sizes[memory].name}")
+        templates = [(f"{path}.templates[{index}]", template) for index, template in enumerate(chip.templates)]
+        for place, template in templates:
+            if not 1 <= template.memory_mib <= chip.memory_capacity:
+                raise self._wrong(f"{place}.memory", template.memory_mib,
+                                  f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {chip.memory_capacity}")
+        self._check_unique("name", ((f"{place}.name", one.name, "an earlier template") for place, one in templates))
+        self._check_unique("size", ((f"{place}.memory", one.memory_mib, one.name) for place, one in templates))
+        return msgspec.structs.replace(chip, templates=tuple(sorted(chip.templates, key=lambda one: one.memory_mib)))
 
 
 def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:

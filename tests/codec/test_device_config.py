@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hami.codec.device_config import (
-    CHART, AscendChip, DeviceConfig, Flagged, IluvatarChip, MigAllowance, Names, NvidiaConfig, Template, chart_config,
+    CHART, AscendChip, Chip, DeviceConfig, Flagged, MigAllowance, Names, NvidiaConfig, Template, chart_config,
     parse_device_config, parse_resource_name,
 )
 from hami.errors import MalformedInput
@@ -209,7 +209,7 @@ def test_switches_of_whole_sections():
 def test_iluvatar_chips():
     config = parse("iluvatars: [{chipName: x, commonWord: BI-V200, resourceCountName: iluvatar.ai/BI-V200-vgpu}]")
     assert config.iluvatars == (
-        IluvatarChip(chip_name="x", common_word="BI-V200", resource_count_name="iluvatar.ai/BI-V200-vgpu"),)
+        Chip(chip_name="x", common_word="BI-V200", resource_count_name="iluvatar.ai/BI-V200-vgpu"),)
     assert config.iluvatars[0].names == Names(count="iluvatar.ai/BI-V200-vgpu")
 
 
