@@ -18,7 +18,7 @@ from hami.runtime.once import OncePerKey
 from hami.runtime.periodic import PeriodicTask
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
-from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
+from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -109,17 +109,17 @@ class Controller(PeriodicTask):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
 
-    def _carry_out(self, move: Annotate | Label | Warn) -> None:
-        match move:
-            case Annotate(ref, version, annotations, reason, message, labels):
-                self._cache.pods.upsert(self._cluster.annotate_pod(ref, annotations, labels, resource_version=version))
-                log.warning("pod repaired", extra={"pod": ref, "reason": reason})
-                self._events.record(ref, "Warning", reason, message)
-            case Label(ref, node):
-                self._cache.pods.upsert(self._cluster.annotate_pod(ref, {}, {ASSIGNED_NODE: node}))
-                log.info("pod labeled", extra={"pod": ref, "node": node})
-            case Warn(ref, reason, message):
-                self._warn(ref, reason, message)
+    def _carry_out(self, move: Move) -> None:
+        if not move.annotations and not move.labels:
+            self._warn(move.ref, move.reason, move.message)
+            return
+        self._cache.pods.upsert(
+            self._cluster.annotate_pod(move.ref, move.annotations, move.labels, resource_version=move.version))
+        if move.reason:
+            log.warning("pod repaired", extra={"pod": move.ref, "reason": move.reason})
+            self._events.record(move.ref, "Warning", move.reason, move.message)
+        else:
+            log.info("pod labeled", extra={"pod": move.ref, "node": move.labels[ASSIGNED_NODE]})
 
     def _release_locks(self) -> None:
         """Releases locks whose holders no longer need them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hami.cache.binding import expected_label, failed_allocation
@@ -14,75 +14,54 @@ from hami.vendors.spec import Catalog
 
 
 @dataclass(frozen=True, slots=True)
-class Annotate:
-    """Write *annotations* and *labels* (``None`` removes one) if the pod is still at *version*; record an event."""
+class Move:
+    """What to do about a pod: write *annotations* and *labels* (``None`` removes one), and record an event.
+
+    *version*: that the pod must still have for the write; empty for any. *reason*: of the event; empty for none. Without
+    anything to write, the event is recorded once.
+    """
 
     ref: PodRef
-    version: str
-    annotations: Mapping[str, str | None]
-    reason: str
-    message: str
+    reason: str = ""
+    message: str = ""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
+    version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Set the label that the API server did not copy from the Binding; ``None`` removes an earlier one."""
-
-    ref: PodRef
-    node: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Record an event, once."""
-
-    ref: PodRef
-    reason: str
-    message: str
-
-
-Move = Annotate | Label | Warn
-
-
-def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> list[Move]:
-    """Returns the moves for the pod at *now* (Unix seconds)."""
+def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> Iterator[Move]:
+    """Yields the moves for the pod at *now* (Unix seconds)."""
     if record.terminated:
-        return []
-    moves: list[Move] = []
+        return
     if record.problems:
-        moves.append(Warn(record.ref, "AllocationUnreadable", (
+        yield Move(record.ref, "AllocationUnreadable", (
             "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
-            + "; ".join(record.problems))))
+            + "; ".join(record.problems)))
     if not record.node:
-        return moves + _unbound_moves(record, vendors, settings, now)
+        yield from _unbound_moves(record, vendors, settings, now)
+        return
     pending = record.allocating and record.phase == "Pending"
     if pending and now - record.bound_at > settings.node_lock_timeout:
-        moves.append(Annotate(record.ref, str(record.version), failed_allocation(vendors), "AllocationExpired", (
+        yield Move(record.ref, "AllocationExpired", (
             f"the device plugin of node {record.node} has not allocated the devices within "
-            f"{settings.node_lock_timeout:.0f} s")))
+            f"{settings.node_lock_timeout:.0f} s"), failed_allocation(vendors), version=str(record.version))
     if record.is_mislabeled:
-        moves.append(Label(record.ref, expected_label(record.node)))
-    return moves
+        yield Move(record.ref, labels={ASSIGNED_NODE: expected_label(record.node)})
 
 
-def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> list[Move]:
-    ours, scheduler = record.scheduler_name == settings.scheduler_name, record.scheduler_name
-    if ours and record.assigned_node and now - record.assigned_at > 2 * FOREIGN_TTL_S:
-        return [_clear(record, vendors)]
-    overwritten = settings.force_overwrite_default_scheduler and scheduler in ("", "default-scheduler")
-    if record.requests_devices and overwritten and not ours:
-        return [Warn(record.ref, "NotAdmitted", (
+def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> Iterator[Move]:
+    scheduler = record.scheduler_name
+    if scheduler == settings.scheduler_name:
+        if record.assigned_node and now - record.assigned_at > 2 * FOREIGN_TTL_S:
+            keys = {*SCHEDULER_OWNED,
+                    *(key for vendor in vendors for key in (vendor.to_allocate, vendor.allocated) if key),
+                    *(key for vendor in vendors if vendor.key in record.vendors for key in vendor.extra_keys)}
+            yield Move(record.ref, "AssignmentCleared", (
+                f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"),
+                dict.fromkeys(sorted(keys)), {ASSIGNED_NODE: None}, str(record.version))
+    elif (record.requests_devices and settings.force_overwrite_default_scheduler
+          and scheduler in ("", "default-scheduler")):
+        yield Move(record.ref, "NotAdmitted", (
             f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "
             f"{scheduler or 'empty'} instead of {settings.scheduler_name}, so it will get no devices. Create it again; "
-            "if that does not help, check the webhook's configuration and the label hami.io/webhook"))]
-    return []
-
-
-def _clear(record: PodRecord, vendors: Catalog) -> Annotate:
-    keys = {*SCHEDULER_OWNED,
-            *(key for vendor in vendors for key in (vendor.to_allocate, vendor.allocated) if key),
-            *(key for vendor in vendors if vendor.key in record.vendors for key in vendor.extra_keys)}
-    return Annotate(record.ref, str(record.version), dict.fromkeys(sorted(keys)), "AssignmentCleared",
-                    f"an earlier assignment to node {record.assigned_node} was never bound and has been removed",
-                    {ASSIGNED_NODE: None})
+            "if that does not help, check the webhook's configuration and the label hami.io/webhook"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hami.cache.pods import PodRecord
-from hami.scheduler.reconcile import Annotate, Label, Warn, pod_moves
+from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, pod
 from tests.vendors.chart import CHART
@@ -30,29 +30,29 @@ LONG = {"node": "n" * 64, "assigned_node": "n" * 64}
 SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
 
 
-@pytest.mark.parametrize(("fields", "settings", "moves"), [
+@pytest.mark.parametrize(("fields", "settings", "reasons"), [
     ({}, {}, []),
-    (STUCK, {}, [Annotate]),
+    (STUCK, {}, ["AllocationExpired"]),
     (STUCK | {"allocating": False}, {}, []),
     (STUCK | {"bound_at": int(NOW) - 300}, {}, []),
-    (STUCK | {"bound_at": int(NOW) - 301}, {}, [Annotate]),
+    (STUCK | {"bound_at": int(NOW) - 301}, {}, ["AllocationExpired"]),
     (STUCK | {"phase": "Running"}, {}, []),
-    ({"label": None}, {}, [Label]),
-    ({"label": "earlier"}, {}, [Label]),
+    ({"label": None}, {}, [""]),
+    ({"label": "earlier"}, {}, [""]),
     (LONG | {"label": None}, {}, []),
-    (LONG | {"label": "earlier"}, {}, [Label]),
+    (LONG | {"label": "earlier"}, {}, [""]),
     ({"label": None, "assigned_node": ""}, {}, []),
     ({"label": None, "assigned_node": "another"}, {}, []),
-    (STUCK | {"label": None}, {}, [Annotate, Label]),
-    ({"problems": ("broken",)}, {}, [Warn]),
+    (STUCK | {"label": None}, {}, ["AllocationExpired", ""]),
+    ({"problems": ("broken",)}, {}, ["AllocationUnreadable"]),
     (STUCK | {"terminated": True, "problems": ("broken",)}, {}, []),
-    (UNBOUND, {}, [Annotate]),
+    (UNBOUND, {}, ["AssignmentCleared"]),
     (UNBOUND | {"assigned_at": int(NOW) - 120}, {}, []),
-    (UNBOUND | {"assigned_at": 0}, {}, [Annotate]),
+    (UNBOUND | {"assigned_at": 0}, {}, ["AssignmentCleared"]),
     (UNBOUND | {"assigned_node": ""}, {}, []),
     (UNBOUND | {"scheduler_name": "volcano"}, {}, []),
-    (SLIPPED, {}, [Warn]),
-    (SLIPPED | {"scheduler_name": ""}, {}, [Warn]),
+    (SLIPPED, {}, ["NotAdmitted"]),
+    (SLIPPED | {"scheduler_name": ""}, {}, ["NotAdmitted"]),
     (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
     (SLIPPED | {"requests_devices": False}, {}, []),
     (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
@@ -63,9 +63,9 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
          "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",
          "of another scheduler", "not admitted", "not admitted, without scheduler",
          "not admitted, of another scheduler", "requests no device", "no overwriting", "not admitted, but bound"])
-def test_moves_for_a_pod(fields, settings, moves):
+def test_moves_for_a_pod(fields, settings, reasons):
     found = pod_moves(record(**fields), ONLY_NVIDIA, replace(SETTINGS, **settings), NOW)
-    assert [type(move) for move in found] == moves
+    assert [move.reason for move in found] == reasons
 
 
 def test_an_allocation_that_takes_too_long_fails():
@@ -92,3 +92,15 @@ def test_keys_of_the_vendors_agent_are_removed_and_none_of_other_vendors():
 def test_a_pod_that_was_not_admitted_gets_the_reason():
     (move,) = pod_moves(record(**SLIPPED), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.reason == "NotAdmitted" and "default-scheduler instead of hami-scheduler" in move.message
+
+
+@pytest.mark.parametrize(("fields", "label"), [({"label": None}, "n1"), (LONG, None)], ids=["missing", "no label value"])
+def test_a_label_is_written_whatever_the_version(fields, label):
+    (move,) = pod_moves(record(**fields), ONLY_NVIDIA, SETTINGS, NOW)
+    assert (move.annotations, move.labels, move.version) == ({}, {"hami.io/vgpu-node": label}, "")
+
+
+@pytest.mark.parametrize("fields", [{"problems": ("broken",)}, SLIPPED], ids=["unreadable", "not admitted"])
+def test_what_cannot_be_repaired_is_reported_only(fields):
+    (move,) = pod_moves(record(**fields), ONLY_NVIDIA, SETTINGS, NOW)
+    assert (move.annotations, move.labels) == ({}, {})
