@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.cache.binding import render_annotations, render_labels
-from hami.cache.bookings import PodBookings
 from hami.cache.nodes import NodeCache
 from hami.cache.pending import PendingPods
 from hami.cache.pods import PodCache
@@ -74,11 +73,10 @@ class Cache:
         self._index = Index()
         self._verdicts = VerdictCache(self._index)
         self._pending = PendingPods()
-        bookings = PodBookings(vendors, self._index)
         self.reservations = Reservations(self._index, self._lock, clock=clock, now=now)
-        self.nodes = NodeCache(vendors, self._lock, self._index, bookings, clock=clock, now=now,
-                               on_lock_change=on_lock_change)
-        self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes, clock=clock, now=now)
+        self.nodes = NodeCache(vendors, self._lock, self._index, clock=clock, now=now, on_lock_change=on_lock_change,
+                               on_device_change=lambda node: self.pods.rebook(node))
+        self.pods = PodCache(vendors, self._lock, self._index, self.reservations, self.nodes, clock=clock, now=now)
         self.quotas = QuotaCache(self._lock)
 
     # Filter

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hami.cache.bookings import PodBookings
 from hami.codec.keys import NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
@@ -61,20 +60,21 @@ class NodeCache:
     """Nodes by name.
 
     *lock* is the cache's: it guards the records and *index*, and is never held across I/O. *on_lock_change* is called
-    with the name of each node whose locks have changed, without the lock.
+    with the name of each node whose locks have changed, without the lock; *on_device_change* with that of each node
+    whose devices have changed, under the lock.
     """
 
-    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, index: Index, bookings: PodBookings, *,
-                 clock: Callable[[], float], now: Callable[[], datetime],
-                 on_lock_change: Callable[[str], None]) -> None:
+    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, index: Index, *, clock: Callable[[], float],
+                 now: Callable[[], datetime], on_lock_change: Callable[[str], None],
+                 on_device_change: Callable[[str], None]) -> None:
         self._vendors = tuple(vendors)
         self._lock = lock
         self._index = index
-        self._bookings = bookings
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
         self._clock = clock
         self._now = now
         self._on_lock_change = on_lock_change
+        self._on_device_change = on_device_change
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
 
@@ -208,7 +208,7 @@ class NodeCache:
         if sources is None:
             if record.inventories.pop(vendor.key, None) is not None:
                 self._index.set_devices(record.name, vendor.key, ())
-                self._bookings.rebook(record.name)
+                self._on_device_change(record.name)
             return
         allocatable = _count(node.allocatable.get(vendor.count))
         observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
@@ -223,7 +223,7 @@ class NodeCache:
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
         offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock(), self._now())
         if self._index.set_devices(node, vendor.key, inventory.devices if offered else ()):
-            self._bookings.rebook(node)
+            self._on_device_change(node)
 
 
 def _sources(vendor: Vendor, node: Node) -> Sources | None:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hami.cache.binding import assigned_at, bound_at, expected_label, is_allocating
-from hami.cache.bookings import PodBookings
+from hami.cache.binding import assigned_at, assigned_node, bound_at, expected_label, is_allocating
 from hami.cache.nodes import NodeCache
 from hami.cache.reservations import Reservations
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
 from hami.model import Pod, PodRef
+from hami.scheduling.index import Index
+from hami.scheduling.read_booking import read_booking
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
@@ -63,16 +64,16 @@ class PodRecord:
 class PodCache:
     """Pods by uid.
 
-    *lock* is the cache's: it guards the records, the bookings and the reservations, and is never held across I/O; only
-    single look-ups do without it.
+    What their annotations say that they hold is booked in *index*. *lock* is the cache's: it guards the records, the
+    index and the reservations, and is never held across I/O; only single look-ups do without it.
     The annotations of an unbound pod that has a reservation of this process do not count.
     """
 
-    def __init__(self, vendors: Catalog, lock: threading.RLock, bookings: PodBookings, reservations: Reservations,
+    def __init__(self, vendors: Catalog, lock: threading.RLock, index: Index, reservations: Reservations,
                  nodes: NodeCache, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._vendors = vendors
         self._lock = lock
-        self._bookings = bookings
+        self._index = index
         self._reservations = reservations
         self._nodes = nodes
         self._clock = clock
@@ -82,6 +83,7 @@ class PodCache:
         self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
+        self._unreadable: dict[str, Pod] = {}  # those whose annotations cannot be read completely
 
     def upsert(self, pod: Pod) -> None:
         """Stores *pod* unless a later version is known."""
@@ -115,16 +117,15 @@ class PodCache:
         with self._lock:
             now = self._now().timestamp()
             for record in self.unsettled():
-                unbound = not record.node and record.ref.uid not in self._reservations
-                if unbound and record.assigned_node and not _is_fresh(record.assigned_at, now):
-                    self._end_foreign_reservation(record.ref.uid)
+                if not record.node and record.assigned_node and not _is_fresh(record.assigned_at, now):
+                    self._unbook(record.ref.uid)
 
     def take_over(self, uid: str) -> None:
         """Ignores from now on what another scheduler wrote on the pod, since this process filters it."""
         with self._lock:
             self._decided.add(uid)
             if (record := self._records.get(uid)) is None or not record.node:
-                self._end_foreign_reservation(uid)
+                self._unbook(uid)
 
     def get(self, uid: str) -> PodRecord | None:
         """Returns the record of the pod."""
@@ -157,7 +158,12 @@ class PodCache:
     def unreadable(self) -> list[PodRef]:
         """Returns pods that hold devices and whose annotations cannot be read."""
         with self._lock:
-            return self._bookings.unreadable()
+            return [pod.ref for pod in self._unreadable.values()]
+
+    def rebook(self, node: str) -> None:
+        """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
+        for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
+            self._book_annotations(pod)
 
     def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
@@ -183,19 +189,33 @@ class PodCache:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
-            self._bookings.unbook(uid)
+            self._unbook(uid)
             self._reservations.forget(uid)
             return ()
         # A pod that requests no devices cannot have been assigned any, whatever its annotations say.
         if pod.node_name or (requesting and self._is_foreign_reservation(pod)):
-            return self._bookings.book(pod)
-        if uid not in self._reservations:
-            self._bookings.unbook(uid)
+            return self._book_annotations(pod)
+        self._unbook(uid)
         return ()
 
-    def _end_foreign_reservation(self, uid: str) -> None:
-        if self._bookings.unbook(uid):
-            self._records[uid] = replace(self._records[uid], problems=())
+    def _book_annotations(self, pod: Pod) -> tuple[str, ...]:
+        booking, problems = read_booking(pod, assigned_node(pod), self._vendors, self._index.usages)
+        if booking.charges:
+            self._index.book(booking)
+        else:
+            self._index.unbook(pod.ref.uid)
+        if problems:
+            self._unreadable[pod.ref.uid] = pod
+        else:
+            self._unreadable.pop(pod.ref.uid, None)
+        return problems
+
+    def _unbook(self, uid: str) -> None:
+        """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
+        if uid not in self._reservations:
+            self._index.unbook(uid)
+        if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
+            self._records[uid] = replace(record, problems=())
 
     def _is_foreign_reservation(self, pod: Pod) -> bool:
         """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""
@@ -204,9 +224,8 @@ class PodCache:
                 and _is_fresh(assigned_at(pod), self._now().timestamp()))
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
-        self._remove_record(uid)
         self._reservations.forget(uid)
-        self._bookings.unbook(uid)
+        self._remove_record(uid)
         self._tombstones[uid] = was_allocating
         if len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
@@ -219,8 +238,7 @@ class PodCache:
             return
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
-        if uid not in self._reservations:
-            self._bookings.unbook(uid)
+        self._unbook(uid)
 
 
 def _is_fresh(assigned: int, now: float) -> bool:
