@@ -197,26 +197,26 @@ def may_fit(index: Index, pod_request: PodRequest, rows: Array) -> Array:
 
 def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, rows: Array) -> Array:
     """Returns a mask over *rows*: nodes with enough devices that pass the rules that columns can tell."""
-    columns, rules = index.columns, vendor_request.vendor.rules
-    fits = columns.vendor[rows] == index.vendors.get(request.vendor, -1)
+    devices, rules = index.columns.devices, vendor_request.vendor.rules
+    fits = devices["vendor"][rows] == index.vendors.get(request.vendor, -1)
     if Rule.HEALTH in rules:
-        fits &= columns.usable[rows]
+        fits &= devices["usable"][rows]
     if Rule.SLOTS in rules:
-        fits &= columns.slots_free[rows] > 0
+        fits &= devices["slots_free"][rows] > 0
     if Rule.MEMORY in rules:
         need: int | Array = request.memory_mib
         if request.memory_mib <= 0:
-            need = columns.memory_mib[rows] * (request.memory_percent or 0) // 100
-        fits &= columns.memory_free[rows] >= need
+            need = devices["memory_mib"][rows] * (request.memory_percent or 0) // 100
+        fits &= devices["memory_free"][rows] >= need
     if Rule.CORES in rules:
-        fits &= (columns.cores_free[rows] >= min(request.cores, 100)) | columns.partitioned[rows]
+        fits &= (devices["cores_free"][rows] >= min(request.cores, 100)) | devices["partitioned"][rows]
     selector = vendor_request.selector
     if Rule.TYPE in rules and (selector.use_types, selector.nouse_types) != (None, None):
         accepted = [number for model, number in index.models.items() if accepts_model(selector, model)]
-        fits &= numpy.isin(columns.model[rows], accepted)
+        fits &= numpy.isin(devices["model"][rows], accepted)
     enough = numpy.count_nonzero(fits, axis=1) >= request.count
     if vendor_request.vendor.allows_repeats is not None:
-        enough |= (fits & columns.partitioned[rows]).any(axis=1)
+        enough |= (fits & devices["partitioned"][rows]).any(axis=1)
     return numpy.asarray(enough)
 
 

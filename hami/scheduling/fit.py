@@ -1,9 +1,9 @@
-"""Filter: the devices of a node that a container gets, or why it gets none. Each rule is one function."""
+"""Filter: the devices of a node that a container gets, or why it gets none. Each rule is a row of one table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -53,9 +53,12 @@ def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: 
               rules: Iterable[Rule | CheckDevice] | None = None) -> Reason | None:
     """Returns the reason of the first of *rules* (default: all of the vendor's) that *usage* fails."""
     for rule in context.vendor.rules if rules is None else rules:
-        check = _RULES[rule] if isinstance(rule, Rule) else rule
-        if (reason := check(usage, request, context, picks)) is not None:
-            return reason
+        if isinstance(rule, Rule):
+            reason, fails = _RULES[rule]
+            if fails(usage, request, context, picks):
+                return reason
+        elif (found := rule(usage, request, context, picks)) is not None:
+            return found
     return None
 
 
@@ -106,8 +109,8 @@ def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], req
         reasons[selected.reason] = selected.count
         return _too_few(0, reasons, len(ordered) if selected.devices is None else selected.devices)
     for usage in selected:
-        if (reason := _over_quota(usage, request, context, picks)) is not None:
-            reasons[reason] += 1
+        if _exceeds_quota(usage, request, context, picks):
+            reasons[Reason.QUOTA] += 1
             return _too_few(len(picks), reasons, len(ordered))
         picks.append(_share(usage, request, context, picks))
     return tuple(picks)
@@ -132,8 +135,9 @@ def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitC
     for group in groups.values():
         if len(group) >= request.count:
             *others, last = (group[index] for index in best_linked(_links(group), request.count))
-            if _over_quota(last, request, context, [_share(usage, request, context, ()) for usage in others]) is None:
-                return tuple(_share(usage, request, context, ()) for usage in (*others, last))
+            shares = tuple(_share(usage, request, context, ()) for usage in (*others, last))
+            if not _exceeds_quota(last, request, context, shares[:-1]):
+                return shares
     return _first_that_fit(ordered, request, context)
 
 
@@ -152,95 +156,65 @@ def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Seq
     return (context.vendor.make_share or common_share)(usage, request, context, picks)
 
 
-def _cores(request: Request) -> int:
-    return min(request.cores, WHOLE)
-
-
-def _unhealthy(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return None if usage.device.healthy else Reason.UNHEALTHY
-
-
-def _cordoned(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.CORDONED if usage.device.cordoned else None
-
-
-def _other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _is_other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     selector, device = context.selector, usage.device
-    fits = (selector.mode is None or device.mode in selector.mode) and accepts_model(selector, device.model)
-    return None if fits else Reason.TYPE_MISMATCH
+    fits_mode = selector.mode is None or device.mode in selector.mode
+    return not (fits_mode and accepts_model(selector, device.model))
 
 
-def _other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _is_other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     selector, uuid = context.selector, usage.device.uuid
-    fits = (selector.use_uuids is None or uuid in selector.use_uuids) and uuid not in (selector.nouse_uuids or ())
-    return None if fits else Reason.UUID_MISMATCH
+    return (selector.use_uuids is not None and uuid not in selector.use_uuids) or uuid in (selector.nouse_uuids or ())
 
 
-def _no_slot(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NO_SLOT if usage.slots_used >= usage.device.slots else None
-
-
-def _in_use_for_mutex(usage: DeviceUsage, request: Request, context: FitContext,
-                      picks: Sequence[Share]) -> Reason | None:
-    return Reason.NOT_ALONE if context.policy.mutex and usage.slots_used > 0 else None
-
-
-def _over_quota(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _exceeds_quota(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     budget = context.budget
     if budget.memory_mib is None and budget.cores is None:
-        return None
+        return False
     containers = [*(shares for _, shares in context.placed_of_vendor),
                   (*picks, _share(usage, request, context, picks))]
     charges = peak_charges([*(kind for kind, _ in context.placed), context.kind], containers)
-    return None if budget.covers(*total_charge(charges)) else Reason.QUOTA
+    return not budget.covers(*total_charge(charges))
 
 
-def _no_memory(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    free = usage.device.memory_mib - usage.memory_used_mib
-    return Reason.NO_MEMORY if free < request.memory_on(usage.device) else None
-
-
-def _no_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _lacks_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     free = usage.device.cores - usage.cores_used
-    return Reason.NO_CORES if free < _cores(request) and not usage.device.is_partitioned else None
+    return free < min(request.cores, WHOLE) and not usage.device.is_partitioned
 
 
-def _not_alone(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _is_shared(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     """A request for all cores needs an unused device."""
-    exclusive = usage.device.cores == WHOLE and _cores(request) == WHOLE
-    return Reason.NOT_ALONE if exclusive and usage.slots_used > 0 else None
+    return usage.device.cores == WHOLE and request.cores >= WHOLE and usage.slots_used > 0
 
 
-def _full(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _is_full(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     """A request without cores cannot use a device whose cores are all taken."""
     full = usage.device.cores != 0 and usage.cores_used == usage.device.cores and not usage.device.is_partitioned
-    return Reason.NO_CORES_LEFT if full and request.cores == 0 else None
+    return full and request.cores == 0
 
 
-def _in_use(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
-    return Reason.NOT_ALONE if usage.slots_used > 0 else None
-
-
-def _another_device(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def _is_another(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     """All containers of a pod share one device, so a container with several devices excludes all others."""
-    elsewhere = any(share.uuid != usage.device.uuid for kind, shares in context.placed_of_vendor for share in shares
-                    if kind is not ContainerKind.INIT)
-    return Reason.CUSTOM_RULE if elsewhere else None
+    return any(share.uuid != usage.device.uuid for kind, shares in context.placed_of_vendor for share in shares
+               if kind is not ContainerKind.INIT)
 
 
-_RULES: dict[Rule, CheckDevice] = {
-    Rule.HEALTH: _unhealthy,
-    Rule.CORDON: _cordoned,
-    Rule.TYPE: _other_type,
-    Rule.NUMA: lambda usage, request, context, picks: None,  # marks the point at which numa-bind drops earlier picks
-    Rule.UUID: _other_uuid,
-    Rule.SLOTS: _no_slot,
-    Rule.MUTEX: _in_use_for_mutex,
-    Rule.QUOTA: _over_quota,
-    Rule.MEMORY: _no_memory,
-    Rule.CORES: _no_cores,
-    Rule.EXCLUSIVE: _not_alone,
-    Rule.FULL: _full,
-    Rule.UNUSED: _in_use,
-    Rule.SAME_DEVICE: _another_device,
+_Fails = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], bool]
+
+_RULES: dict[Rule, tuple[Reason, _Fails]] = {
+    Rule.HEALTH: (Reason.UNHEALTHY, lambda usage, request, context, picks: not usage.device.healthy),
+    Rule.CORDON: (Reason.CORDONED, lambda usage, request, context, picks: usage.device.cordoned),
+    Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),
+    Rule.NUMA: (Reason.NUMA, lambda usage, request, context, picks: False),  # where numa-bind drops earlier picks
+    Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
+    Rule.SLOTS: (Reason.NO_SLOT, lambda usage, request, context, picks: usage.slots_used >= usage.device.slots),
+    Rule.MUTEX: (Reason.NOT_ALONE, lambda usage, request, context, picks: context.policy.mutex and usage.slots_used > 0),
+    Rule.QUOTA: (Reason.QUOTA, _exceeds_quota),
+    Rule.MEMORY: (Reason.NO_MEMORY, lambda usage, request, context, picks: (
+        usage.memory_free_mib < request.memory_on(usage.device))),
+    Rule.CORES: (Reason.NO_CORES, _lacks_cores),
+    Rule.EXCLUSIVE: (Reason.NOT_ALONE, _is_shared),
+    Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),
+    Rule.UNUSED: (Reason.NOT_ALONE, lambda usage, request, context, picks: usage.slots_used > 0),
+    Rule.SAME_DEVICE: (Reason.CUSTOM_RULE, _is_another),
 }

@@ -20,6 +20,17 @@ from hami.scheduling.usage import Charge, total_charge
 
 Array = NDArray[Any]
 
+DEVICE = numpy.dtype([
+    ("vendor", numpy.int8),  # as in Index.vendors
+    ("model", numpy.int32),  # as in Index.models
+    ("usable", bool),  # healthy and not cordoned (devices of vendors without a cordon rule are never cordoned)
+    ("partitioned", bool),  # in MIG mode, where one device may serve a container several times
+    ("slots_free", numpy.int64),
+    ("memory_mib", numpy.int64),
+    ("memory_free", numpy.int64),
+    ("cores_free", numpy.int64),
+])
+
 
 @dataclass(frozen=True, slots=True)
 class Booking:
@@ -46,55 +57,32 @@ class NodeEntry:
 
 
 class Columns:
-    """Facts about all nodes as arrays: a row for each node and, in two-dimensional arrays, a column for each device.
+    """Facts about all nodes as arrays with a row for each node; ``devices`` also has a column for each device.
 
-    Fields without a device are zero, with vendor -1. ``version``, ``score`` and ``rank`` have one value for each row.
-    ``usable``: healthy and not cordoned (devices of vendors without a cordon rule are never cordoned).
-    ``partitioned``: in MIG mode, where one device may serve a container several times.
+    ``devices`` has the fields of DEVICE; all are zero where there is no device.
     """
-
-    DEVICE = ("vendor", "usable", "partitioned", "slots_free", "memory_mib", "memory_free", "cores_free", "model")
 
     def __init__(self) -> None:
         self.version = numpy.zeros(0, dtype=numpy.int64)
         self.score = numpy.zeros(0, dtype=numpy.float32)
         self.rank = numpy.zeros(0, dtype=numpy.int64)
-        self.vendor = numpy.full((0, 0), -1, dtype=numpy.int8)
-        self.usable = numpy.zeros((0, 0), dtype=bool)
-        self.partitioned = numpy.zeros((0, 0), dtype=bool)
-        self.slots_free = numpy.zeros((0, 0), dtype=numpy.int64)
-        self.memory_mib = numpy.zeros((0, 0), dtype=numpy.int64)
-        self.memory_free = numpy.zeros((0, 0), dtype=numpy.int64)
-        self.cores_free = numpy.zeros((0, 0), dtype=numpy.int64)
-        self.model = numpy.zeros((0, 0), dtype=numpy.int32)
+        self.devices = numpy.zeros((0, 0), dtype=DEVICE)
 
     def reserve(self, rows: int, width: int) -> None:
         """Grows the arrays to hold *rows* nodes of *width* devices."""
-        have_rows, have_width = self.vendor.shape
+        have_rows, have_width = self.devices.shape
         if rows <= have_rows and width <= have_width:
             return
         shape = (max(64, 2 * have_rows, rows) if rows > have_rows else have_rows, max(have_width, width))
         for name in ("version", "score", "rank"):
             setattr(self, name, _grown(getattr(self, name), shape[:1]))
-        for name in self.DEVICE:
-            setattr(self, name, _grown(getattr(self, name), shape, fill=-1 if name == "vendor" else 0))
+        self.devices = _grown(self.devices, shape)
 
-    def write(self, row: int, usages: Sequence[DeviceUsage], vendors: Sequence[int], models: Sequence[int]) -> None:
+    def write(self, row: int, devices: Sequence[tuple[int, ...]]) -> None:
         """Sets the devices of *row*."""
-        width = len(usages)
-        for name in self.DEVICE:
-            getattr(self, name)[row, width:] = -1 if name == "vendor" else 0
-        if not usages:
-            return
-        devices = [usage.device for usage in usages]
-        self.vendor[row, :width] = vendors
-        self.model[row, :width] = models
-        self.usable[row, :width] = [d.healthy and not d.cordoned for d in devices]
-        self.partitioned[row, :width] = [d.is_partitioned for d in devices]
-        self.slots_free[row, :width] = [u.device.slots - u.slots_used for u in usages]
-        self.memory_mib[row, :width] = [d.memory_mib for d in devices]
-        self.memory_free[row, :width] = [u.device.memory_mib - u.memory_used_mib for u in usages]
-        self.cores_free[row, :width] = [u.device.cores - u.cores_used for u in usages]
+        self.devices[row, len(devices):] = 0
+        if devices:
+            self.devices[row, :len(devices)] = devices
 
 
 class Index:
@@ -107,7 +95,7 @@ class Index:
         self.bookings: dict[str, Booking] = {}
         self.columns = Columns()
         self.models: dict[str, int] = {}
-        self.vendors: dict[str, int] = {}
+        self.vendors: dict[str, int] = {}  # numbers from 1: 0 is no device
         self.changes = 0
         self._used: dict[str, dict[tuple[str, str], list[int]]] = {}  # by node, then by vendor and uuid
         # charges with partitions or co-tenants, by node, then by pod uid
@@ -139,7 +127,7 @@ class Index:
             return
         del self.rows[node], self.names[entry.row]
         self._free_rows.append(entry.row)
-        self.columns.write(entry.row, (), (), ())
+        self.columns.write(entry.row, ())
         self._bump_version(entry.row)
         self._ranked = False
 
@@ -242,11 +230,17 @@ class Index:
                         for usage in entry.usages[vendor])
         usages = tuple(entry.all_usages())
         self.columns.reserve(entry.row + 1, len(usages))
-        self.columns.write(entry.row, usages,
-                           [self.vendors.setdefault(u.device.vendor, len(self.vendors)) for u in usages],
-                           [self.models.setdefault(u.device.model, len(self.models)) for u in usages])
+        self.columns.write(entry.row, [self._facts(usage) for usage in usages])
         self.columns.score[entry.row] = node_score(usages)
         self._bump_version(entry.row)
+
+    def _facts(self, usage: DeviceUsage) -> tuple[int, ...]:
+        """Returns the fields of DEVICE."""
+        device = usage.device
+        return (self.vendors.setdefault(device.vendor, len(self.vendors) + 1),
+                self.models.setdefault(device.model, len(self.models)), device.healthy and not device.cordoned,
+                device.is_partitioned, device.slots - usage.slots_used, device.memory_mib, usage.memory_free_mib,
+                device.cores - usage.cores_used)
 
     def _bump_version(self, row: int) -> None:
         self.changes += 1
@@ -266,7 +260,7 @@ def _add(amounts: list[int], more: Iterable[int], sign: int) -> None:
         amounts[position] += sign * amount
 
 
-def _grown(array: Array, shape: tuple[int, ...], fill: int = 0) -> Array:
-    grown = numpy.full(shape, fill, dtype=array.dtype)
+def _grown(array: Array, shape: tuple[int, ...]) -> Array:
+    grown = numpy.zeros(shape, dtype=array.dtype)
     grown[tuple(slice(length) for length in array.shape)] = array
     return grown

@@ -2,10 +2,9 @@
 
 import random
 
-import numpy
 import pytest
 
-from hami.scheduling.index import Columns, Index
+from hami.scheduling.index import DEVICE, Index
 from hami.scheduling.score import node_score
 from tests.builders import booking, charge, gpu, usage
 from tests.scheduling.mirror import Mirror
@@ -86,7 +85,7 @@ def test_amounts_beyond_all_bounds_can_be_counted():
     for number in range(12):
         index.book(booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
     assert index.usages("n1")["NVIDIA"][0].is_overcommitted
-    assert index.columns.cores_free[0, 0] == 100 - 12 * (2**31 - 1)
+    assert index.columns.devices["cores_free"][0, 0] == 100 - 12 * (2**31 - 1)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -109,10 +108,9 @@ def test_books_equal_adding_everything_up_again(seed):
 
 def facts(index, row):
     """The flat columns of one node, with names in place of numbers."""
-    columns = index.columns
+    devices = index.columns.devices[row]
+    devices = devices[devices["vendor"] > 0]
     vendors = {number: name for name, number in index.vendors.items()}
     models = {number: name for name, number in index.models.items()}
-    places = numpy.flatnonzero(columns.vendor[row] >= 0)
-    numbers = [[getattr(columns, name)[row, p] for p in places] for name in Columns.DEVICE if name not in ("vendor",
-                                                                                                           "model")]
-    return [numbers, [(vendors[columns.vendor[row, p]], models[columns.model[row, p]]) for p in places]]
+    numbers = [devices[name].tolist() for name in DEVICE.names if name not in ("vendor", "model")]
+    return [numbers, [(vendors[device["vendor"]], models[device["model"]]) for device in devices]]
