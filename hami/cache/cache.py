@@ -19,7 +19,7 @@ from hami.cache.pods import PodCache
 from hami.cache.quotas import QuotaCache
 from hami.cache.reservations import BindingStage, Rejected, Reservation, Reservations
 from hami.model import Budget, ContainerKind, DeviceUsage, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.scheduling.decide import Choice, Refusal, VerdictCache, choose_node, decide, refusals
+from hami.scheduling.decide import Choice, Refusal, VerdictCache, choose_node, refusals
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
 from hami.scheduling.quota import remaining_budget
@@ -98,7 +98,7 @@ class Cache:
             request = self._request(pod, self._budgets(pod.ref.namespace))
             if request is None:
                 return None
-            choice = choose_node(self._index, self._verdicts, request, names, node_policy_of(pod, self.policies.node))
+            choice = choose_node(self._verdicts, request, names, node_policy_of(pod, self.policies.node))
             if choice is not None:
                 self._reserve(pod, request, choice)
                 self._pending.remove(pod.ref.uid)
@@ -144,10 +144,8 @@ class Cache:
         if request is None:
             return None
         names = [node.name for node in nodes]
-        answer = decide(idle._index, idle._verdicts, request, names, node_policy_of(pod, self.policies.node))
-        if isinstance(answer, Refusal):
-            return None, answer
-        return answer, refusals(idle._index, idle._verdicts, request, names)
+        choice = choose_node(idle._verdicts, request, names, node_policy_of(pod, self.policies.node))
+        return choice, refusals(idle._verdicts, request, names)
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.
@@ -222,7 +220,7 @@ class Cache:
             if start:
                 self._yield_lock()
             with self._lock:
-                part = refusals(self._index, self._verdicts, request, names[start:start + EXPLAINED_AT_ONCE])
+                part = refusals(self._verdicts, request, names[start:start + EXPLAINED_AT_ONCE])
             refusal = Refusal(request, refusal.unfit | part.unfit, refusal.unknown + part.unknown)
         return refusal
 
@@ -244,7 +242,7 @@ class Cache:
         if request is None:
             return None
         names = names if names is not None else tuple(self._index.rows)
-        choice = choose_node(self._index, self._verdicts, request, names, NodePolicy.BINPACK)
+        choice = choose_node(self._verdicts, request, names, NodePolicy.BINPACK)
         return choice.node if choice is not None else None
 
     def _state(self) -> tuple[int, int]:

@@ -77,22 +77,22 @@ class _VerdictTable:
 
     def states(self, rows: Array) -> Array:
         """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
-        columns = self.index.columns
-        if len(self.version) != len(columns.version):
-            self.state.resize(columns.version.shape, refcheck=False)
-            self.version.resize(columns.version.shape, refcheck=False)
-        return numpy.where(self.version[rows] == columns.version[rows], self.state[rows], UNKNOWN)
+        versions = self.index.versions
+        if len(self.version) != len(versions):
+            self.state.resize(versions.shape, refcheck=False)
+            self.version.resize(versions.shape, refcheck=False)
+        return numpy.where(self.version[rows] == versions[rows], self.state[rows], UNKNOWN)
 
     def exclude(self, rows: Array, possible: Array) -> Array:
         """Sets *rows* to POSSIBLE or EXCLUDED and returns the states. Reasons are worked out only when needed."""
         self.state[rows] = states = numpy.where(possible, POSSIBLE, EXCLUDED)
-        self.version[rows] = self.index.columns.version[rows]
+        self.version[rows] = self.index.versions[rows]
         return states
 
     def verdict(self, node: str) -> Placement | Unfit:
         """Returns the exact verdict on *node*."""
         entry = self.index.nodes[node]
-        version = self.index.columns.version[entry.row]
+        version = self.index.versions[entry.row]
         if self.version[entry.row] == version and self.state[entry.row] in (FITS, UNFIT):
             return self.verdicts[entry.row]
         verdict = place_pod(entry.usages, self.pod_request)
@@ -110,21 +110,15 @@ class _VerdictTable:
                                                     for shares in placement), policy) for key, score in self.scorers)
 
 
-def decide(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str],
-           policy: NodePolicy) -> Choice | Refusal:
-    """Returns the best of the nodes *names* that fits *pod_request*, or why none fits."""
-    return (choose_node(index, verdicts, pod_request, names, policy)
-            or refusals(index, verdicts, pod_request, names))
-
-
-def choose_node(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str],
+def choose_node(verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str],
                 policy: NodePolicy) -> Choice | None:
     """Returns the best of the nodes *names* that fits *pod_request*; ``None`` if none fits.
 
     Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
     """
-    index.refresh()
     table = verdicts.table(pod_request)
+    index = table.index
+    index.refresh()
     rows = numpy.fromiter(map(index.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp, count=len(names))
     rows = rows[rows >= 0]
     candidates = rows[_may_be_candidate(table, rows)]
@@ -139,7 +133,7 @@ def choose_node(index: Index, verdicts: VerdictCache, pod_request: PodRequest, n
         verdict = table.verdict(name)
         if isinstance(verdict, Unfit):
             continue
-        fitting.append((name, float(index.columns.score[row])))
+        fitting.append((name, float(index.scores[row])))
         chosen = chosen or (name, verdict)
         if not evaluate_all:
             break
@@ -158,7 +152,7 @@ def _best_with_vendor_scores(table: _VerdictTable, candidates: Array, names: Seq
         name = table.index.names[row]
         verdict = table.verdict(name)
         if not isinstance(verdict, Unfit):
-            score = float(table.index.columns.score[row]) + sign * table.vendor_score(name, verdict, policy)
+            score = float(table.index.scores[row]) + sign * table.vendor_score(name, verdict, policy)
             fitting.append((score, name, verdict))
     if not fitting:
         return None
@@ -168,13 +162,14 @@ def _best_with_vendor_scores(table: _VerdictTable, candidates: Array, names: Seq
                   len(names) - len(fitting), len(names))
 
 
-def refusals(index: Index, verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str]) -> Refusal:
+def refusals(verdicts: VerdictCache, pod_request: PodRequest, names: Sequence[str]) -> Refusal:
     """Returns the reasons for each of the nodes *names* that does not fit *pod_request*."""
-    index.refresh()
     table = verdicts.table(pod_request)
-    found = {name: table.verdict(name) for name in names if name in index.rows}
+    rows = table.index.rows
+    table.index.refresh()
+    found = {name: table.verdict(name) for name in names if name in rows}
     return Refusal(pod_request, {name: verdict for name, verdict in found.items() if isinstance(verdict, Unfit)},
-                   tuple(name for name in names if name not in index.rows))
+                   tuple(name for name in names if name not in rows))
 
 
 def _may_be_candidate(table: _VerdictTable, rows: Array) -> Array:
@@ -197,7 +192,7 @@ def may_fit(index: Index, pod_request: PodRequest, rows: Array) -> Array:
 
 def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, rows: Array) -> Array:
     """Returns a mask over *rows*: nodes with enough devices that pass the rules that columns can tell."""
-    devices, rules = index.columns.devices, vendor_request.vendor.rules
+    devices, rules = index.devices, vendor_request.vendor.rules
     fits = devices["vendor"][rows] == index.vendors.get(request.vendor, -1)
     if Rule.HEALTH in rules:
         fits &= devices["usable"][rows]
@@ -222,7 +217,7 @@ def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, ro
 
 def _best_first(index: Index, rows: Array, policy: NodePolicy) -> Iterator[int]:
     """Yields *rows* by score, best first, then by name. The first few are found without sorting all."""
-    scores = index.columns.score[rows] if policy is NodePolicy.BINPACK else -index.columns.score[rows]
+    scores = index.scores[rows] if policy is NodePolicy.BINPACK else -index.scores[rows]
     ranks = index.rank()[rows]
     left = numpy.ones(len(rows), dtype=bool)
     for _ in range(min(FEW, len(rows))):

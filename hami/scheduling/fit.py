@@ -208,7 +208,8 @@ _RULES: dict[Rule, tuple[Reason, _Fails]] = {
     Rule.NUMA: (Reason.NUMA, lambda usage, request, context, picks: False),  # where numa-bind drops earlier picks
     Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
     Rule.SLOTS: (Reason.NO_SLOT, lambda usage, request, context, picks: usage.slots_used >= usage.device.slots),
-    Rule.MUTEX: (Reason.NOT_ALONE, lambda usage, request, context, picks: context.policy.mutex and usage.slots_used > 0),
+    Rule.MUTEX: (Reason.NOT_ALONE, lambda usage, request, context, picks: (
+        context.policy.mutex and usage.slots_used > 0)),
     Rule.QUOTA: (Reason.QUOTA, _exceeds_quota),
     Rule.MEMORY: (Reason.NO_MEMORY, lambda usage, request, context, picks: (
         usage.memory_free_mib < request.memory_on(usage.device))),

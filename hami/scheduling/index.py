@@ -56,44 +56,21 @@ class NodeEntry:
             yield from self.usages[vendor]
 
 
-class Columns:
-    """Facts about all nodes as arrays with a row for each node; ``devices`` also has a column for each device.
-
-    ``devices`` has the fields of DEVICE; all are zero where there is no device.
-    """
-
-    def __init__(self) -> None:
-        self.version = numpy.zeros(0, dtype=numpy.int64)
-        self.score = numpy.zeros(0, dtype=numpy.float32)
-        self.rank = numpy.zeros(0, dtype=numpy.int64)
-        self.devices = numpy.zeros((0, 0), dtype=DEVICE)
-
-    def reserve(self, rows: int, width: int) -> None:
-        """Grows the arrays to hold *rows* nodes of *width* devices."""
-        have_rows, have_width = self.devices.shape
-        if rows <= have_rows and width <= have_width:
-            return
-        shape = (max(64, 2 * have_rows, rows) if rows > have_rows else have_rows, max(have_width, width))
-        for name in ("version", "score", "rank"):
-            setattr(self, name, _grown(getattr(self, name), shape[:1]))
-        self.devices = _grown(self.devices, shape)
-
-    def write(self, row: int, devices: Sequence[tuple[int, ...]]) -> None:
-        """Sets the devices of *row*."""
-        self.devices[row, len(devices):] = 0
-        if devices:
-            self.devices[row, :len(devices)] = devices
-
-
 class Index:
-    """Nodes, bookings, and the usage that follows from them."""
+    """Nodes, bookings, and the usage that follows from them.
+
+    ``versions``, ``scores`` and ``devices`` are arrays with a row for each node, the latter with a column for each
+    device: it has the fields of DEVICE, all zero where there is no device.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeEntry] = {}
         self.rows: dict[str, int] = {}
         self.names: dict[int, str] = {}
         self.bookings: dict[str, Booking] = {}
-        self.columns = Columns()
+        self.versions = numpy.zeros(0, dtype=numpy.int64)
+        self.scores = numpy.zeros(0, dtype=numpy.float32)
+        self.devices = numpy.zeros((0, 0), dtype=DEVICE)
         self.models: dict[str, int] = {}
         self.vendors: dict[str, int] = {}  # numbers from 1: 0 is no device
         self.changes = 0
@@ -102,6 +79,7 @@ class Index:
         self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
         self._namespaces: dict[tuple[str, str], list[int]] = {}
         self._free_rows: list[int] = []
+        self._ranks = numpy.zeros(0, dtype=numpy.int64)
         self._ranked = True
         self._stale: dict[str, None] = {}  # not a set: popping from one that has shrunk is slow
 
@@ -127,7 +105,7 @@ class Index:
             return
         del self.rows[node], self.names[entry.row]
         self._free_rows.append(entry.row)
-        self.columns.write(entry.row, ())
+        self._write(entry.row, ())
         self._bump_version(entry.row)
         self._ranked = False
 
@@ -174,15 +152,15 @@ class Index:
         """Returns, for each row, the position of its node in the order of names."""
         if not self._ranked:
             for position, name in enumerate(sorted(self.rows)):
-                self.columns.rank[self.rows[name]] = position
+                self._ranks[self.rows[name]] = position
             self._ranked = True
-        return self.columns.rank
+        return self._ranks
 
     def _add_node(self, node: str) -> NodeEntry:
         row = self._free_rows.pop() if self._free_rows else len(self.nodes)
         entry = self.nodes[node] = NodeEntry(row)
         self.rows[node], self.names[row] = row, node
-        self.columns.reserve(row + 1, 0)
+        self._reserve(row + 1, 0)
         self._ranked = False
         return entry
 
@@ -229,10 +207,25 @@ class Index:
                         _with_details(usage, charge) if usage.device.uuid == charge.uuid else usage
                         for usage in entry.usages[vendor])
         usages = tuple(entry.all_usages())
-        self.columns.reserve(entry.row + 1, len(usages))
-        self.columns.write(entry.row, [self._facts(usage) for usage in usages])
-        self.columns.score[entry.row] = node_score(usages)
+        self._reserve(entry.row + 1, len(usages))
+        self._write(entry.row, [self._facts(usage) for usage in usages])
+        self.scores[entry.row] = node_score(usages)
         self._bump_version(entry.row)
+
+    def _reserve(self, rows: int, width: int) -> None:
+        """Grows the arrays to hold *rows* nodes of *width* devices."""
+        have_rows, have_width = self.devices.shape
+        if rows > have_rows or width > have_width:
+            height = max(64, 2 * have_rows, rows) if rows > have_rows else have_rows
+            self.versions = _grown(self.versions, (height,))
+            self.scores = _grown(self.scores, (height,))
+            self._ranks = _grown(self._ranks, (height,))
+            self.devices = _grown(self.devices, (height, max(have_width, width)))
+
+    def _write(self, row: int, devices: Sequence[tuple[int, ...]]) -> None:
+        self.devices[row, len(devices):] = 0
+        if devices:
+            self.devices[row, :len(devices)] = devices
 
     def _facts(self, usage: DeviceUsage) -> tuple[int, ...]:
         """Returns the fields of DEVICE."""
@@ -244,7 +237,7 @@ class Index:
 
     def _bump_version(self, row: int) -> None:
         self.changes += 1
-        self.columns.version[row] = self.changes
+        self.versions[row] = self.changes
 
 
 _NOTHING = (0, 0, 0)

@@ -94,7 +94,7 @@ def test_a_pod_that_was_not_admitted_gets_the_reason():
     assert move.reason == "NotAdmitted" and "default-scheduler instead of hami-scheduler" in move.message
 
 
-@pytest.mark.parametrize(("fields", "label"), [({"label": None}, "n1"), (LONG, None)], ids=["missing", "no label value"])
+@pytest.mark.parametrize(("fields", "label"), [({"label": None}, "n1"), (LONG, None)], ids=["missing", "invalid"])
 def test_a_label_is_written_whatever_the_version(fields, label):
     (move,) = pod_moves(record(**fields), ONLY_NVIDIA, SETTINGS, NOW)
     assert (move.annotations, move.labels, move.version) == ({}, {"hami.io/vgpu-node": label}, "")

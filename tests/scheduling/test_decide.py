@@ -8,13 +8,14 @@ from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.model import NodePolicy
-from hami.scheduling.decide import Choice, Refusal, VerdictCache, decide, may_fit
+from hami.scheduling.decide import Choice, Refusal, VerdictCache, may_fit
 from hami.scheduling.fit import Unfit
 from hami.scheduling.index import Index
 from hami.scheduling.placement import place_pod
 from hami.scheduling.score import node_score
 from hami.vendors.inventory import registered
 from tests.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
+from tests.scheduling.decisions import decide
 from tests.scheduling.mirror import Mirror
 from tests.scheduling.seeds import some_pod_request
 
@@ -22,7 +23,7 @@ BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD
 
 
 def decided(index, asked, names=None, policy=BINPACK):
-    return decide(index, VerdictCache(index), asked, sorted(index.nodes) if names is None else names, policy)
+    return decide(VerdictCache(index), asked, sorted(index.nodes) if names is None else names, policy)
 
 
 def shown(choice):
@@ -110,7 +111,7 @@ def test_a_node_that_is_filled_is_not_taken_again():
     index = cluster(n1=[usage("a", memory_mib=1000)], n2=[usage("b", memory_mib=1000)])
     verdicts, asked = VerdictCache(index), pod_request(gpus(1, 1000))
     nodes = []
-    while isinstance(answer := decide(index, verdicts, asked, ["n1", "n2"], BINPACK), Choice):
+    while isinstance(answer := decide(verdicts, asked, ["n1", "n2"], BINPACK), Choice):
         nodes.append(answer.node)
         (share,) = answer.placement[0]
         index.book(booking(f"p{len(nodes)}", answer.node, charge(share.uuid, 1, share.memory_mib, share.cores)))
@@ -120,10 +121,10 @@ def test_a_node_that_is_filled_is_not_taken_again():
 def test_a_node_that_returns_with_other_devices_is_asked_anew():
     index = cluster(n1=[usage("a", memory_mib=100)], n2=[usage("b", memory_mib=100)])
     verdicts, asked = VerdictCache(index), pod_request(gpus(1, 1000))
-    assert isinstance(decide(index, verdicts, asked, ["n1", "n2"], BINPACK), Refusal)
+    assert isinstance(decide(verdicts, asked, ["n1", "n2"], BINPACK), Refusal)
     index.remove_node("n1")
     index.set_devices("n3", "NVIDIA", (gpu("c"),))
-    assert decide(index, verdicts, asked, ["n1", "n2", "n3"], BINPACK).node == "n3"
+    assert decide(verdicts, asked, ["n1", "n2", "n3"], BINPACK).node == "n3"
 
 
 def exhaustive(index, asked, names, policy):
@@ -160,7 +161,7 @@ def test_what_is_remembered_and_skipped_never_changes_the_answer(seed):
             mirror.change(rng)
         asked, policy = rng.choice(requests_devices), rng.choice((BINPACK, SPREAD))
         names = rng.sample([*mirror.names, "unknown"], rng.randint(1, len(mirror.names) + 1))
-        answer = decide(mirror.index, verdicts, asked, names, policy)
+        answer = decide(verdicts, asked, names, policy)
         assert same(answer, exhaustive(mirror.fresh(), asked, names, policy))
 
 

@@ -4,10 +4,11 @@ import pytest
 
 from hami.codec.device_config import chart_config
 from hami.model import DeviceUsage, Node, NodePolicy, Partition, Reason
-from hami.scheduling.decide import VerdictCache, decide
+from hami.scheduling.decide import VerdictCache
 from hami.scheduling.explain import describe, nodes_by_reason, summarize
 from hami.vendors.catalog import vendors
 from tests.builders import cluster, container, gpus, pod_request, usage
+from tests.scheduling.decisions import decide
 
 INDEX = cluster(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
                 node3=[usage("d", 10, 6068), usage("e", 10, 100)])
@@ -15,7 +16,7 @@ ASK = pod_request(gpus(1, 3000, 30))
 
 
 def refusal(asked=ASK, index=INDEX, names=("node1", "node2", "node3", "other")):
-    return decide(index, VerdictCache(index), asked, names, NodePolicy.BINPACK)
+    return decide(VerdictCache(index), asked, names, NodePolicy.BINPACK)
 
 
 def test_nodes_by_reason():

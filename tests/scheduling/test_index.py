@@ -75,7 +75,7 @@ def test_versions_rise_with_every_change_of_a_node_and_only_then():
                    lambda: index.book(booking("p", "n1", charge("a"))), lambda: index.unbook("p")):
         change()
         index.refresh()
-        versions.append(int(index.columns.version[index.rows["n1"]]))
+        versions.append(int(index.versions[index.rows["n1"]]))
     assert versions == [1, 1, 3, 3, 3, 4]
 
 
@@ -85,7 +85,7 @@ def test_amounts_beyond_all_bounds_can_be_counted():
     for number in range(12):
         index.book(booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
     assert index.usages("n1")["NVIDIA"][0].is_overcommitted
-    assert index.columns.devices["cores_free"][0, 0] == 100 - 12 * (2**31 - 1)
+    assert index.devices["cores_free"][0, 0] == 100 - 12 * (2**31 - 1)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -102,13 +102,13 @@ def test_books_equal_adding_everything_up_again(seed):
     assert [name for _, name in sorted((index.rank()[row], name) for name,
                                        row in index.rows.items())] == sorted(index.nodes)
     for name, row in index.rows.items():
-        assert index.columns.score[row] == node_score(index.nodes[name].all_usages())
+        assert index.scores[row] == node_score(index.nodes[name].all_usages())
         assert facts(index, row) == facts(fresh, fresh.rows[name])
 
 
 def facts(index, row):
     """The flat columns of one node, with names in place of numbers."""
-    devices = index.columns.devices[row]
+    devices = index.devices[row]
     devices = devices[devices["vendor"] > 0]
     vendors = {number: name for name, number in index.vendors.items()}
     models = {number: name for name, number in index.models.items()}

@@ -9,12 +9,13 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.scheduling.decide import Choice, VerdictCache, decide
+from hami.scheduling.decide import Choice, VerdictCache
 from hami.scheduling.index import Index
 from hami.scheduling.read_booking import read_booking
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import container, pod_request
+from tests.scheduling.decisions import decide
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
@@ -61,7 +62,7 @@ def chosen(policy, **nodes):
         index.set_devices(name, "Metax-GPU", tuple(usage.device for usage in on_node(
             GPU, name, annotations=annotations, count=8)))
     asked = pod_request(container(given(GPU, 2)), vendors=(GPU,))
-    answer = decide(index, VerdictCache(index), asked, [*nodes], policy)
+    answer = decide(VerdictCache(index), asked, [*nodes], policy)
     assert isinstance(answer, Choice)
     return answer.node
 
@@ -193,7 +194,7 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
               annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
     index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
-    refused = decide(index, VerdictCache(index), burst, ["n"], BINPACK)
+    refused = decide(VerdictCache(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
     index.unbook("uid-1")
-    assert isinstance(decide(index, VerdictCache(index), burst, ["n"], BINPACK), Choice)
+    assert isinstance(decide(VerdictCache(index), burst, ["n"], BINPACK), Choice)
