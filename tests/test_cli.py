@@ -56,7 +56,6 @@ def test_without_flags_the_defaults_hold():
     (["--self-signed-cert-lifetime=48h"], "self_signed_cert_lifetime", 172_800.0),
     (["--self-signed-ca-lifetime=87600h"], "self_signed_ca_lifetime", 315_360_000.0),
     (["--threads=64"], "threads", 64),
-    (["--profiling"], "profiling", True),
     (["--scheduler-name=mine"], "scheduler_name", "mine"),
     (["--scheduler-name", "--http_bind"], "scheduler_name", "--http_bind"),
     (["--scheduler-name="], "scheduler_name", ""),
@@ -65,7 +64,6 @@ def test_without_flags_the_defaults_hold():
     (["--force-overwrite-default-scheduler=false"], "force_overwrite_default_scheduler", False),
     (["--node-label-selector=gpu=on,zone!=b"], "node_selector", "gpu=on,zone!=b"),
     (["--node-lock-timeout=90s"], "node_lock_timeout", 90.0),
-    (["--node_lock_retry_timeout=0"], "node_lock_retry_timeout", 0.0),
     (["--leader-elect"], "leader_elect", True),
     (["--leader-elect=T"], "leader_elect", True),
     (["--leader-elect", "--debug"], "leader_elect", True),
@@ -75,7 +73,6 @@ def test_without_flags_the_defaults_hold():
     (["--leader-elect-resource-namespace=n"], "leader_elect_resource_namespace", "n"),
     (["--kube-qps=1000"], "kube_qps", 1000.0),
     (["--kube-qps=2.5"], "kube_qps", 2.5),
-    (["--kube-burst=2000"], "kube_burst", 2000),
     (["--kube-timeout=5"], "kube_timeout", 5),
     (["--enable-ascend=true"], "enable_ascend", True),
     (["--enable-iluvatar"], "enable_iluvatar", True),
@@ -116,8 +113,9 @@ def test_the_contract_s_command_line_is_understood(tmp_path):
     ["--alsologtostderrthreshold=2"], ["--log-file=x"], ["--log_file_max_size=1800"], ["--stderrthreshold=2"],
     ["--skip_headers"], ["--add_dir_header"], ["--one_output=true"], ["--skip_log_headers"],
     ["--log_backtrace_at=a.go:1"], ["--legacy_stderr_threshold_behavior"],
+    ["--profiling"], ["--node_lock_retry_timeout=0"], ["--kube-burst=2000"],
 ], ids=words)
-def test_klog_s_flags_are_taken_without_effect(args):
+def test_flags_of_klog_and_upstream_are_taken_without_effect(args):
     assert settings_of(*args) == DEFAULTS
 
 

@@ -144,7 +144,7 @@ def event_reasons():
                      for target in node.targets if isinstance(target, ast.Name)}
         for node in ast.walk(tree):
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-            if name in ("record", "_tell", "_warn", "Warn", "Annotate"):
+            if name in ("record", "_tell", "_warn", "Move"):
                 words = [constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None)
                          for one in node.args]
                 yield from (word for word in words if isinstance(word, str)

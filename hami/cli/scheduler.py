@@ -53,7 +53,6 @@ LISTENING = (
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed. Each /bind that waits for "
          "its node occupies one. 64 threads are reserved for other requests; further binds are rejected and retried."),
-    Flag("--profiling", BOOLEAN, "Accepted for compatibility with upstream; there are no Go profiles."),
 )
 SCHEDULING = (
     Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events."),
@@ -66,15 +65,12 @@ SCHEDULING = (
          "gpu=on,zone!=b; empty for all. The API server validates it after the start.", "node_selector"),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
          "environment variable HAMI_NODELOCK_EXPIRE applies."),
-    Flag("--node-lock-retry-timeout", DURATION, "Accepted for compatibility with upstream; binds wait in a queue for "
-         "their node."),
 )
 CLUSTER = (
     Flag("--leader-elect", BOOLEAN, "Act only while holding the lease; without it, act always."),
     Flag("--leader-elect-resource-name", STRING, "Name of the lease."),
     Flag("--leader-elect-resource-namespace", STRING, "Namespace of the lease."),
     Flag("--kube-qps", RATE, "Events per second, at most 50; 0 for 50. Placing pods is never limited here."),
-    Flag("--kube-burst", COUNT, "Accepted for compatibility with upstream; the API server's own limits apply."),
     Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
 )
 DEVICES = (
@@ -90,6 +86,9 @@ OUTPUT = (
     Flag("--legacy-metrics", BOOLEAN, "Also serve the metric names of HAMi before v2.9."),
 )
 NO_EFFECT = (
+    Flag("--profiling", BOOLEAN, "There are no Go profiles."),
+    Flag("--node-lock-retry-timeout", DURATION, "Binds wait in a queue for their node."),
+    Flag("--kube-burst", COUNT, "The API server's own limits apply."),
     *(Flag(f"--{name}", STRING) for name in (
         "vmodule", "alsologtostderrthreshold", "log_dir", "log_file", "stderrthreshold", "log_backtrace_at")),
     *(Flag(f"--{name}", BOOLEAN) for name in (
@@ -158,7 +157,7 @@ SCHEDULER_FLAGS: Groups = (
     ("Cluster", CLUSTER),
     *DEVICE_GROUPS,
     ("Output", OUTPUT),
-    ("Accepted without effect (klog's)", NO_EFFECT),
+    ("Accepted without effect", NO_EFFECT),
 )
 
 
@@ -238,8 +237,6 @@ def _prepare_certificate(settings: Settings) -> int:
         try:
             _prepare_in_child(settings, parent)
             status = 0
-        except HamiError as error:
-            log.critical("cannot start", extra={"error": error})
         except Exception:
             log.critical("cannot start", exc_info=True)
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -31,7 +30,7 @@ def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = 
     """
     debug = verbosity >= DEBUG_VERBOSITY
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(JsonFormatter(debug) if format == "json" else TextFormatter(debug))
+    handler.setFormatter(LineFormatter(format, debug))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -40,13 +39,17 @@ def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = 
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
-class _LineFormatter(logging.Formatter):
-    """Converts a record to named values, which *write* renders as one line."""
+class LineFormatter(logging.Formatter):
+    """One line for each record, in one of FORMATS.
 
-    def __init__(self, debug: bool, write: Callable[[dict[str, object]], str]) -> None:
+    ``text``: ``key=value``; values with blanks, quotes, ``=`` or unprintable characters are quoted as in JSON.
+    ``json``: one object.
+    """
+
+    def __init__(self, format: str, debug: bool = False) -> None:
         super().__init__()
+        self._write = _as_json if format == "json" else _as_text
         self._debug = debug
-        self._write = write
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -68,20 +71,6 @@ class _LineFormatter(logging.Formatter):
         if isinstance(error, HamiError | OSError) and not self._debug:
             return {"error": f"{type(error).__name__}: {error}"}
         return {"exception": self.formatException(record.exc_info)}
-
-
-class TextFormatter(_LineFormatter):
-    """``key=value``; values with blanks, quotes, ``=`` or unprintable characters are quoted as in JSON."""
-
-    def __init__(self, debug: bool = False) -> None:
-        super().__init__(debug, _as_text)
-
-
-class JsonFormatter(_LineFormatter):
-    """One JSON object per line."""
-
-    def __init__(self, debug: bool = False) -> None:
-        super().__init__(debug, _as_json)
 
 
 def _as_text(values: dict[str, object]) -> str:

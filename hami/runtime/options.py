@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,33 +105,25 @@ def whole_number(least: int) -> Value:
     return Value("int", parse)
 
 
-def _number(text: str) -> float:
-    """The finite number of *text*, otherwise -1."""
-    try:
-        value = float(text)
-    except ValueError:
-        return -1.0
-    return value if value < float("inf") else -1.0  # also refuses NaN
-
-
-def _parse_rate(text: str) -> float:
-    if (value := _number(text)) < 0:
-        raise MalformedInput("number", text, "expected a number, 0 or more")
-    return value
-
-
-def _parse_factor(text: str) -> float:
-    if (value := _number(text)) <= 0:
-        raise MalformedInput("factor", text, "expected a number above 0, such as 1.5")
-    return value
+def _number(name: str, is_allowed: Callable[[float], bool], expected: str) -> Value:
+    """The type of finite numbers that are allowed."""
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not is_allowed(value):
+            raise MalformedInput(name, text, expected)
+        return value
+    return Value(name, parse)
 
 
 STRING = Value("text", str)
 FILE = Value("file", str)
 BOOLEAN = Value("bool", parse_boolean)
 COUNT = whole_number(0)
-RATE = Value("number", _parse_rate)
-FACTOR = Value("factor", _parse_factor)
+RATE = _number("number", lambda value: value >= 0, "expected a number, 0 or more")
+FACTOR = _number("factor", lambda value: value > 0, "expected a number above 0, such as 1.5")
 DURATION = Value("duration", parse_seconds)
 ADDRESS = Value("host:port", parse_address)
 RESOURCE = Value("name", parse_resource_name)

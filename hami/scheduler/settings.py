@@ -36,8 +36,8 @@ class Settings:
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *node_selector*: a label
-    selector; empty for all nodes. *kube_qps*, *kube_burst*: 0 for no limit. *kube_timeout*: 0 for the built-in one.
-    *node_lock_retry_timeout*: has no effect. *pod_name*: empty if unknown. *devices*: without a file, the chart's.
+    selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the built-in one. *pod_name*: empty
+    if unknown. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
@@ -60,13 +60,11 @@ class Settings:
     force_overwrite_default_scheduler: bool = True
     node_selector: str = ""
     node_lock_timeout: float = 300.0
-    node_lock_retry_timeout: float = 28.0
 
     leader_elect: bool = False
     leader_elect_resource_name: str = ""
     leader_elect_resource_namespace: str = ""
     kube_qps: float = 0.0
-    kube_burst: int = 0
     kube_timeout: int = 0
 
     device_config_file: str = ""
@@ -77,7 +75,6 @@ class Settings:
     log_format: str = "text"
     verbosity: int = 0
     debug: bool = False
-    profiling: bool = False
     legacy_metrics: bool = False
 
     pod_name: str = ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hami.cache.cache import Cache
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
-from hami.model import Node, Pod, QuotaLimits
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
@@ -21,21 +21,21 @@ class Watches:
     """
 
     def __init__(self, api: Api, cache: Cache, *, node_selector: str) -> None:
-        self._nodes: Reflector[Node] = Reflector(
-            api, WatchedResource(name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name,
-                                 query={"labelSelector": node_selector} if node_selector else {}), cache.nodes)
-        self._pods: Reflector[Pod] = Reflector(
-            api, WatchedResource(name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid),
-            cache.pods)
-        self._quotas: Reflector[QuotaLimits] = Reflector(
-            api, WatchedResource(name="quotas", path="/api/v1/resourcequotas", parse=parse_quota,
-                                 key=lambda quota: quota.uid), cache.quotas)
-        self._reflectors: Mapping[str, Reflector[Node] | Reflector[Pod] | Reflector[QuotaLimits]] = {
-            "nodes": self._nodes, "pods": self._pods, "resourcequotas": self._quotas}
+        selector = {"labelSelector": node_selector} if node_selector else {}
+        self._reflectors: dict[str, Reflector[Any]] = {
+            "nodes": Reflector(api, WatchedResource(
+                name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
+                cache.nodes),
+            "pods": Reflector(api, WatchedResource(
+                name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), cache.pods),
+            "resourcequotas": Reflector(api, WatchedResource(
+                name="quotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
+                cache.quotas),
+        }
 
     def loops(self) -> Mapping[str, Callable[[], None]]:
         """Returns what to run in threads, by name. Nodes are listed before pods, which hold devices of nodes."""
-        return {"nodes": self._nodes.run, "quotas": self._quotas.run, "pods": self._watch_pods}
+        return {name: reflector.run for name, reflector in self._reflectors.items()} | {"pods": self._watch_pods}
 
     def stop(self) -> None:
         """Ends the loops."""
@@ -44,8 +44,8 @@ class Watches:
 
     def relist(self) -> None:
         """Reads nodes and pods again with consistent lists. Raises: ClusterError."""
-        self._nodes.relist(RELIST_TIMEOUT_S)
-        self._pods.relist(RELIST_TIMEOUT_S)
+        for name in ("nodes", "pods"):
+            self._reflectors[name].relist(RELIST_TIMEOUT_S)
 
     def is_synced(self, timeout: float | None = 0.0) -> bool:
         """Reports whether the cache has been filled. Waits for that at most *timeout* seconds for each resource."""
@@ -65,5 +65,5 @@ class Watches:
         return None
 
     def _watch_pods(self) -> None:
-        self._nodes.synced.wait()
-        self._pods.run()
+        self._reflectors["nodes"].synced.wait()
+        self._reflectors["pods"].run()

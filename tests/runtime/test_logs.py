@@ -28,7 +28,7 @@ def raised(error):
 
 
 def test_a_line_is_time_level_logger_message_and_the_fields_as_given():
-    line = logs.TextFormatter().format(record("bound", pod="default/a", node="n1", cores=30))
+    line = logs.LineFormatter("text").format(record("bound", pod="default/a", node="n1", cores=30))
     assert line == ("time=2026-08-21T10:00:00.042Z level=info logger=hami.scheduler.verbs message=bound "
                     "pod=default/a node=n1 cores=30")
 
@@ -41,15 +41,15 @@ def test_a_line_is_time_level_logger_message_and_the_fields_as_given():
     ({"k": 1}, '"{\\"k\\":1}"'), (ClusterError("no way"), '"no way"'),
 ])
 def test_values_are_quoted_when_needed(value, text):
-    assert logs.TextFormatter().format(record(value=value)).partition(" value=")[2] == text
+    assert logs.LineFormatter("text").format(record(value=value)).partition(" value=")[2] == text
 
 
 def test_message_arguments_are_filled_in():
-    assert 'message="took 3 of 5"' in logs.TextFormatter().format(record("took %d of %d", 3, 5))
+    assert 'message="took 3 of 5"' in logs.LineFormatter("text").format(record("took %d of %d", 3, 5))
 
 
 def test_a_field_cannot_pass_for_the_time_or_the_logger():
-    line = logs.TextFormatter().format(record(time="now", logger="none"))
+    line = logs.LineFormatter("text").format(record(time="now", logger="none"))
     assert line.endswith("logger=hami.scheduler.verbs message=bound time_=now logger_=none")
     assert len(shlex.split(line)) == 6
 
@@ -61,15 +61,15 @@ def test_a_field_cannot_pass_for_the_time_or_the_logger():
     (KeyError("uid"), False, "exception", "Traceback (most recent call last):\n"),
 ], ids=["answer of the cluster", "network", "debugging", "bug"])
 def test_an_exception_stays_on_the_line(error, debug, field, text):
-    line = logs.JsonFormatter(debug).format(record("failed", error=raised(error)))
+    line = logs.LineFormatter("json", debug).format(record("failed", error=raised(error)))
     assert json.loads(line)[field].startswith(text)
-    for formatter in (logs.TextFormatter(debug), logs.JsonFormatter(debug)):
+    for formatter in (logs.LineFormatter("text", debug), logs.LineFormatter("json", debug)):
         assert len(formatter.format(record("failed", error=raised(error))).splitlines()) == 1
 
 
 def test_json_has_the_same_fields():
-    line = logs.JsonFormatter().format(record("bound", pod="default/a", cores=30, reasons=["x"], at=ValueError("v"),
-                                              text="a\nb\u2028c\x85d"))
+    line = logs.LineFormatter("json").format(record("bound", pod="default/a", cores=30, reasons=["x"],
+                                                    at=ValueError("v"), text="a\nb\u2028c\x85d"))
     assert len(line.splitlines()) == 1
     assert json.loads(line) == {
         "time": "2026-08-21T10:00:00.042Z", "level": "info", "logger": "hami.scheduler.verbs", "message": "bound",
