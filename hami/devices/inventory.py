@@ -68,16 +68,12 @@ class DeviceInventory:
         """Returns the current cards, healthy or not."""
         return self.snapshot().cards
 
-    def wait(self, version: int, timeout: float | None = None) -> InventorySnapshot:
-        """Returns the state once its version is not *version*, after *timeout* seconds, or when closed."""
+    def wait_until(self, ready: Callable[[InventorySnapshot], bool],
+                   timeout: float | None = None) -> InventorySnapshot | None:
+        """Returns the state once *ready* accepts it, or after *timeout* seconds; None when closed. Checks after each
+        change and each `notify`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._snapshot.version != version, timeout)
-            return self._snapshot
-
-    def wait_until(self, ready: Callable[[InventorySnapshot], bool]) -> InventorySnapshot | None:
-        """Returns the state once *ready* accepts it, None when closed. Checks after each change and each `notify`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or ready(self._snapshot))
+            self._changed.wait_for(lambda: self._closed or ready(self._snapshot), timeout)
             return None if self._closed else self._snapshot
 
     def notify(self) -> None:

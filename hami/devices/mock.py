@@ -36,7 +36,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hami.codec.device_config import MigAllowance
+from hami.codec.device_config import Count, MigAllowance, Percent, PositiveCount
 from hami.codec.documents import decode_yaml
 from hami.devices.cards import Card, HealthReport, Instance, MigDevice
 from hami.devices.mig_profiles import allowed_profiles
@@ -52,8 +52,6 @@ POLL_SECONDS = 0.2
 # 50 characters: the kubelet accepts device ids of 63, and an id is the UUID with a suffix
 _Uuid = Annotated[str, Meta(min_length=1, max_length=50, description="a text, 50 characters at most")]
 _Name = Annotated[str, Meta(min_length=1, max_length=253, description="a text, 253 characters at most")]
-_Natural = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")]
-_Positive = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
 
 
 class _MockEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,24 +59,24 @@ class _MockEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _MockPlacementEntry(_MockEntry):
-    start: _Natural
-    size: _Positive
+    start: Count
+    size: PositiveCount
 
 
 class _MockProfileEntry(_MockEntry):
     name: _Name
-    memory: _Positive
-    cores: Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
-    slices: _Positive
+    memory: PositiveCount
+    cores: Percent
+    slices: PositiveCount
     placements: list[_MockPlacementEntry]
 
 
 class _MockInstanceEntry(_MockEntry):
     uuid: _Uuid
     profile: _Name
-    memory: _Natural
-    gpu_instance: _Natural | None = None
-    compute_instance: _Natural = 0
+    memory: Count
+    gpu_instance: Count | None = None
+    compute_instance: Count = 0
 
 
 class _MockMigEntry(_MockEntry):
@@ -92,13 +90,13 @@ class MockCard(_MockEntry):
     """One card of the file with all profiles that it supports."""
 
     uuid: _Uuid
-    memory: _Natural
-    index: _Natural | None = None
-    minor: _Natural | None = None
+    memory: Count
+    index: Count | None = None
+    minor: Count | None = None
     model: _Name = "NVIDIA Mock"
     numa: Annotated[int, Meta(ge=-1, le=INT32_MAX, description=f"a whole number from -1 to {INT32_MAX}")] = -1
     health: Annotated[bool | str, Meta(description="true, false, or a text with the reason")] = True
-    links: Annotated[dict[str, _Natural], Meta(
+    links: Annotated[dict[str, Count], Meta(
         description=f"a mapping of UUIDs to whole numbers from 0 to {INT32_MAX}")] = {}
     mig: _MockMigEntry = msgspec.field(default_factory=_MockMigEntry)
 
@@ -222,16 +220,14 @@ class MockInstances:
     def __init__(self, source: MockCards, path: Path) -> None:
         self._source = source
         self._path = path
-        self._lock = threading.Lock()  # guards the state file; held while it is read and written
+        self._lock = threading.Lock()  # held from reading the state to replacing it
 
     def existing(self, gpu: str) -> Sequence[Instance]:
         """Returns the instances of a card, sorted by placement. Raises: HamiError when there is no such card, or the
         state cannot be read."""
         self._entry(gpu)
         busy = {name for one in self._source.entries for name in one.mig.busy}
-        with self._lock:
-            found = self._load().instances
-        return sorted((replace(one, busy=one.uuid in busy) for one in found if one.gpu == gpu),
+        return sorted((replace(one, busy=one.uuid in busy) for one in self._load().instances if one.gpu == gpu),
                       key=lambda one: one.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
@@ -290,8 +286,7 @@ class MockInstances:
 
     def enabled(self) -> frozenset[str]:
         """Returns the cards with MIG mode enabled by `enable_mig`."""
-        with self._lock:
-            return frozenset(self._load().enabled)
+        return frozenset(self._load().enabled)
 
     def _entry(self, gpu: str) -> MockCard:
         found = next((one for one in self._source.entries if one.uuid == gpu), None)

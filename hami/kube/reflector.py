@@ -123,7 +123,6 @@ class Reflector(Generic[T]):
         self._page_size = page_size
         self._clock = clock
         self._version = ""  # to watch from; empty: a list is due
-        self._latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
         self._last_contact = -math.inf
         self._backoff = Backoff(WATCH_WAIT)
         self._reported = OncePerKey()  # objects that cannot be parsed
@@ -158,8 +157,6 @@ class Reflector(Generic[T]):
         """Ends `run` promptly, from any thread."""
         self._stopping.set()
         self._interrupt()
-        with self._changed:
-            self._changed.notify_all()
 
     def age(self) -> float:
         """Returns the seconds since the last page, event, bookmark or regular end of a watch; inf before the first."""
@@ -185,12 +182,12 @@ class Reflector(Generic[T]):
                 raise ClusterError(f"no list of {self._resource.name}: {reason}")
 
     def _interrupt(self) -> None:
-        """Returns the running thread to its loop."""
+        """Returns the running thread to its loop, and makes the callers of `relist` check again."""
         self._wake.set()
         with self._changed:
-            stream = self._stream
-        if stream is not None:
-            stream.close()
+            self._changed.notify_all()
+            if self._stream is not None:
+                self._stream.close()
 
     def _is_list_requested(self) -> bool:
         return self._lists_completed < self._lists_requested
@@ -259,7 +256,8 @@ class Reflector(Generic[T]):
         """Passes on the changes after ``_version`` until the watch ends. A regular end does not cause a list."""
         query = {**self._resource.query, "watch": "true", "allowWatchBookmarks": "true",
                  "resourceVersion": self._version, "timeoutSeconds": str(int(WATCH_S * random.uniform(1.0, 1.2)))}
-        silent, opened = True, self._clock()
+        opened = self._clock()
+        latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
         stream = self._api.stream(self._resource.path, query, read_timeout=SILENCE_S)
         with self._changed:
             self._stream = stream
@@ -270,10 +268,10 @@ class Reflector(Generic[T]):
                 self._last_contact = self._clock()
                 for line in stream:
                     self._last_contact = self._clock()
-                    self._take_event(line)
-                    if silent:
-                        silent = False
+                    event = self._take_event(line)
+                    if latest is None:
                         self._backoff.reset()
+                    latest = event
                     if self._is_interrupted():
                         return
         except ClusterError as error:
@@ -281,25 +279,25 @@ class Reflector(Generic[T]):
                 raise Gone(str(error), error.status) from error
             raise
         finally:
-            if self._latest is not None:
-                self._version = _meta(self._latest).resource_version or self._version
-                self._latest = None
+            if latest is not None:
+                self._version = _meta(latest).resource_version or self._version
             with self._changed:
                 self._stream = None
         if not self._is_interrupted():
             self._last_contact = self._clock()
-            if silent and self._last_contact - opened < SHORT_S:
+            if latest is None and self._last_contact - opened < SHORT_S:
                 raise ClusterError("the watch ended at once, without an event")
 
-    def _take_event(self, line: bytes) -> None:
-        """Passes on one event of the watch. Raises: Gone or MalformedInput if a new list is needed."""
+    def _take_event(self, line: bytes) -> msgspec.Raw:
+        """Passes on one event of the watch and returns its object. Raises: Gone or MalformedInput if a new list is
+        needed."""
         event = decode(f"event of {self._resource.name}", _EVENT, line)
         if event.type == "ERROR":  # its object is a Status
             status = decode(f"error in the watch of {self._resource.name}", API_STATUS, event.object)
             raise Gone(f"watch of {self._resource.name}: {status.message}", status.code)
         if event.type != "BOOKMARK":  # its object has only a version
             self._take_change(event.type, event.object)
-        self._latest = event.object
+        return event.object
 
     def _take_change(self, kind: str, raw: msgspec.Raw) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hami.codec.register import parse_bool
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.model import Share
@@ -19,7 +20,6 @@ CDI = frozenset({"cdi-annotations", "cdi-cri"})
 LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"
-_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
         Mount(container_path=directory, host_path=f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"),
         Mount(container_path=LOCK_DIRECTORY, host_path=LOCK_DIRECTORY),
     ]
-    if recipient.env.get("CUDA_DISABLE_CONTROL") not in _TRUE:  # the specification can disable the limiter
+    if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))
     if host.license:

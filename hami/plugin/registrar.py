@@ -46,12 +46,11 @@ class NodeRegistrar:
         """Reads and registers, immediately when the health of a card changes, until `stop`."""
         node = self._config.node
         while not self._stopped.is_set():
-            version = self._inventory.snapshot().version
             try:
                 self.read()
-                version = self.register().version
+                registered = self.register()
                 self._reported.clear(node)
-                self._inventory.wait(version, INTERVAL_S)
+                self._inventory.wait_until(lambda snapshot: snapshot is not registered, INTERVAL_S)
                 continue
             except HamiError as error:
                 if self._reported.is_new(node, str(error)):

@@ -80,10 +80,15 @@ def test_a_card_that_was_not_offered_is_not_offered_when_unreadable():
     assert inventory.snapshot().unhealthy == {"a": "memory: unknown error"}
 
 
+def newer(before):
+    """Whether a snapshot is a later one."""
+    return lambda snapshot: snapshot.version > before.version
+
+
 def test_a_wait_ends_with_the_next_change():
     inventory = inventory_of("a")
     found = []
-    waiting = threading.Thread(target=lambda: found.append(inventory.wait(inventory.snapshot().version)))
+    waiting = threading.Thread(target=lambda: found.append(inventory.wait_until(newer(inventory.snapshot()))))
     waiting.start()
     inventory.report("a", "XID 79")
     inventory.close()  # ends the wait in any case
@@ -94,13 +99,13 @@ def test_a_wait_ends_with_the_next_change():
 
 def test_a_change_before_the_wait_is_not_missed():
     inventory = inventory_of("a")
-    version = inventory.snapshot().version
+    before = inventory.snapshot()
     inventory.report("a", "XID 79")
-    assert inventory.wait(version).unhealthy == {"a": "XID 79"}
+    assert inventory.wait_until(newer(before)).unhealthy == {"a": "XID 79"}
 
 
 def test_close_ends_all_waits():
     inventory = inventory_of("a")
     inventory.close()
-    assert inventory.wait(inventory.snapshot().version) == inventory.snapshot()
+    assert inventory.wait_until(newer(inventory.snapshot()), 10) is None
     assert inventory.wait_until(lambda snapshot: False) is None

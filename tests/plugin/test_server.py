@@ -115,7 +115,7 @@ def test_a_stream_ends_when_its_client_disconnects(start, kubelet, inventory):
     assert kubelet.next_list() is None
     version, looks = inventory.snapshot().version, 0
     while server.streams and (looks := looks + 1) < 1000:
-        inventory.wait(version, 0.01)
+        inventory.wait_until(lambda snapshot: snapshot.version != version, 0.01)
     assert server.streams == 0
 
 
