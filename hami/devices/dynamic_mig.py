@@ -28,14 +28,6 @@ _ShareKey = tuple[str, int, int]  # UID of the pod, container, device
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedInstances:
-    """The instances of a container, in the order of its shares, and annotations of the pod that record them."""
-
-    instances: tuple[Instance, ...]
-    annotations: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Held:
     """The instances held by live pods: *placements* (card, start, size) and entire *cards*. *unreadable*: the error
     of each pod with a malformed annotation."""
@@ -90,8 +82,9 @@ class DynamicMig:
         with self._lock:
             return self._reconcile(self._all_cards())
 
-    def prepare(self, pod: Pod, container: int, shares: Sequence[Share]) -> PreparedInstances:
-        """Returns the instances of a container (by its position in the annotation). Creates the missing ones.
+    def prepare(self, pod: Pod, container: int, shares: Sequence[Share]) -> tuple[list[Instance], Mapping[str, str]]:
+        """Returns the instances of a container (by its position in the annotation), in the order of its shares, and
+        annotations of the pod that record them. Creates the missing ones.
 
         Raises: AllocationRefused when the annotation does not match the shares, or a placement is occupied; HamiError
         of the driver. Instances that this call created are destroyed then.
@@ -106,24 +99,23 @@ class DynamicMig:
         recorded = dict(zip(wanted, map(_with_instance, wanted, prepared), strict=True))
         text = render_mig_allocations(recorded.get(one, one) for one in allocations)
         changed = text != pod.annotations.get(MIG_ALLOCATIONS)
-        return PreparedInstances(tuple(prepared), {MIG_ALLOCATIONS: text} if changed else {})
+        return prepared, {MIG_ALLOCATIONS: text} if changed else {}
 
     def _prepare(self, pod: Pod, wanted: Sequence[MigAllocation]) -> list[Instance]:
         cards = list(dict.fromkeys(one.gpu for one in wanted))
-        existing = self._read(cards)
-        if blocked := [one for one in wanted if _usable(one, existing) is None and _obstacle(one, existing)]:
+        self._read(cards)
+        if blocked := [one for one in wanted if self._usable(one) is None and self._obstacle(one)]:
             self._reconcile(cards, {(pod.ref.uid, one.container, one.device) for one in blocked})
-            existing = self._read(cards)
+            self._read(cards)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
         with ExitStack() as undo:
             for one in wanted:
-                instance = _usable(one, existing)
+                instance = self._usable(one)
                 if instance is None:
-                    instance = self._create(one, existing, enable_mig=one.gpu not in mig_enabled)
+                    instance = self._create(one, enable_mig=one.gpu not in mig_enabled)
                     undo.callback(self._destroy, instance)
                     mig_enabled.add(one.gpu)
-                    existing.append(instance)
                 elif instance.busy and instance.uuid not in one.partition.instance[:1]:
                     raise AllocationRefused(f"MIG instance {instance.uuid} of card {one.gpu} is in use by processes "
                                             "of no known pod")
@@ -133,9 +125,21 @@ class DynamicMig:
             undo.pop_all()
         return prepared
 
-    def _create(self, one: MigAllocation, existing: Sequence[Instance], *, enable_mig: bool) -> Instance:
+    def _usable(self, one: MigAllocation) -> Instance | None:
+        """Returns the known instance for a share. The recorded instance is usable under any profile name."""
+        wanted = one.partition
+        return next((other for other in self._known[one.gpu]
+                     if (other.start, other.size) == (wanted.start, wanted.size) and other.uuid
+                     and (other.profile == wanted.name or other.uuid in wanted.instance[:1])), None)
+
+    def _obstacle(self, one: MigAllocation) -> Instance | None:
+        """Returns a known instance that overlaps the placement of a share."""
+        return next((other for other in self._known[one.gpu]
+                     if one.partition.overlaps(Partition(other.start, other.size))), None)
+
+    def _create(self, one: MigAllocation, *, enable_mig: bool) -> Instance:
         profile, start = one.partition.name, one.partition.start
-        if other := _obstacle(one, existing):
+        if other := self._obstacle(one):
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
             raise AllocationRefused(f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
                                     f"card {one.gpu}")
@@ -166,20 +170,18 @@ class DynamicMig:
     def _all_cards(self) -> list[str]:
         return [card.uuid for card in self._cards()]
 
-    def _read(self, cards: Iterable[str]) -> list[Instance]:
-        """Returns the instances on *cards*. Raises: HamiError when any card cannot be read."""
-        found: list[Instance] = []
+    def _read(self, cards: Iterable[str]) -> None:
+        """Read the instances on *cards*. Raises: HamiError when any card cannot be read."""
         for card in cards:
             self._known[card] = list(self._instances.existing(card))
-            found += self._known[card]
-        return found
 
     def _read_all(self, cards: Iterable[str]) -> list[Instance]:
         """Returns the instances on the readable ones of *cards*. The others keep their last known instances."""
         found: list[Instance] = []
         for card in cards:
             try:
-                found += self._read([card])
+                self._read([card])
+                found += self._known[card]
                 self._unreadable_cards.clear(card)
             except HamiError as error:
                 self._known.setdefault(card, [])
@@ -236,20 +238,6 @@ def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
                 for shares in parse_shares(key, text) for share in shares}
     except MalformedInput:
         return set(cards)
-
-
-def _usable(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
-    """Returns the existing instance for a share. The recorded instance is usable under any profile name."""
-    placement = one.gpu, one.partition.start, one.partition.size
-    return next((other for other in existing
-                 if (other.gpu, other.start, other.size) == placement and other.uuid
-                 and (other.profile == one.partition.name or other.uuid in one.partition.instance[:1])), None)
-
-
-def _obstacle(one: MigAllocation, existing: Iterable[Instance]) -> Instance | None:
-    """Returns an instance that overlaps the placement of a share."""
-    return next((other for other in existing
-                 if other.gpu == one.gpu and one.partition.overlaps(Partition(other.start, other.size))), None)
 
 
 def _with_instance(one: MigAllocation, instance: Instance) -> MigAllocation:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 In = TypeVar("In", contravariant=True)
 
+PAGE_SIZE = 500
+"""The most objects in one response to a list."""
 WATCH_S = 300.0
 """Seconds after which the server ends a watch, plus up to a fifth at random."""
 SILENCE_S = 90.0
@@ -111,16 +113,14 @@ _EVENT = msgspec.json.Decoder(_Event)
 class Reflector(Generic[T]):
     """Keeps a sink up to date with one resource of the API server, in the thread that calls `run`."""
 
-    def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *, page_size: int = 500,
+    def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
                  clock: Callable[[], float] = time.monotonic, wait: Callable[[float], object] | None = None) -> None:
-        """*page_size*: the most objects in one response to a list. *wait*: sleeps before the next attempt; the default
-        is woken by `stop` and `relist`."""
+        """*wait*: sleeps before the next attempt; the default is woken by `stop` and `relist`."""
         self.synced = threading.Event()
         """Set once the first complete list has been passed on."""
         self._api = api
         self._resource = resource
         self._sink = sink
-        self._page_size = page_size
         self._clock = clock
         self._version = ""  # to watch from; empty: a list is due
         self._last_contact = -math.inf
@@ -227,7 +227,7 @@ class Reflector(Generic[T]):
             time.sleep(0)  # lets other threads run: a list takes long compared with a filter
 
     def _request_page(self, token: str) -> _Page:
-        query = {**self._resource.query, "limit": str(self._page_size)} | ({"continue": token} if token else {})
+        query = {**self._resource.query, "limit": str(PAGE_SIZE)} | ({"continue": token} if token else {})
         data = self._api.request("GET", self._resource.path, query=query)
         self._last_contact = self._clock()
         return decode(f"list of {self._resource.name}", _PAGE, data)

@@ -53,12 +53,10 @@ def driver_files(root: Path) -> DriverFiles:
         links=tuple(_links(root, libraries)),
         programs=(*_first(root, _PROGRAM_FOLDERS, _PROGRAMS),
                   *_first(root, _FIRMWARE_FOLDERS, _firmware(root, version))),
-        sockets=tuple(DriverFile(f"/{name}", real) for name in _SOCKETS
-                      if (real := follow(root, f"/{name}")) is not None),
+        sockets=_existing(root, _SOCKETS),
         nodes=tuple(node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()),
-        extras={name: Extra(nodes=tuple(_nodes(devices, patterns)), files=tuple(
-            DriverFile(f"/{file}", real) for file in _EXTRA_FILES.get(name, ())
-            if (real := follow(root, f"/{file}")) is not None)) for name, patterns in _EXTRA_NODES.items()},
+        extras={name: Extra(nodes=tuple(_nodes(devices, patterns)), files=_existing(root, _EXTRA_FILES.get(name, ())))
+                for name, patterns in _EXTRA_NODES.items()},
         channels=tuple(sorted(int(found[1]) for path in devices.glob("nvidia-caps-imex-channels/*")
                               if (found := _CHANNEL.fullmatch(path.name)))))
 
@@ -146,13 +144,14 @@ def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield real.removeprefix(f"{folder}/"), f"{folder}/{path.name}"
 
 
+def _existing(root: Path, names: Iterable[str]) -> tuple[DriverFile, ...]:
+    return tuple(DriverFile(f"/{name}", real) for name in names if (real := follow(root, f"/{name}")) is not None)
+
+
 def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[DriverFile]:
     """Yields each of *names* from the first folder that has it."""
     for name in names:
-        for folder in folders:
-            if (real := follow(root, f"/{folder}/{name}")) is not None:
-                yield DriverFile(f"/{folder}/{name}", real)
-                break
+        yield from _existing(root, [f"{folder}/{name}" for folder in folders])[:1]
 
 
 def _firmware(root: Path, version: str) -> list[str]:

@@ -52,13 +52,13 @@ class GrantBuilder:
         parts = cards_of(match, call, self._inventory.snapshot(), limited=self._mig is None,
                          aligned=config.aligned and self._mig is None)
         if self._mig is not None:
-            prepared = self._mig.prepare(pod, container.position, container.shares)
+            instances, annotations = self._mig.prepare(pod, container.position, container.shares)
             cards = [card for card, _ in parts]
             facts = self._host.facts(limited=False, instances=[
                 (card.minor, one.gpu_instance, one.compute_instance)
-                for card, one in zip(cards, prepared.instances, strict=True)])
-            ids = [one.uuid for one in prepared.instances]
-            return visible_devices_grant(config, ids, cards, facts, self._token()), prepared.annotations
+                for card, one in zip(cards, instances, strict=True)])
+            ids = [one.uuid for one in instances]
+            return visible_devices_grant(config, ids, cards, facts, self._token()), annotations
         # the literal variables of a container never change, so a late watch may tell them
         env = self._node_pods.environment(pod.ref.uid, container.name) if self._node_pods is not None else None
         if env is None:

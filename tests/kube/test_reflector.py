@@ -68,9 +68,9 @@ def threaded():
 
 def test_first_list_is_consistent_and_in_pages():
     source, sink = reflect([page(obj("a", 1), token="t"), page(obj("b", 2))],
-                           resource=things(query={"fieldSelector": "x=y"}), page_size=1)
-    assert source.lists == [{"fieldSelector": "x=y", "limit": "1"},
-                            {"fieldSelector": "x=y", "limit": "1", "continue": "t"}]
+                           resource=things(query={"fieldSelector": "x=y"}))
+    assert source.lists == [{"fieldSelector": "x=y", "limit": "500"},
+                            {"fieldSelector": "x=y", "limit": "500", "continue": "t"}]
     assert sink.calls == [("upsert", "a", 1), ("upsert", "b", 2), ("prune", ("a", "b"), 0)]
     assert source.reflector.synced.is_set()
 
