@@ -9,7 +9,7 @@ devices; the pod's annotations tell what each container gets. This module only d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.codec.allocation import parse_shares, render_shares
@@ -102,6 +102,16 @@ def card_uuid(device_id: str, cards: Collection[str]) -> str:
     part, _, number = device_id.rpartition("-")
     shapes = (device_id, device_id.partition("::")[0], part if number.isdecimal() else device_id)
     return next((shape for shape in shapes if shape in cards), device_id)
+
+
+def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
+    """Raises AllocationRefused unless *ids* are different device ids of this node, of which *is_known* is true."""
+    if not ids:
+        raise AllocationRefused("the kubelet requested no devices")
+    if len(set(ids)) < len(ids):
+        raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
+    if unknown := sorted(one for one in ids if not is_known(one)):
+        raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
 
 
 def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[ContainerShares, ...]:

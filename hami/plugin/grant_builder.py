@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hami.devices.config import PluginConfig
 from hami.devices.dynamic_mig import DynamicMig
 from hami.devices.inventory import DeviceInventory
-from hami.errors import AllocationRefused
 from hami.kube.cluster import Cluster
 from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
 from hami.node.host import Host
 from hami.node.pods import NodePods
-from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of
+from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of, check_ids
 
 
 class GrantBuilder:
@@ -35,12 +34,7 @@ class GrantBuilder:
     def check_ids(self, ids: Sequence[str]) -> None:
         """Raises AllocationRefused unless *ids* are different ids of cards of this node."""
         cards = {card.uuid for card in self._inventory.cards()}
-        if not ids:
-            raise AllocationRefused("the kubelet requested no devices")
-        if len(set(ids)) < len(ids):
-            raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
-        if unknown := sorted(one for one in ids if card_uuid(one, cards) not in cards):
-            raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
+        check_ids(ids, lambda one: card_uuid(one, cards) in cards)
 
     def build(self, match: ContainerMatch, call: AllocateCall) -> tuple[Grant, Mapping[str, str]]:
         """Returns the grant of the container, and annotations of the pod that record it.

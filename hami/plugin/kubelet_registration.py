@@ -117,12 +117,8 @@ class KubeletRegistration:
             case Step.STAND_BY:
                 self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
             case Step.REGISTER:
-                self._disconnected = False  # the new connection may be lost before the kubelet answers
-                try:
-                    register(str(self._kubelet), self._path.name, self._config.resource)
-                except BaseException:
-                    self._disconnected = True
-                    raise
+                self._registered, self._disconnected = None, False  # it may be lost again before the kubelet answers
+                register(str(self._kubelet), self._path.name, self._config.resource)
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config, parse_device_config
 from hami.codec.documents import convert, parse_json
@@ -164,9 +165,9 @@ def _as_argument(value: object) -> str:
 Scaling = Annotated[float, Meta(ge=0, description="a number above 0")]
 
 
-class _Filter(msgspec.Struct, frozen=True):
-    uuid: tuple[str, ...] | None = None
-    index: tuple[int, ...] | None = None
+class _Filter(msgspec.Struct, frozen=True, rename={"filtered_uuids": "uuid", "filtered_indexes": "index"}):
+    filtered_uuids: tuple[str, ...] | None = None
+    filtered_indexes: tuple[int, ...] | None = None
 
 
 class _NodeEntry(msgspec.Struct, rename={
@@ -189,12 +190,9 @@ class _NodeEntry(msgspec.Struct, rename={
 
     def values(self) -> dict[str, object]:
         """The values that are given, by field of PluginConfig."""
-        numbers = {name: value for name in ("operating_mode", "split_count", "memory_scaling", "core_scaling",
-                                            "preconfigured_memory") if (value := getattr(self, name))}
-        others = {"log_level": None if self.log_level == "" else str(self.log_level), "aligned": self.aligned,
-                  "numa_topology": self.numa_topology, "filtered_uuids": self.filtered.uuid,
-                  "filtered_indexes": self.filtered.index}
-        return numbers | {name: value for name, value in others.items() if value is not None}
+        values = asdict(self) | asdict(self.filtered) | {"log_level": str(self.log_level)}
+        return {name: value for name, value in values.items()
+                if name not in ("name", "filtered") and (value is False or value not in (None, 0, ""))}
 
 
 class _NodeConfig(msgspec.Struct):

@@ -20,6 +20,7 @@ from hami.devices.registration import is_filtered
 from hami.errors import AllocationRefused, HamiError
 from hami.node.grant import Grant, visible_devices_grant
 from hami.node.host import Host
+from hami.plugin.container_match import check_ids
 
 log = logging.getLogger(__name__)
 
@@ -142,31 +143,27 @@ class InstanceResource:
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns the grant of exactly these instances. Raises: AllocationRefused with the reason; HostError."""
         try:
-            return self._allocate(device_ids)
+            grant = self._grant(device_ids)
         except HamiError as error:
             log.warning("MIG allocation failed", extra={"node": self._config.node, "error": error})
             raise
+        log.info("MIG instances allocated", extra={"node": self._config.node, "devices": sorted(device_ids)})
+        return grant
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
         """Returns no preference: the instances of a resource are all alike."""
         return ()
 
-    def _allocate(self, device_ids: Sequence[str]) -> Grant:
+    def _grant(self, device_ids: Sequence[str]) -> Grant:
         snapshot = self.inventory.snapshot()
-        chosen = [card for card in snapshot.cards if card.uuid in device_ids]
-        if unknown := sorted(set(device_ids) - {card.uuid for card in chosen}):
-            raise AllocationRefused(f"the kubelet requested MIG instances that are not on this node: "
-                                    f"{', '.join(unknown)}")
+        cards = {card.uuid: card for card in snapshot.cards}
+        check_ids(device_ids, lambda one: one in cards)
+        chosen = [card for name, card in cards.items() if name in device_ids]
         if unhealthy := next((card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None):
             raise AllocationRefused(f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}")
-        if not chosen or len(chosen) < len(device_ids):
-            raise AllocationRefused(f"the kubelet requested {len(device_ids)} MIG instances: "
-                                    f"{', '.join(sorted(device_ids)) or 'none'}")
         devices = [self._devices[card.uuid] for card in chosen]
         facts = self._host.facts(limited=False, instances=[
             (card.minor, one.gpu_instance, one.compute_instance) for card, one in zip(chosen, devices, strict=True)])
-        log.info("MIG instances allocated",
-                 extra={"node": self._config.node, "devices": [one.uuid for one in devices]})
         return visible_devices_grant(self._config, [one.uuid for one in devices], chosen, facts, str(uuid.uuid4()))
 
 

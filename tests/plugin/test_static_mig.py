@@ -82,7 +82,8 @@ def test_exactly_the_requested_instances_are_allocated(static):
 
 
 @pytest.mark.parametrize("ids, says", [
-    ([], "0 MIG instances: none"), (["MIG-1", "MIG-1"], "MIG-1, MIG-1"), (["GPU-a-0"], "not on this node: GPU-a-0"),
+    ([], "requested no devices"), (["MIG-1", "MIG-1"], "twice: MIG-1, MIG-1"),
+    (["GPU-a-0"], "not on this node: GPU-a-0"), (["MIG-1-0"], "not on this node: MIG-1-0"),
 ])
 def test_invalid_ids_are_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())
