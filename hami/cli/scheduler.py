@@ -51,8 +51,9 @@ LISTENING = (
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
          "this machine, which opens a connection for most binds."),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
-    Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed. Each /bind that waits for "
-         "its node occupies one. 64 threads are reserved for other requests; further binds are rejected and retried."),
+    Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
+         "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "
+         "for other requests; further binds are rejected and retried."),
 )
 SCHEDULING = (
     Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events."),
@@ -202,7 +203,7 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
 
 
 def run_scheduler(settings: Settings) -> int:
-    """Serves until a stop signal arrives. Returns the exit status."""
+    """Serves until a stop signal arrives. Returns or exits with the exit status."""
     from hami.web.server import serve
     from hami.web.tls import TlsContext
 
@@ -222,8 +223,9 @@ def run_scheduler(settings: Settings) -> int:
         program.start()
         return app
 
-    return serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address,
-                 threads=settings.threads, on_stop=lambda app: programs[-1].stop())
+    serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address, threads=settings.threads,
+          on_stop=lambda: programs[-1].stop())
+    return 0
 
 
 def _prepare_certificate(settings: Settings) -> int:

@@ -21,7 +21,7 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
-from hami.runtime.interpreter import freeze_gc
+from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
@@ -118,6 +118,7 @@ class SchedulerProgram:
 
     def start(self) -> None:
         """Starts everything that runs beside the requests."""
+        set_switch_interval()
         self._exporter.start()
         for thread in self._threads:
             thread.start()

@@ -1,9 +1,12 @@
-"""Garbage among frozen objects is collected by the next freeze, and not before."""
+"""Garbage among frozen objects is collected by the next freeze, and not before; threads switch often."""
 
 import gc
+import sys
 import weakref
 
-from hami.runtime.interpreter import freeze_gc
+import pytest
+
+from hami.runtime.interpreter import freeze_gc, set_switch_interval
 
 
 class Cycle:
@@ -25,3 +28,12 @@ def test_frozen_garbage_is_collected_by_the_next_freeze_only():
         assert reference() is None
     finally:
         gc.unfreeze()
+
+
+def test_a_busy_thread_yields_after_half_a_millisecond():
+    before = sys.getswitchinterval()
+    try:
+        set_switch_interval()
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    finally:
+        sys.setswitchinterval(before)
