@@ -162,10 +162,6 @@ class Reflector(Generic[T]):
         """Returns the seconds since the last page, event, bookmark or regular end of a watch; inf before the first."""
         return self._clock() - self._last_contact
 
-    def is_listing(self) -> bool:
-        """Reports whether a list is due or being passed to the sink, which may lack objects until it is complete."""
-        return not self._version
-
     def relist(self, timeout: float) -> None:
         """Requests a consistent list and returns once all of it has been passed to the sink.
 

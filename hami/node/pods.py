@@ -1,9 +1,9 @@
-"""The pods of one node, as a watch reports them. They may be late: see `NodePods.wait_until`."""
+"""The pods of one node, as a watch reports them. They may be late: decisions need a list from the API server."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hami.codec.objects import parse_environment, parse_pod
@@ -24,7 +24,7 @@ class NodePods:
     """Watches the pods that are bound to one node. Threads may share it; one of them calls `run`."""
 
     def __init__(self, api: Api, node: str) -> None:
-        self._changed = threading.Condition()  # guards _node_pods; never held across I/O
+        self._lock = threading.Lock()  # guards _node_pods; never held across I/O
         self._node_pods: dict[str, NodePod] = {}  # by uid
         self._reflector: Reflector[NodePod] = Reflector(
             api, WatchedResource(name="pods of the node", path="/api/v1/pods", parse=_parse,
@@ -40,42 +40,31 @@ class NodePods:
         self._reflector.stop()
 
     def pods(self) -> list[Pod] | None:
-        """Returns the pods last reported; ``None`` until a list is complete."""
-        with self._changed:
-            return None if self._reflector.is_listing() else [one.pod for one in self._node_pods.values()]
-
-    def wait_until(self, is_reported: Callable[[list[Pod]], bool], timeout: float) -> list[Pod] | None:
-        """Returns the pods once *is_reported* is true of them; ``None`` after *timeout* seconds.
-
-        A watch reports changes in the order in which they were made: once it has reported a write, no earlier change
-        of a pod is missing.
-        """
-        def reported() -> list[Pod] | None:
-            pods = self.pods()
-            return pods if pods is not None and is_reported(pods) else None
-        with self._changed:
-            return self._changed.wait_for(reported, timeout)
+        """Returns the pods last reported; ``None`` before the first list is complete."""
+        if not self._reflector.synced.is_set():
+            return None
+        with self._lock:
+            return [one.pod for one in self._node_pods.values()]
 
     def environment(self, uid: str, container: str) -> Mapping[str, str] | None:
         """Returns the literal environment variables of a container; ``None`` if the pod is not known."""
-        with self._changed:
+        with self._lock:
             known = self._node_pods.get(uid)
         return None if known is None else known.environments.get(container, {})
 
     def upsert(self, item: NodePod) -> None:
         """Takes the new state of a pod, from the reflector."""
-        with self._changed:
+        with self._lock:
             self._node_pods[item.pod.ref.uid] = item
-            self._changed.notify_all()
 
     def remove(self, item: NodePod) -> None:
         """Forgets a deleted pod, from the reflector."""
-        with self._changed:
+        with self._lock:
             self._node_pods.pop(item.pod.ref.uid, None)
 
     def prune(self, seen: set[str], started: float) -> None:
         """Forgets all pods that a complete list does not have, from the reflector."""
-        with self._changed:
+        with self._lock:
             self._node_pods = {uid: one for uid, one in self._node_pods.items() if uid in seen}
 
 

@@ -1,13 +1,9 @@
 """Answers Allocate: reads the node and its pods, matches the call to a container, records the allocation.
 
 The allocation is recorded by one compare-and-swap of the pod. If the pod has changed meanwhile, everything is read and
-decided again, until a deadline.
-The first attempt takes the pods from a watch, since a consistent list may take the API server 100 ms. A watch may be
-late, and a container that it has not reported yet may be the requesting one. So once the watch has reported the
-recorded allocation, and thereby all that was written before, the decision is repeated; only the same one is answered.
-Otherwise, and in all further attempts, the pods are listed.
-When the allocation of a pod ends, successfully or not, the node lock that names it is released, after the kubelet has
-its answer.
+decided again, until a deadline. The pods are listed from the API server after the call arrived: a watch may be late,
+and a container that it has not reported yet may be the requesting one. When the allocation of a pod ends, successfully
+or not, the node lock that names it is released, after the kubelet has its answer.
 """
 
 from __future__ import annotations
@@ -42,8 +38,6 @@ DEADLINE_S = 20.0
 """Seconds for which an API server that does not answer is retried; the kubelet waits that long, too."""
 AMBIGUOUS_S = 3.0
 """Seconds for which a pod that the kubelet has just rejected may still look as if it waited for devices."""
-WATCH_S = 1.0
-"""Seconds in which the watch should report a write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +67,13 @@ class _Decision:
 class _CallProgress:
     """The results of earlier attempts of one call.
 
-    *watch*: the watched pods, until they were tried. *match*, *lock*: the container to be served, and the node lock
-    that names its pod. *is_certain*: it was found in a list; a later attempt must not find another pod. *annotations*,
-    *grant*: what was written for it, perhaps, as the answer to that write may have been lost.
+    *match*, *lock*: the container to be served, and the node lock that names its pod; a later attempt must not find
+    another pod. *annotations*, *grant*: what was written for it, perhaps, as the answer to that write may have been
+    lost.
     """
 
     started: float
-    watch: NodePods | None = None
     match: ContainerMatch | None = None
-    is_certain: bool = False
     lock: str | None = None
     annotations: Mapping[str, str] | None = None
     grant: Grant | None = None
@@ -98,7 +90,7 @@ class Allocator:
 
     def __init__(self, config: PluginConfig, cluster: Cluster, vendors: Catalog, host: Host, grants: GrantBuilder,
                  deferred: DeferredWrites, *, node_pods: NodePods | None = None, clock: Clock = Clock()) -> None:
-        """*node_pods*: the watched pods."""
+        """*node_pods*: the watched pods, which are good enough for a hint."""
         self._config = config
         self._cluster = cluster
         self._vendor = vendors[VENDOR]
@@ -118,7 +110,7 @@ class Allocator:
         Raises: AllocationRefused with the reason; HostError; ClusterError if requests keep failing until the deadline.
         """
         with self._lock:
-            progress = _CallProgress(self._clock.now(), self._node_pods)
+            progress = _CallProgress(self._clock.now())
             try:
                 self._grants.check_ids(device_ids)
                 retry = brief_retry(_is_retriable, self._clock.sleep,
@@ -173,25 +165,20 @@ class Allocator:
         self._deferred.flush()
         call = self._call(ids)
         node = self._node()  # before the pods: the pod that it is locked for is bound afterwards
-        watch, progress.watch = progress.watch, None
-        if watch is not None and (grant := self._serve_watched(watch, call, node, progress)) is not None:
-            return grant
         pods = self._cluster.pods_on(call.node)
-        is_written = progress.is_written(pods)
-        if progress.match is not None and progress.is_certain and progress.grant is not None and is_written:
+        if progress.match is not None and progress.grant is not None and progress.is_written(pods):
             self._finish(progress.match, node, progress)
             return progress.grant
-        if not progress.is_certain and not is_written:
-            progress.match = None  # the watch was late
         decision = self._decide(node, pods, call)
         if decision.stale_lock is not None:
             self._release(decision.stale_lock, node)
-        outcome, settled = decision.outcome, progress.match
-        if settled is not None and not isinstance(outcome, NoMatch) and outcome.pod.ref != settled.pod.ref:
-            outcome = NoMatch(f"pod {settled.pod.ref} was changed or deleted during the call")
+        outcome = decision.outcome
+        settled = progress.match.pod.ref if progress.match is not None else None
+        if settled is not None and (isinstance(outcome, NoMatch) or outcome.pod.ref != settled):
+            outcome = NoMatch(f"pod {settled} was changed or deleted during the call")
         match outcome:
             case ContainerMatch():
-                progress.match, progress.lock, progress.is_certain = outcome, decision.lock, True
+                progress.match, progress.lock = outcome, decision.lock
                 return self._serve(outcome, call, node, progress)
             case PodRejection(pod=pod, reason=reason):
                 self._fail(pod, reason, node, decision.lock)
@@ -203,33 +190,7 @@ class Allocator:
                 for subject in (call.node, decision.holder):
                     if subject is not None:
                         self._deferred.record_failure(subject, text)
-                if settled is not None and is_written:
-                    self._fail(settled.pod, text, node, progress.lock)
                 raise AllocationRefused(text)
-
-    def _serve_watched(self, watch: NodePods, call: AllocateCall, node: Node, progress: _CallProgress) -> Grant | None:
-        """Serves the container that the watched pods show; ``None`` if it is not certain that the call is for it.
-
-        Only with the kubelet's checkpoint: without it, the second decision would depend on what the first one wrote.
-        """
-        pods = watch.pods() if call.served is not None else None
-        if pods is None:
-            return None
-        decision = self._decide(node, pods, call, is_late=True)
-        match = decision.outcome
-        if not isinstance(match, ContainerMatch) or not match.annotations:
-            return None
-        progress.match, progress.lock = match, decision.lock
-        try:
-            grant = self._record(match, call, progress)
-        except HamiError as error:
-            log.info("the watched pods are late", extra={"node": node.name, "pod": match.pod.ref, "error": error})
-            return None
-        pods = watch.wait_until(progress.is_written, WATCH_S)
-        if pods is None or not _are_same(self._decide(node, pods, call).outcome, match):
-            return None
-        self._finish(match, node, progress)
-        return grant
 
     def _call(self, ids: tuple[str, ...]) -> AllocateCall:
         return AllocateCall(node=self._config.node, resource=self._config.resource, ids=ids, vendor=self._vendor,
@@ -241,11 +202,8 @@ class Allocator:
             raise AllocationRefused(f"node {self._config.node} is not known to the API server")
         return node
 
-    def _decide(self, node: Node, pods: Sequence[Pod], call: AllocateCall, *, is_late: bool = False) -> _Decision:
-        """Returns the outcome of *call*, given the node and all its pods. Writes nothing.
-
-        *is_late*: the pods may be those of an earlier time, in which the lock's pod was another one of its name.
-        """
+    def _decide(self, node: Node, pods: Sequence[Pod], call: AllocateCall) -> _Decision:
+        """Returns the outcome of *call*, given the node and all its pods. Writes nothing."""
         lock = node.annotations.get(NODE_LOCK)
         try:
             holder = parse_lock(lock).holder if lock is not None else None
@@ -259,8 +217,7 @@ class Allocator:
             return _Decision(NoMatch(f"the node is locked for pod {'/'.join(holder)}, which is gone"), stale_lock=lock)
         if self._lock_holder[0] == lock and self._lock_holder[1] != pod.ref.uid:
             return _Decision(NoMatch(f"the node is locked for an earlier pod {pod.ref}"))
-        if not is_late:
-            self._lock_holder = lock, pod.ref.uid
+        self._lock_holder = lock, pod.ref.uid
         outcome = find_container(pods, holder, call)
         if not isinstance(outcome, NoMatch) and outcome.pod.ref == pod.ref:
             return _Decision(outcome, lock=lock)
@@ -269,22 +226,18 @@ class Allocator:
                          holder=pod.ref if is_here else None)
 
     def _serve(self, match: ContainerMatch, call: AllocateCall, node: Node, progress: _CallProgress) -> Grant:
+        pod = match.pod
         try:
-            grant = self._record(match, call, progress)
+            grant, annotations = self._grants.build(match, call)
         except ClusterError:
             raise  # it says nothing about the pod
         except HamiError as error:
-            self._fail(match.pod, str(error), node, progress.lock)
+            self._fail(pod, str(error), node, progress.lock)
             raise
-        self._finish(match, node, progress)
-        return grant
-
-    def _record(self, match: ContainerMatch, call: AllocateCall, progress: _CallProgress) -> Grant:
-        """Builds the grant and records the allocation, unless it was recorded before."""
-        grant, annotations = self._grants.build(match, call)
         if annotations := {**match.annotations, **annotations}:
             progress.annotations, progress.grant = annotations, grant
-            self._cluster.annotate_pod(match.pod.ref, annotations, resource_version=match.pod.resource_version)
+            self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
+        self._finish(match, node, progress)
         return grant
 
     def _finish(self, match: ContainerMatch, node: Node, progress: _CallProgress) -> None:
@@ -317,12 +270,6 @@ class Allocator:
         second."""
         if self._lock_holder[0] == lock:
             self._lock_holder = "", ""
-
-
-def _are_same(outcome: ContainerMatch | PodRejection | NoMatch, match: ContainerMatch) -> bool:
-    """Reports whether *outcome* is the container of *match*, perhaps with its allocation recorded by now."""
-    return isinstance(outcome, ContainerMatch) and (
-        (outcome.pod.ref, outcome.container.name) == (match.pod.ref, match.container.name))
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -122,41 +122,6 @@ def test_pods_that_a_list_lacks_are_forgotten(watching):
     wait_for(node_pods, "b")
 
 
-def test_a_write_is_awaited(watching):
-    server = Server(([wire("a", 5)], 7))
-    node_pods = watching(server)
-    wait_for(node_pods, "a")
-
-    def is_reported(pods):
-        return any(pod.resource_version == "8" for pod in pods)
-
-    assert node_pods.wait_until(is_reported, 0.01) is None
-    threading.Timer(0.05, server.report, ("MODIFIED", wire("a", 8))).start()
-    assert [pod.resource_version for pod in node_pods.wait_until(is_reported, TIMEOUT_S)] == ["8"]
-
-
-def test_no_pods_are_known_during_a_later_list(watching):
-    """A part of the list may have the write, but not what was written before."""
-    found = []
-
-    class Observed(Server):
-        def request(self, method, path, *, query=None):
-            found.append(names(node_pods))
-            found.append(node_pods.wait_until(lambda pods: True, 0))
-            return super().request(method, path, query=query)
-
-    server = Observed(([wire("a", 5)], 7), ([wire("a", 8)], 9, "more"), ([wire("b", 8)], 9))
-    node_pods = NodePods(server, "n1")
-    thread = threading.Thread(target=node_pods.run, daemon=True)
-    thread.start()
-    wait_for(node_pods, "a")
-    server.report("ERROR", {"code": 410, "message": "too old"})
-    wait_for(node_pods, "a", "b")
-    node_pods.stop()
-    thread.join(TIMEOUT_S)
-    assert found == [None] * 6
-
-
 def test_nothing_is_known_before_the_first_list_is_complete():
     found = []
 

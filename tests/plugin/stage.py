@@ -144,16 +144,11 @@ class LateNodePods:
     def __init__(self, cluster, lag=lambda: 0):
         self.cluster, self.lag = cluster, lag
         self.reported = 0
-        self.on_wait = lambda: None
 
     def pods(self):
         self.reported = max(self.reported, len(self.cluster.history) - self.lag())
         pods = dict(self.cluster.history[:self.reported])
         return [pod for pod in pods.values() if pod and pod.node_name == NODE]
-
-    def wait_until(self, is_reported, timeout):
-        self.on_wait()
-        return next((pods for _ in range(5) if is_reported(pods := self.pods())), None)
 
     def environment(self, uid, container):
         known = any(pod.ref.uid == uid for pod in self.pods())

@@ -15,9 +15,6 @@ from tests.plugin.stage import (
     share,
 )
 
-only_listed = pytest.mark.parametrize("watched", [param(False, id="list")], indirect=True)
-only_watched = pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
-
 ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
 SERVED = placed(asking(), shares=[[share(A, 1000, 30)]], left=";", bind_phase="success")
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
@@ -49,7 +46,7 @@ def test_allocate_records_the_allocation_and_releases_the_lock(watched):
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
     assert stage.host.prepared == [("uid-p", "c")]
     assert [call.method for call in stage.cluster.calls] == [
-        "node", *(() if watched else ("pods_on", "environment")), "annotate_pod", "annotate_node"]
+        "node", "pods_on", *(() if watched else ("environment",)), "annotate_pod", "annotate_node"]
 
 
 def test_containers_are_served_in_order():
@@ -264,7 +261,6 @@ def test_a_lost_request_is_retried(method, after, record):
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
 
 
-@only_listed
 def test_another_pod_is_not_served_when_the_response_was_lost_and_the_lock_has_moved_on():
     other = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = stage_of(ONE)
@@ -559,80 +555,23 @@ def late(*pods, unreported=1):
     return stage
 
 
+only_watched = pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
+
+
 @only_watched
 def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_not_reported():
     """The kubelet requests a pod without a lock: HAMi up to v2.10 has such pods."""
     stage = late(ONE, UNLOCKED)
     assert "2 containers match, of default/p, default/q" in refused(stage)
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
-    assert "2 containers match" in stage.events.of("default/p")[0]
-    assert stage.pod("q").annotations == UNLOCKED.annotations
-
-
-@only_watched
-def test_a_container_that_the_watch_reports_with_the_write_is_listed_too():
-    stage = late(ONE, UNLOCKED)
-    stage.watch.lag = lambda: 0 if stage.cluster.calls_of("annotate_pod") else 1
-
-    def settle(call):
-        if call.method == "pods_on":
-            stage.cluster.put_pod(replace(UNLOCKED, phase="Failed"))
-
-    stage.cluster.on_call = settle
-    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert [len(stage.cluster.calls_of(method)) for method in ("pods_on", "annotate_pod")] == [1, 1]
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
-
-
-@only_watched
-def test_a_pod_that_is_bound_after_the_write_is_not_awaited():
-    stage = stage_of(ONE)
-    stage.watch.lag = lambda: 1 if stage.cluster.calls_of("annotate_pod") else 0
-    stage.watch.on_wait = lambda: stage.cluster.put_pod(UNLOCKED)
-    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert not stage.cluster.calls_of("pods_on")
-    assert stage.pod("q").annotations == UNLOCKED.annotations
-
-
-@only_watched
-@pytest.mark.parametrize("written", [param(False, id="conflict"), param(True, id="written, but never reported")])
-def test_the_pods_are_listed_when_the_watch_does_not_report_the_write(written):
-    stage = stage_of(ONE)
-    stage.watch.lag = lambda: 1 if stage.cluster.calls_of("annotate_pod") or not written else 0
-    if not written:
-        stage.cluster.put_pod(replace(ONE, annotations={**ONE.annotations, "other": "1"}))
-    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert [len(stage.cluster.calls_of(method)) for method in ("pods_on", "annotate_pod")] == [1, 1 if written else 2]
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
-
-
-@only_watched
-def test_the_pods_are_listed_without_the_kubelet_s_checkpoint():
-    stage = stage_of(ONE)
-    stage.host.checkpoint = None
-    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
-    assert len(stage.cluster.calls_of("pods_on")) == 1
-
-
-@only_watched
-def test_a_pod_that_a_late_watch_still_reports_does_not_disturb_a_later_one_of_its_name():
-    stage = late(ONE, placed(asking(), shares=[[share(B, 5)]], uid="uid-2"))
-    assert limits(stage.allocator.allocate(ids(A))) == [(B, "5m")]
-
-
-@only_watched
-def test_a_container_that_only_a_late_watch_reports_is_not_served():
-    stage = late(ONE, replace(ONE, phase="Failed"), UNLOCKED, unreported=2)
-    assert limits(stage.allocator.allocate(ids(A))) == [(B, "7m")]
-    assert stage.pod().annotations == ONE.annotations
+    assert not stage.cluster.calls_of("annotate_pod")
+    assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
 
 
 @only_watched
 @pytest.mark.parametrize("first", [param("p", id="the pod with the lock is admitted first"),
                                    param("q", id="the pod without one is")])
 def test_pods_that_were_refused_together_are_served_one_by_one(first):
-    stage = stage_of(ONE)
-    stage.cluster.put_pod(UNLOCKED)
+    stage = late(ONE, UNLOCKED)
     kubelet = Kubelet(stage)
     assert "2 containers match" in refused(stage)
     kubelet.fail(UNLOCKED if first == "p" else ONE)
