@@ -11,19 +11,17 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.register import Amount
 from hami.errors import MalformedInput
 from hami.model import Device, Share
-from hami.quantity import INT32_MAX
-
-_Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 
 
 class _MetaxCard(msgspec.Struct, rename="camel"):
     uuid: Annotated[str, msgspec.Meta(pattern="^[^,:;]+$")]  # separators of an allocation
     model: str = ""
-    total_dev_count: _Amount = 0
-    total_compute: _Amount = 0
-    total_v_ram: _Amount = msgspec.field(name="totalVRam", default=0)
+    total_dev_count: Amount = 0
+    total_compute: Amount = 0
+    total_v_ram: Amount = msgspec.field(name="totalVRam", default=0)
     numa: int = 0
     healthy: bool = False
     qos_policy: str = ""

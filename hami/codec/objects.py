@@ -173,8 +173,8 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
         resource_version=meta.resource_version or "",
         annotations=meta.annotations or {},
         labels=meta.labels or {},
-        capacity=_quantities(status.capacity),
-        allocatable=_quantities(status.allocatable),
+        capacity=quantities(status.capacity),
+        allocatable=quantities(status.allocatable),
     )
 
 
@@ -185,7 +185,7 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     """
     wire = decode("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or _Meta(), wire.spec or _QuotaSpec()
-    texts = {name.removeprefix("limits."): text for name, text in _quantities(spec.hard).items()
+    texts = {name.removeprefix("limits."): text for name, text in quantities(spec.hard).items()
              if name.startswith("limits.")}
     limits = {name: value for name, text in texts.items() if (value := strict_integer(text)) is not None}
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
@@ -195,11 +195,11 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
 
 def _container(wire: _Container, kind: ContainerKind) -> Container:
     resources = wire.resources or _Resources()
-    return Container(name=wire.name or "", kind=kind, limits=_quantities(resources.limits),
-                     requests=_quantities(resources.requests))
+    return Container(name=wire.name or "", kind=kind, limits=quantities(resources.limits),
+                     requests=quantities(resources.requests))
 
 
-def _quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
+def quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
     """Quantities as text. The API also accepts numbers and null."""
     return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
 

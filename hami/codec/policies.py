@@ -66,9 +66,7 @@ def _single(policy: str, numa_bind: bool) -> tuple[OrderKey, ...]:
         return (OrderKey.USED_DESCENDING, OrderKey.NUMA)
     if policy == "binpack":
         return (OrderKey.NUMA_DESCENDING, OrderKey.SCORE) if numa_bind else (OrderKey.SCORE, OrderKey.NUMA)
-    if numa_bind:
-        return (OrderKey.NUMA, OrderKey.SCORE_DESCENDING)
-    return (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
+    return (OrderKey.NUMA, OrderKey.SCORE_DESCENDING) if numa_bind else (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
 
 
 def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hami.codec.objects import quantities
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.request import amounts, parse_amount
@@ -21,8 +22,8 @@ class Draft:
         self.vendor = vendor
         self.name = str(container.get("name") or "")
         resources = container.get("resources") or {}
-        self.limits = _texts(resources.get("limits"))
-        self.requests = _texts(resources.get("requests"))
+        self.limits = quantities(resources.get("limits"))
+        self.requests = quantities(resources.get("requests"))
         self._pod = pod
         self._container = container
         self._added: dict[str, dict[str, str]] = {"limits": {}, "requests": {}}
@@ -164,7 +165,3 @@ def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:
 
 
 _COMMON = admit_with()
-
-
-def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in (quantities or {}).items() if value is not None}
