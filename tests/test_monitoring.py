@@ -37,7 +37,8 @@ def scraped():
     """Returns each sample name on a metrics page with its labels."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    Metrics(registry).register(MetricSources(
+    Metrics(registry)
+    registry.register(MetricSources(
         reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
         events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_expiry=lambda: 1.0))

@@ -17,12 +17,8 @@ PLUGIN_DEFAULTS = PluginSettings()
 PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
 
-def _default_of(field: str) -> object:
-    """The default of a field of PluginSettings or its PluginConfig; ``None`` for a file's name."""
-    return getattr(PLUGIN_DEFAULTS, field, getattr(PLUGIN_DEFAULTS.config, field, None))
-
-
-@click.command(name="device-plugin", cls=GroupedCommand, groups=PLUGIN_FLAGS, default_of=_default_of)
+@click.command(name="device-plugin", cls=GroupedCommand, groups=PLUGIN_FLAGS,
+               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.config))
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.

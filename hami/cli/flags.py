@@ -6,7 +6,7 @@ booleans are Go's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,15 +15,15 @@ from click.core import ParameterSource
 
 from hami.codec.durations import render_duration
 from hami.runtime import logs
-from hami.runtime.options import ADDRESS, BOOLEAN, COUNT, DURATION, Flag, Groups, Value, parse_choice
+from hami.runtime.options import ADDRESS, BOOLEAN, COUNT, DURATION, Flag, Groups, Value, choice
 
 GO_FLAGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120}
 
 
 VERBOSITY = Flag("--v", COUNT, "Verbosity: 0 logs outcomes and warnings, 4 or more also debug messages.", "verbosity",
                  also=("-v",))
-LOG_FORMAT = Flag("--log-format", Value("format", parse_choice(*logs.FORMATS)),
-                  "text (key=value) or json, one line for each message, on standard error.")
+LOG_FORMAT = Flag("--log-format", choice("format", *logs.FORMATS), "text (key=value) or json, one line for each "
+                  "message, on standard error.")
 
 
 def flags_given(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Iterator[tuple[Flag, object]]:
@@ -37,10 +37,10 @@ def flags_given(ctx: click.Context, groups: Groups, values: dict[str, object]) -
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its flags in groups."""
+    """A command whose help shows its flags in groups. *defaults*: records that hold the default of each field."""
 
-    def __init__(self, *, groups: Groups, default_of: Callable[[str], object], **kwargs: Any) -> None:
-        self._groups = [(title, [_option(flag, default_of) for flag in flags]) for title, flags in groups]
+    def __init__(self, *, groups: Groups, defaults: Iterable[object], **kwargs: Any) -> None:
+        self._groups = [(title, [_option(flag, defaults) for flag in flags]) for title, flags in groups]
         kwargs["params"] = [option for _, options in self._groups for option in options]
         super().__init__(context_settings=GO_FLAGS, **kwargs)
 
@@ -52,18 +52,19 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
 
 
-def _option(flag: Flag, default_of: Callable[[str], object]) -> click.Option:
-    """The option for click. A boolean needs no value. *default_of* returns the default of a field."""
-    names, text = [flag.name, *flag.also, flag.parameter], _help(flag, default_of)
+def _option(flag: Flag, defaults: Iterable[object]) -> click.Option:
+    """The option for click. A boolean needs no value."""
+    names, text = [flag.name, *flag.also, flag.parameter], _help(flag, defaults)
     if flag.type is BOOLEAN:
         return click.Option(names, type=flag.type, help=text, metavar="[BOOL]", is_flag=False, flag_value="true")
     return click.Option(names, type=flag.type, help=text, metavar=flag.type.name.upper(), multiple=flag.repeated)
 
 
-def _help(flag: Flag, default_of: Callable[[str], object]) -> str:
+def _help(flag: Flag, defaults: Iterable[object]) -> str:
     if flag.config_key:
         return " ".join(filter(None, (f"Sets {_described(flag.config_key)}.", flag.help)))
-    default = _render(default_of(flag.parameter), flag.type)
+    values = (getattr(record, flag.parameter) for record in defaults if hasattr(record, flag.parameter))
+    default = _render(next(values, None), flag.type)
     variables = f"  [{', '.join(flag.environment)}]" if flag.environment else ""
     return f"{flag.help}{variables}" + (f"  [default: {default}]" if default else "")
 

@@ -16,7 +16,7 @@ from hami.codec.device_config import Flagged
 from hami.errors import HamiError
 from hami.runtime import logs
 from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, RESOURCE, STRING, Flag, Groups, Value, parse_choice, whole_number,
+    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, RESOURCE, STRING, Flag, Groups, Value, choice, whole_number,
 )
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
@@ -57,8 +57,8 @@ LISTENING = (
 )
 SCHEDULING = (
     Flag("--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events."),
-    Flag("--node-scheduler-policy", Value("policy", parse_choice(*NODE_POLICIES)), "Default policy that selects nodes: "
-         "binpack (the fullest that fits) or spread."),
+    Flag("--node-scheduler-policy", choice("policy", *NODE_POLICIES), "Default policy that selects nodes: binpack "
+         "(the fullest that fits) or spread."),
     Flag("--gpu-scheduler-policy", Value("policy", parse_device_policy_flag), "Default policy that selects devices: "
          f"{', '.join(DEVICE_POLICIES)}, or several separated by commas."),
     Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler."),
@@ -162,11 +162,6 @@ SCHEDULER_FLAGS: Groups = (
 )
 
 
-def default_of(field: str) -> object:
-    """The default of a field of Settings; ``None`` for a flag without a field."""
-    return getattr(DEFAULTS, field, None)
-
-
 def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Settings:
     """The settings of command line and environment; *values* are the parameters of the command."""
     from hami.vendors.entry_points import sections
@@ -182,7 +177,7 @@ def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[st
     return read_settings(given, os.environ, fallback=fallback, known=sections())
 
 
-@click.command(name="scheduler", cls=GroupedCommand, groups=SCHEDULER_FLAGS, default_of=default_of)
+@click.command(name="scheduler", cls=GroupedCommand, groups=SCHEDULER_FLAGS, defaults=(DEFAULTS,))
 @click.pass_context
 def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     """Serve the admission webhook and the scheduler extender, and track the cluster's devices.

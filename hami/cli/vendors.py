@@ -5,18 +5,18 @@ from __future__ import annotations
 import click
 
 from hami.cli.flags import GroupedCommand
-from hami.cli.scheduler import DEVICE_GROUPS, default_of, settings_of_command_line
-from hami.runtime.options import Flag, Groups, Value, parse_choice
+from hami.cli.scheduler import DEFAULTS, DEVICE_GROUPS, settings_of_command_line
+from hami.runtime.options import Flag, Groups, choice
 
 TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.inspect.vendors, which is imported when the command runs
 VENDORS_FLAGS: Groups = (
-    ("Format", (Flag("--output", Value("format", parse_choice(*TABLE_FORMATS)),
+    ("Format", (Flag("--output", choice("format", *TABLE_FORMATS),
                      f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]"),)),
     *DEVICE_GROUPS,
 )
 
 
-@click.command(name="vendors", cls=GroupedCommand, groups=VENDORS_FLAGS, default_of=default_of)
+@click.command(name="vendors", cls=GroupedCommand, groups=VENDORS_FLAGS, defaults=(DEFAULTS,))
 @click.pass_context
 def vendors_command(ctx: click.Context, /, **values: object) -> None:
     """Print the devices that are scheduled: their names in pods and on nodes, units and defaults.

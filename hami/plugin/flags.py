@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hami.errors import MalformedInput
 from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, FACTOR, FILE, RESOURCE, STRING, Flag, Groups, Value, parse_choice, whole_number,
+    ADDRESS, BOOLEAN, COUNT, FACTOR, FILE, RESOURCE, STRING, Flag, Groups, Value, choice, whole_number,
 )
 
 NODE_CONFIG_FILE = "/config/config.json"
@@ -55,19 +55,18 @@ SHARING = (
          "core_scaling", environment=("DEVICE_CORES_SCALING",)),
     Flag("--disable-core-limit", BOOLEAN, "Do not limit the cores that containers use.",
          environment=("DISABLE_CORE_LIMIT",)),
-    Flag("--operating-mode", Value("mode", parse_choice(*OPERATING_MODES)), f"{' or '.join(OPERATING_MODES)}: the "
-         "limiter shares devices, or MIG instances are created as pods need them."),
-    Flag("--mig-strategy", Value("strategy", parse_choice("none", "single", "mixed")), "none, single or mixed: offer "
-         "existing MIG instances to all pods, under the resource's name or as nvidia.com/mig-<profile>.",
+    Flag("--operating-mode", choice("mode", *OPERATING_MODES), f"{' or '.join(OPERATING_MODES)}: the limiter shares "
+         "devices, or MIG instances are created as pods need them."),
+    Flag("--mig-strategy", choice("strategy", "none", "single", "mixed"), "none, single or mixed: offer existing "
+         "MIG instances to all pods, under the resource's name or as nvidia.com/mig-<profile>.",
          environment=("MIG_STRATEGY",), keys=("migStrategy",)),
 )
 CONTAINERS = (
     Flag("--device-list-strategy", Value("strategy", _parse_list_strategies), "How devices are passed to the container "
          f"runtime: some of {', '.join(LIST_STRATEGIES)}, separated by commas or in several flags.", "list_strategies",
          environment=("DEVICE_LIST_STRATEGY",), keys=("deviceListStrategy",), repeated=True),
-    Flag("--device-id-strategy", Value("strategy", parse_choice("uuid", "index")), "How the container runtime "
-         "identifies devices: uuid or index.", "id_strategy", environment=("DEVICE_ID_STRATEGY",),
-         keys=("deviceIDStrategy",)),
+    Flag("--device-id-strategy", choice("strategy", "uuid", "index"), "How the container runtime identifies devices: "
+         "uuid or index.", "id_strategy", environment=("DEVICE_ID_STRATEGY",), keys=("deviceIDStrategy",)),
     Flag("--pass-device-specs", BOOLEAN, "Also pass device nodes.", environment=("PASS_DEVICE_SPECS",),
          keys=("passDeviceSpecs",)),
     Flag("--gdrcopy-enabled", BOOLEAN, "Enable GDRCopy in containers.", "gdrcopy", environment=("GDRCOPY_ENABLED",),
@@ -105,8 +104,8 @@ PATHS = (
          "plugin."),
 )
 REGISTRATION = (
-    Flag("--register-format", Value("format", parse_choice("json", "csv")), "json; csv for schedulers of HAMi v2.4 to "
-         "v2.7, whose handshakes are then answered."),
+    Flag("--register-format", choice("format", "json", "csv"), "json; csv for schedulers of HAMi v2.4 to v2.7, "
+         "whose handshakes are then answered."),
     Flag("--topology-score", BOOLEAN, "Register scores for pairs of devices by their links.",
          environment=("ENABLE_TOPOLOGY_SCORE",)),
     Flag("--unregister-on-stop", BOOLEAN, "Unregister the devices when the plugin stops. Running pods keep theirs."),

@@ -45,15 +45,6 @@ def parse_boolean(text: str) -> bool:
     return value
 
 
-def parse_choice(*words: str) -> Callable[[str], str]:
-    """Returns a parser of one of *words*, which raises MalformedInput."""
-    def parse(text: str) -> str:
-        if text not in words:
-            raise MalformedInput("word", text, f"expected {' or '.join(words)}")
-        return text
-    return parse
-
-
 def parse_seconds(text: str) -> float:
     """The seconds of a Go duration, which must not be negative. Raises: MalformedInput."""
     seconds = parse_duration(text).total_seconds()
@@ -93,6 +84,15 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             return self.parse(str(value))
         except MalformedInput as error:
             self.fail(f"{error.text!r}: {error.problem}", param, ctx)
+
+
+def choice(name: str, *words: str) -> Value:
+    """The type of one of *words*."""
+    def parse(text: str) -> str:
+        if text not in words:
+            raise MalformedInput(name, text, f"expected {' or '.join(words)}")
+        return text
+    return Value(name, parse)
 
 
 def whole_number(least: int) -> Value:

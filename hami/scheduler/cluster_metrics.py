@@ -82,20 +82,16 @@ class _AllocationRow(NamedTuple):
 class _QuotaRow(NamedTuple):
     """A namespace's usage of one resource. Strings are escaped.
 
-    *limit*: as written, None without one. *allowed*: the enforced limit in the unit of *used* (MiB or percent), None if
-    nothing is enforced.
+    *limit*: as written, None without one; *limit_text* is 0 then, as in upstream. *allowed*: the enforced limit in the
+    unit of *used* (MiB or percent), None if nothing is enforced.
     """
 
     namespace: str
     resource: str
     used: int
     limit: int | None
+    limit_text: int
     allowed: int | None
-
-    @property
-    def limit_text(self) -> int:
-        """The limit; 0 without one, as upstream writes it."""
-        return self.limit or 0
 
 
 Row = TypeVar("Row")
@@ -209,7 +205,7 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
-                                allowed.get(resource))
+                                limit or 0, allowed.get(resource))
 
 
 def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> Counter[str]:

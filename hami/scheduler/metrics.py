@@ -6,6 +6,7 @@ Events are counted by calls, which must be cheap. State is read when Prometheus 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 
@@ -67,7 +68,6 @@ class Metrics:
     """The metrics of one process, in *registry*. Threads may share it; no method blocks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
         self._durations = Histogram(
             PREFIX + "request_duration_seconds", "Duration of a verb by outcome", ("verb", "outcome"),
             registry=registry, buckets=SECONDS)
@@ -76,15 +76,15 @@ class Metrics:
         self._refusals = Counter(
             PREFIX + "refusals", "Pods that fitted no node, counted once for each reason that ruled out devices",
             ("reason",), registry=registry)
-        # Created in advance: a series that exists from the start shows its first increase, and hot paths skip a lookup.
-        self._timers = {(verb, outcome): self._durations.labels(verb, outcome)
-                        for verb in VERBS for outcome in OUTCOMES}
-        self._counts = {reason.value: self._refusals.labels(reason.value) for reason in Reason}
+        # a series that exists from the start shows its first increase
+        for labels in itertools.product(VERBS, OUTCOMES):
+            self._durations.labels(*labels)
+        for reason in Reason:
+            self._refusals.labels(reason)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Record that *verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (one of OUTCOMES)."""
-        timer = self._timers.get((verb, outcome)) or self._durations.labels(verb, outcome)
-        timer.observe(seconds)
+        self._durations.labels(verb, outcome).observe(seconds)
 
     def lock_wait(self, seconds: float) -> None:
         """Record how long a bind waited for the node lock."""
@@ -92,12 +92,7 @@ class Metrics:
 
     def refused(self, reason: str) -> None:
         """Count a pod that fits no node; *reason* is one of those that ruled out devices."""
-        count = self._counts.get(reason) or self._refusals.labels(reason)
-        count.inc()
-
-    def register(self, sources: MetricSources) -> None:
-        """Add the metrics of *sources*. Call it once."""
-        self._registry.register(sources)
+        self._refusals.labels(reason).inc()
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

@@ -103,7 +103,7 @@ class SchedulerProgram:
         # Certificates and exporter
         self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership.leads)
                               if settings.self_signed_cert_dir else None)
-        self._metrics.register(self._metric_sources())
+        registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}

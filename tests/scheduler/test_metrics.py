@@ -86,19 +86,20 @@ def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
     ({}, "certificate_expiry_timestamp_seconds", {}, None),
 ])
 def test_sources_are_read(registry, metrics, changed, name, labels, value):
-    metrics.register(sources(**changed))
+    registry.register(sources(**changed))
     assert registry.get_sample_value(f"hami_scheduler_{name}", labels) == value
 
 
 def test_sources_are_read_at_each_scrape_only(registry, metrics):
     asked = []
-    metrics.register(sources(reserved=lambda: asked.append(1) or len(asked)))
+    registry.register(sources(reserved=lambda: asked.append(1) or len(asked)))
     assert asked == []
     assert [registry.get_sample_value("hami_scheduler_reservations") for _ in range(2)] == [1, 2]
 
 
 def test_all_names_have_our_prefix_and_the_page_is_valid(registry, metrics):
-    metrics.register(sources(ages={"pods": lambda: math.inf}, unreadable_inventories=lambda: {('n"1\n', "NVIDIA"): ""}))
+    registry.register(sources(ages={"pods": lambda: math.inf},
+                              unreadable_inventories=lambda: {('n"1\n', "NVIDIA"): ""}))
     found = list(parse_openmetrics(generate_openmetrics(registry).decode()))
     assert {family.name[:15] for family in found} == {"hami_scheduler_"}
     assert b'node="n\\"1\\n"' in generate_latest(registry)
