@@ -146,16 +146,15 @@ class DevicePlugin:
 
 
 def account_kubeconfig(node: RealNode) -> Path:
-    """Returns a kubeconfig with a token of the shipped account, created once."""
+    """Returns a kubeconfig with a token of the shipped account on *node*, created once."""
     target = node.folder / f"{ACCOUNT}.kubeconfig"
     if target.exists():
         return target
     for item in yaml.safe_load_all((MANIFESTS / "device-plugin-rbac.yaml").read_text()):
         node.kube.apply(item)
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
-    token = node.kube.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token", request)
+    token = node.kube.token(ACCOUNT, NAMESPACE, bound_to=node.node())
     config: Object = yaml.safe_load(node.cluster.kubeconfig.read_text())
-    config["users"] = [{"name": user["name"], "user": {"token": token["status"]["token"]}} for user in config["users"]]
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
     return target

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -35,6 +36,7 @@ KINDS = {
     "ResourceQuota": ("/api/v1", "resourcequotas", True),
     "Event": ("/api/v1", "events", True),
     "Deployment": ("/apis/apps/v1", "deployments", True),
+    "DaemonSet": ("/apis/apps/v1", "daemonsets", True),
     "Job": ("/apis/batch/v1", "jobs", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles", True),
@@ -42,6 +44,9 @@ KINDS = {
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "MutatingWebhookConfiguration": ("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False),
+    "ValidatingAdmissionPolicy": ("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies", False),
+    "ValidatingAdmissionPolicyBinding": (
+        "/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", False),
     "Stage": ("/apis/kwok.x-k8s.io/v1alpha1", "stages", False),
 }
 
@@ -68,19 +73,34 @@ def path_of(kind: str, namespace: str | None = None, name: str | None = None, su
 class Kube:
     """Requests to one API server. Safe for use by several threads."""
 
-    def __init__(self, kubeconfig: Path, *, context: str | None = None) -> None:
+    def __init__(self, kubeconfig: Path, *, context: str | None = None, token: str = "",
+                 headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """*token*: takes the place of the credentials in *kubeconfig*. *headers*: of each request."""
         client = kubernetes_config.new_client_from_config(str(kubeconfig), context=context)
         configuration = client.configuration
         self.server: str = configuration.host
         self.kubeconfig = kubeconfig
-        self._headers = {"Accept": "application/json"}
+        self._context = context
+        self._headers = {"Accept": "application/json", **headers}
         for key in ("BearerToken", "authorization"):  # the name differs between versions of the client
-            if token := configuration.get_api_key_with_prefix(key):
-                self._headers["Authorization"] = token
+            if found := configuration.get_api_key_with_prefix(key):
+                self._headers["Authorization"] = found
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
         self._pool = urllib3.PoolManager(
             num_pools=2, maxsize=32, retries=False,
             cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
-            ca_certs=configuration.ssl_ca_cert, cert_file=configuration.cert_file, key_file=configuration.key_file)
+            ca_certs=configuration.ssl_ca_cert, cert_file=None if token else configuration.cert_file,
+            key_file=None if token else configuration.key_file)
+
+    def with_token(self, token: str) -> Kube:
+        """Returns a client of the account that has *token*."""
+        return Kube(self.kubeconfig, context=self._context, token=token)
+
+    def impersonating(self, user: str, group: str) -> Kube:
+        """Returns a client that acts as *user* of *group*."""
+        return Kube(self.kubeconfig, context=self._context,
+                    headers={"Impersonate-User": user, "Impersonate-Group": group})
 
     def close(self) -> None:
         self._pool.clear()
@@ -141,6 +161,19 @@ class Kube:
                     subresource: str | None = None) -> Object:
         return self.call("PATCH", path_of(kind, namespace, name, subresource), patch,
                          content_type="application/merge-patch+json")
+
+    def token(self, account: str, namespace: str, bound_to: Object | None = None) -> str:
+        """Returns a token of a ServiceAccount for a day, or until the object *bound_to* is deleted.
+
+        Tokens that are bound to a Node, or to a pod on it, contain its name.
+        """
+        spec: Object = {"expirationSeconds": 86_400}
+        if bound_to is not None:
+            spec["boundObjectRef"] = {"apiVersion": bound_to["apiVersion"], "kind": bound_to["kind"],
+                                      "name": bound_to["metadata"]["name"], "uid": bound_to["metadata"]["uid"]}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        made = self.call("POST", path_of("ServiceAccount", namespace, account, "token"), request)
+        return str(made["status"]["token"])
 
     def delete(self, kind: str, name: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> None:
         """Deletes the object if it exists."""

@@ -19,6 +19,8 @@ __all__ = ["Call", "Right", "audit_policy", "calls", "granted", "refused", "ship
 Object = dict[str, Any]
 BASE = Path(__file__).parents[1] / "manifests" / "base"
 ACCOUNTS = ("hami-scheduler", "hami-device-plugin")
+OF_POLICIES = "hami.io"
+"""The API group of the rights that no request needs, but policies ask for."""
 USER = "system:serviceaccount:kube-system:{}"
 
 
@@ -74,7 +76,8 @@ def shipped(file: str) -> list[Object]:
 
 
 def granted(items: Iterable[Object], account: str) -> set[Right]:
-    """Returns the permissions that roles among *items* grant *account*, without those of roles that Kubernetes ships.
+    """Returns the permissions that roles among *items* grant *account*, without those of roles that Kubernetes ships,
+    and without those that only policies ask for.
     """
     items = list(items)
     bound = {(item["roleRef"]["kind"], item["roleRef"]["name"]) for item in items
@@ -83,7 +86,8 @@ def granted(items: Iterable[Object], account: str) -> set[Right]:
     return {Right(group, resource, verb, name)
             for item in items if (item["kind"], item["metadata"]["name"]) in bound
             for rule in item["rules"]
-            for group in rule["apiGroups"] for resource in rule["resources"] for verb in rule["verbs"]
+            for group in rule["apiGroups"] if group != OF_POLICIES
+            for resource in rule["resources"] for verb in rule["verbs"]
             for name in rule.get("resourceNames", [""])}
 
 

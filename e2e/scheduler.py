@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
 from e2e.eventually import eventually
-from e2e.kube import Kube, path_of
+from e2e.kube import ApiError, Kube, path_of
 from e2e.pods import pod
 from e2e.processes import Program, free_port
 
@@ -90,11 +90,26 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None) -> Path:
-    """Applies the shipped RBAC and webhook configuration; returns a kubeconfig of the shipped account."""
-    for item in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
-        cluster.kube.apply(item, NAMESPACE)
+    """Applies the shipped RBAC, policies and webhook configuration; returns a kubeconfig of the shipped account."""
+    for file in ("rbac.yaml", "device-plugin-rbac.yaml", "policy-roles.yaml", "policies.yaml"):
+        cluster.kube.apply_yaml((MANIFESTS / file).read_text(), NAMESPACE)
+    wait_for_policies(cluster.kube)
     cluster.kube.apply(webhook_configuration(certificates, port or cluster.webhook_port))
     return account_kubeconfig(cluster)
+
+
+def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
+    """Waits until the API server enforces the policies. It does so some seconds after they were created."""
+    last = pod("probe", gpu=1, node_name="nowhere")  # what the last policy of the file refuses
+
+    def enforced() -> bool:
+        try:
+            kube.call("POST", path_of("Pod", "default"), last, query={"dryRun": "All"})
+        except ApiError as error:
+            return "ValidatingAdmissionPolicy 'hami-placement'" in error.message
+        return False
+
+    eventually(enforced, "the API server enforces the policies", timeout=timeout)
 
 
 def webhook_configuration(certificates: Certificates, port: int) -> Object:
@@ -123,9 +138,7 @@ def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout:
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:
     """Returns a kubeconfig with a token of the shipped ServiceAccount."""
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86_400}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{SCHEDULER}/token"
-    token = cluster.kube.call("POST", path, request)["status"]["token"]
+    token = cluster.kube.token(SCHEDULER, NAMESPACE)
     config: Object = yaml.safe_load(cluster.kubeconfig.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     target = cluster.folder / f"{SCHEDULER}.kubeconfig"

@@ -9,7 +9,7 @@ import yaml
 from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
-from hami.codec.keys import SCHEDULER_OWNED
+from hami.codec.keys import CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, ROOM, SCHEDULER_OWNED, WEIGHTS
 from hami.vendors.catalog import vendors
 
 ROOT = Path(__file__).parent.parent
@@ -23,18 +23,28 @@ NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") fo
           if resource != vendor.count}
 
 
-@pytest.fixture
-def expression():
-    (webhook,) = yaml.safe_load((BASE / "webhook.yaml").read_text())["webhooks"]
-    (condition,) = webhook["matchConditions"]
-    return condition["expression"]
+def expressions(file):
+    """Returns the expressions in a file, by name or else by place."""
+    found = {}
+    for item in yaml.safe_load_all((BASE / file).read_text()):
+        for part in (*item.get("webhooks", ()), item.get("spec", {})):
+            for entry in (*part.get("matchConditions", ()), *part.get("variables", ()), *part.get("validations", ())):
+                found[item["metadata"]["name"], entry.get("name", len(found))] = entry["expression"]
+    return found
 
 
-def test_the_webhook_receives_every_resource(expression):
-    resources, annotations, labels = (set(re.findall(r"'([^']+)'", listed))
-                                      for listed in re.findall(r" in \[(.*?)\]", expression, re.DOTALL))
-    assert resources == RESOURCES
-    assert annotations == labels == SCHEDULER_OWNED
+def names_in(expression):
+    """Returns the names in the longest list of an expression, its duplicates included."""
+    lists = re.findall(r" in \[(.*?)\]", expression, re.DOTALL)
+    return re.findall(r"'([^']+)'", max(lists, key=len))
+
+
+@pytest.mark.parametrize("place", [("webhook.yaml", "hami-webhook", "managed-resource-or-reserved-key"),
+                                   ("policies.yaml", "hami-placement", "requests-devices")], ids=lambda place: place[0])
+def test_the_conditions_name_every_resource(place):
+    file, *name = place
+    names = names_in(expressions(file)[tuple(name)])
+    assert set(names) == RESOURCES and len(names) == len(RESOURCES)
 
 
 def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
@@ -42,6 +52,55 @@ def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_exte
     (extender,) = config["extenders"]
     assert {entry["name"] for entry in extender["managedResources"]} == RESOURCES - NATIVE
     assert all(entry["ignoredByScheduler"] for entry in extender["managedResources"])
+
+
+def cel_pattern(expression):
+    """Returns the pattern that keys are compared with."""
+    return re.search(r"k\.matches\(r'(.*?)'\)", expression)[1]
+
+
+@pytest.mark.parametrize("vendor", list(CATALOG), ids=lambda vendor: vendor.key)
+def test_the_policies_protect_all_keys_of_a_vendor(vendor):
+    found = expressions("policies.yaml")
+    pods, nodes = found["hami-allocations", "written"], found["hami-registrations", "written"]
+    for key in filter(None, (vendor.allocated, vendor.to_allocate, *vendor.extra_keys)):
+        assert key in names_in(pods) or re.search(cel_pattern(pods), key), key
+    for key in filter(None, (vendor.register, vendor.handshake, vendor.lock)):
+        assert key in names_in(nodes) or key.startswith("hami.io/node-"), key
+
+
+def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
+    found = expressions("policies.yaml")
+    pods, nodes = found["hami-allocations", "written"], found["hami-registrations", "written"]
+    assert SCHEDULER_OWNED <= set(names_in(pods))
+    assert {NODE_LOCK, ROOM} <= set(names_in(nodes))
+    chosen = {key for vendor in CATALOG for key in (*vendor.selectors.names, *vendor.pod_keys)}
+    chosen |= {NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND, "hami.io/webhook", "hami.io/vgpu-devices-allocated-by"}
+    assert not [key for key in chosen if key in names_in(pods) or re.search(cel_pattern(pods), key)]
+    assert CORDON not in names_in(nodes)
+
+
+def test_every_policy_denies_when_it_fails_and_is_bound():
+    items = list(yaml.safe_load_all((BASE / "policies.yaml").read_text()))
+    policies = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
+    bound = {item["spec"]["policyName"]: item["spec"] for item in items if item["kind"].endswith("Binding")}
+    assert bound.keys() == policies.keys() and len(items) == 2 * len(policies)
+    assert all(spec == {"policyName": name, "validationActions": ["Deny"]} for name, spec in bound.items())
+    for spec in policies.values():
+        assert spec["failurePolicy"] == "Fail"
+        assert all(check["reason"] == "Forbidden" and {"message", "messageExpression"} & check.keys()
+                   for check in spec["validations"])
+
+
+def test_rights_that_policies_ask_for_are_granted_by_a_role():
+    asked = set()
+    for expression in expressions("policies.yaml").values():
+        words = re.sub(r"\s", "", expression)
+        asked |= set(re.findall(r"resource\('(\w+)'\)(?:\.namespace\([\w.]+\))?\.check\('([\w-]+)'\)", words))
+    granted = {(resource, verb) for file in ("policy-roles.yaml", "rbac.yaml", "device-plugin-rbac.yaml")
+               for item in yaml.safe_load_all((BASE / file).read_text()) for rule in item.get("rules", ())
+               if rule["apiGroups"] == ["hami.io"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert asked == granted
 
 
 def pod_spec(file):

@@ -20,7 +20,8 @@ WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
 
 SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS})
-_ALLOCATION_KEY = re.compile(r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)")
+ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
+_ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 

@@ -1,0 +1,410 @@
+"""What tenants and stolen tokens attempt, and the policies of the API server refuse (docs/threat-model.md), and the
+writes that must remain possible. A tenant has the ClusterRole ``edit`` in its namespace and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.eventually import eventually
+from e2e.kube import ApiError, Kube, path_of
+from e2e.nodes import REGISTER, gpus
+from e2e.pods import container, pod
+from e2e.sandbox import ALLOCATED, Sandbox
+from e2e.vendors import MUTEX, PHASE, VENDORS
+
+Object = dict[str, Any]
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+NODE, TIME = "hami.io/vgpu-node", "hami.io/vgpu-time"
+IGNORE = {"hami.io/webhook": "ignore"}
+SYSTEM = "kube-system"
+PLUGIN = "hami-device-plugin"
+RBAC = "rbac.authorization.k8s.io"
+POLICY = re.compile(r"ValidatingAdmissionPolicy '([\w-]+)'")
+KEYS = sorted({key for vendor in VENDORS for key in (vendor.allocated, vendor.to_allocate) if key} | {
+    PHASE, NODE, TIME, "hami.io/bind-time", "hami.io/vgpu-mig-allocations", "CAMBRICON_DSMLU_PROFILE",
+    "huawei.com/Ascend910A", "predicate-time", "mthreads.com/gpu-index", "BAIDU_COM_DEVICE_IDX", "NEURON_ALLOCATED",
+    "enflame.com/gcu-assigned", "metax-tech.com/gpu-devices-allocated"})
+
+
+def refused(write: Callable[[], object]) -> str:
+    """Returns the policy that refuses *write*."""
+    with pytest.raises(ApiError) as error:
+        write()
+    found = POLICY.search(error.value.message)
+    assert found and error.value.status == 403, error.value
+    return found[1]
+
+
+def annotated(values: Object) -> Object:
+    return {"metadata": {"annotations": values}}
+
+
+def of(sandbox: Sandbox, name: str) -> str:
+    """Returns the name of a node in the cluster."""
+    return str(sandbox.node(name)["metadata"]["name"])
+
+
+def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
+    """Returns a client of a new ServiceAccount of the sandbox with these ClusterRoles in its namespace."""
+    sandbox.kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, sandbox.namespace)
+    for role in roles:
+        sandbox.kube.create(binding(sandbox, name, role), sandbox.namespace)
+    return sandbox.kube.with_token(sandbox.kube.token(name, sandbox.namespace))
+
+
+def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
+    """Returns the binding of a ClusterRole to the ServiceAccount *name* of the sandbox."""
+    return {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": {"name": role},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
+
+
+def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = "") -> None:
+    """Waits until the API server has seen the roles of *client*."""
+    resource, _, subresource = resource.partition("/")
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {
+        "resourceAttributes": {"namespace": sandbox.namespace, "verb": verb, "group": group, "resource": resource,
+                               "subresource": subresource}}}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    eventually(lambda: client.call("POST", path, review)["status"]["allowed"], f"the account may {verb} {resource}")
+
+
+@contextlib.contextmanager
+def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str) -> Iterator[Kube]:
+    """Yields a client of an account that may do *verbs* to *resources* (words) in all namespaces."""
+    role = f"{name}-{sandbox.namespace}"
+    sandbox.kube.create({"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": [
+        {"apiGroups": [""], "resources": resources.split(), "verbs": verbs.split()}]})
+    client = account(sandbox, name)
+    sandbox.kube.create(binding(sandbox, name, role, kind="ClusterRoleBinding"))
+    wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0])
+    yield client
+    client.close()
+    sandbox.kube.delete("ClusterRoleBinding", role)
+    sandbox.kube.delete("ClusterRole", role)
+
+
+@pytest.fixture
+def tenant(sandbox: Sandbox) -> Iterator[Kube]:
+    """A user with the ClusterRole ``edit`` in the namespace of the sandbox."""
+    client = account(sandbox, "tenant", "edit")
+    wait_permitted(sandbox, client, "create", "pods")
+    yield client
+    client.close()
+
+
+@contextlib.contextmanager
+def placed(kube: Kube, name: str, node: str, namespace: str = SYSTEM, account: str = "default") -> Iterator[Object]:
+    """Creates a pod without devices on *node*."""
+    item = pod(name, node_name=node)
+    item["spec"]["serviceAccountName"] = account
+    yield kube.create(item, namespace)
+    kube.delete("Pod", name, namespace, grace_seconds=0)
+
+
+@pytest.fixture
+def two_nodes(sandbox: Sandbox) -> None:
+    sandbox.add_gpu_nodes({"n0": gpus(2), "n1": gpus(2)})
+
+
+@pytest.fixture
+def stolen(sandbox: Sandbox, two_nodes: None) -> Iterator[Kube]:
+    """The token of the device plugin on node n0."""
+    with placed(sandbox.kube, f"{PLUGIN}-{sandbox.namespace}", of(sandbox, "n0"), account=PLUGIN) as made:
+        client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM, bound_to=made))
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def running(sandbox: Sandbox, two_nodes: None) -> str:
+    """A running pod with devices on node n0."""
+    on = pod("running", gpu=1, gpumem=1000)
+    on["spec"]["nodeSelector"] = {"kubernetes.io/hostname": of(sandbox, "n0")}
+    sandbox.create(on)
+    assert sandbox.started() == {"running": "n0"}
+    return "running"
+
+
+# -- tenants
+
+
+@pytest.mark.parametrize("values", [
+    pytest.param({ALLOCATED: None}, id="removed"),
+    pytest.param({ALLOCATED: ";"}, id="emptied"),
+    pytest.param({ALLOCATED: "x" * 200_000}, id="rewritten"),
+    pytest.param({ALLOCATED: None, "example.com/mine": "1"}, id="among-others"),
+    pytest.param({NODE: None}, id="without-node"),
+    pytest.param({PHASE: "failed"}, id="failed"),
+    pytest.param({"hami.io/dcu-devices-to-allocate": "x,DCU,1,1:;"}, id="of-another-vendor"),
+])
+def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(sandbox: Sandbox, tenant: Kube, running: str,
+                                                                values: Object) -> None:
+    held = sandbox.annotations(running)
+    assert refused(lambda: tenant.merge_patch("Pod", running, annotated(values), sandbox.namespace)) == (
+        "hami-allocations")
+    assert sandbox.annotations(running) == held
+
+
+def test_a_tenant_cannot_replace_a_running_pod_by_one_without_allocation(sandbox: Sandbox, tenant: Kube, running: str,
+                                                                         ) -> None:
+    item = sandbox.pod(running)
+    del item["metadata"]["annotations"]
+    path = path_of("Pod", sandbox.namespace, running)
+    assert refused(lambda: tenant.call("PUT", path, item)) == "hami-allocations"
+    for value in (None, "elsewhere"):
+        patch = {"metadata": {"labels": {NODE: value}}}
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", running, patch, sandbox.namespace)) == (
+            "hami-allocations")
+    with pytest.raises(ApiError):  # more than annotations may contain
+        tenant.merge_patch("Pod", running, annotated({ALLOCATED: "x" * 2**20}), sandbox.namespace)
+
+
+@pytest.mark.parametrize("subresource", ["status", "resize", "ephemeralcontainers"])
+def test_subresources_do_not_lead_around_the_policy(sandbox: Sandbox, running: str, subresource: str) -> None:
+    """Even with permissions that tenants lack. The API server itself ignores or rejects changes of metadata in some."""
+    held = sandbox.annotations(running)
+    with permitted(sandbox, "writer", f"pods/{subresource}", "patch get") as writer:
+        with pytest.raises(ApiError) if subresource == "status" else contextlib.suppress(ApiError):
+            writer.merge_patch("Pod", running, annotated({ALLOCATED: None}), sandbox.namespace, subresource=subresource)
+    assert sandbox.annotations(running) == held
+
+
+@pytest.mark.parametrize("path", ["pods/waiting/binding", "bindings"])
+def test_a_binding_cannot_bring_an_allocation(sandbox: Sandbox, two_nodes: None, path: str) -> None:
+    """Not even one by a scheduler of the tenant."""
+    sandbox.create(pod("waiting", scheduler="foo"))
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {
+        "name": "waiting", "annotations": {ALLOCATED: f"{sandbox.uuid('n0')},NVIDIA,1000,0:;"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}}
+    url = f"/api/v1/namespaces/{sandbox.namespace}/{path}"
+    with permitted(sandbox, "scheduler", "pods/binding bindings", "create") as scheduler:
+        assert refused(lambda: scheduler.call("POST", url, body)) == "hami-allocations"
+        del body["metadata"]["annotations"]
+        scheduler.call("POST", url, body)
+    assert sandbox.bound() == {"waiting": "n0"}
+
+
+def test_no_key_of_any_vendor_can_be_set(sandbox: Sandbox, tenant: Kube) -> None:
+    """Neither on a new pod, which need not request devices, nor on an existing one."""
+    tenant.create(pod("plain", scheduler="foo"), sandbox.namespace)
+    for key in KEYS:
+        with pytest.raises(ApiError) as error:
+            tenant.create(pod("new", annotations={key: "x"}), sandbox.namespace)
+        assert key in error.value.message
+        patch = annotated({key: "x"})
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", "plain", patch, sandbox.namespace)) == (
+            "hami-allocations")
+
+
+def test_a_pod_cannot_skip_the_webhook(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+    """Not with the label, a node and a forged allocation, nor with any of them."""
+    node = of(sandbox, "n0")
+    forged = {NODE: node, TIME: "1", PHASE: "allocating", ALLOCATED: f"{sandbox.uuid('n0')},NVIDIA,80000,100:;",
+              TO_ALLOCATE: f"{sandbox.uuid('n0')},NVIDIA,80000,100:;"}
+    for item in (pod("p", gpu=1, labels=IGNORE, node_name=node, annotations=forged),
+                 pod("p", labels=IGNORE, annotations=forged)):
+        assert refused(lambda item=item: tenant.create(item, sandbox.namespace)) in (
+            "hami-allocations", "hami-placement")
+    for item in (pod("p", gpu=1, labels=IGNORE), pod("p", gpu=1, labels=IGNORE, node_name=node),
+                 pod("p", inits=[container("i", gpumem=1)], labels=IGNORE, scheduler="hami-scheduler")):
+        assert refused(lambda item=item: tenant.create(item, sandbox.namespace)) == "hami-placement"
+    tenant.create(pod("p", labels=IGNORE), sandbox.namespace)  # without devices it means nothing
+
+
+@pytest.mark.parametrize("asked", [{"gpu": 1}, {"gpumem": 1000}, {"hygon.com/dcunum": 1}, {"cambricon.com/vmlu": 1}])
+def test_a_pod_with_devices_cannot_name_its_node(sandbox: Sandbox, tenant: Kube, two_nodes: None, asked: Object,
+                                                 ) -> None:
+    """Not even for another scheduler, to which the webhook leaves it."""
+    item = pod("p", scheduler="foo", node_name=of(sandbox, "n0"), **asked)
+    assert refused(lambda: tenant.create(item, sandbox.namespace)) == "hami-placement"
+
+
+def test_a_plain_pod_cannot_claim_cards(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+    """Neither a running one, nor one that another scheduler never binds."""
+    everything = "".join(f"{sandbox.uuid('n0', index)},NVIDIA,81920,100:" for index in range(2)) + ";"
+    claim = {NODE: of(sandbox, "n0"), TIME: "4102444800", ALLOCATED: everything}
+    tenant.create(pod("plain", node_name=of(sandbox, "n0")), sandbox.namespace)
+    tenant.create(pod("unbound", scheduler="foo"), sandbox.namespace)
+    for name in ("plain", "unbound"):
+        assert refused(lambda name=name: tenant.merge_patch("Pod", name, annotated(claim), sandbox.namespace)) == (
+            "hami-allocations")
+    sandbox.create(pod("whole", gpu=2))
+    assert sandbox.bound(wait_for=2)["whole"] in ("n0", "n1")
+
+
+def test_a_waiting_pod_gets_no_key_of_another_vendor(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+    tenant.create(pod("large", gpu=64), sandbox.namespace)
+    for key in (TO_ALLOCATE, "hami.io/dcu-devices-to-allocate", "hami.io/Biren-devices-to-allocate"):
+        patch = annotated({key: "GPU-x,NVIDIA,1,1:;"})
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", "large", patch, sandbox.namespace)) == (
+            "hami-allocations")
+
+
+def test_policies_hold_while_the_scheduler_is_down(sandbox: Sandbox, tenant: Kube, running: str, scheduler: Any,
+                                                   ) -> None:
+    node = of(sandbox, "n0")
+    scheduler.kill()
+    try:
+        patch = annotated({ALLOCATED: None})
+        assert refused(lambda: tenant.merge_patch("Pod", running, patch, sandbox.namespace)) == "hami-allocations"
+        for item in (pod("p", gpu=1, annotations={ALLOCATED: "x"}), pod("p", labels={NODE: node})):
+            assert refused(lambda item=item: tenant.create(item, sandbox.namespace)) == "hami-allocations"
+        mirror = {"kubernetes.io/config.mirror": "x"}
+        for item in (pod("p", gpu=1, node_name=node), pod("p", gpu=1, labels=IGNORE),
+                     pod("p", gpu=1, node_name=node, annotations=mirror)):
+            assert refused(lambda item=item: tenant.create(item, sandbox.namespace)) == "hami-placement"
+        kubelet = sandbox.kube.impersonating(f"system:node:{node}", "system:nodes")
+        kubelet.create(pod("mirror", gpu=1, node_name=node, annotations=mirror), sandbox.namespace)
+        kubelet.close()
+        sandbox.delete("mirror")
+    finally:
+        scheduler.run_with()
+
+
+def test_many_annotations_are_no_way_around(sandbox: Sandbox, tenant: Kube) -> None:
+    """Nor do they occupy the API server: it checks a limited number of keys."""
+    many = {f"example.com/{number}": "" for number in range(5000)}
+    some = dict(list(many.items())[:400])
+    for values in ({**many, ALLOCATED: "x"}, many):
+        item = pod("new", scheduler="foo", annotations=values)
+        assert refused(lambda item=item: tenant.create(item, sandbox.namespace)) == "hami-allocations"
+    tenant.create(pod("some", scheduler="foo", annotations=some), sandbox.namespace)
+    for values in ({ALLOCATED: "x"}, many):
+        patch = annotated(values)
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", "some", patch, sandbox.namespace)) == (
+            "hami-allocations")
+
+
+# -- the token of a device plugin
+
+
+def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox: Sandbox, stolen: Kube, running: str) -> None:
+    image = {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
+    strategic = "application/strategic-merge-patch+json"
+    with placed(sandbox.kube, f"system-{sandbox.namespace}", of(sandbox, "n1")) as other:
+        for namespace, name in ((SYSTEM, other["metadata"]["name"]), (sandbox.namespace, running)):
+            path = path_of("Pod", namespace, name)
+            assert refused(lambda path=path: stolen.call("PATCH", path, image, content_type=strategic)) == (
+                "hami-device-plugins")
+        patch = annotated({PHASE: "failed"})
+        assert refused(lambda: stolen.merge_patch("Pod", other["metadata"]["name"], patch, SYSTEM)) in (
+            "hami-device-plugins", "hami-allocations")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
+    for patch in ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}),
+                  {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"ownerReferences": [owner]}},
+                  {"spec": {"activeDeadlineSeconds": 1}}, {"metadata": {"labels": {NODE: None}}}):
+        assert refused(lambda patch=patch: stolen.merge_patch("Pod", running, patch, sandbox.namespace)) == (
+            "hami-device-plugins")
+
+
+def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox: Sandbox, stolen: Kube) -> None:
+    own, other = of(sandbox, "n0"), of(sandbox, "n1")
+    for patch in (annotated({REGISTER: "[]"}), annotated({MUTEX: "x"}), annotated({"hami.io/lock-free": "NVIDIA"}),
+                  {"metadata": {"labels": {"gpu": "off"}}}, {"spec": {"unschedulable": True}}):
+        assert refused(lambda patch=patch: stolen.merge_patch("Node", other, patch)) in (
+            "hami-device-plugins", "hami-registrations")
+    taints = [{"key": "k", "effect": "NoExecute"}]
+    for patch in ({"spec": {"unschedulable": True}}, {"spec": {"taints": taints}},
+                  {"metadata": {"labels": {"gpu": "off"}}}, annotated({"kwok.x-k8s.io/node": None}),
+                  annotated({"example.com/x": "1"}), {"metadata": {"finalizers": ["example.com/stay"]}}):
+        assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch)) == "hami-device-plugins"
+
+
+def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: str) -> None:
+    client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM))
+    patch = annotated({PHASE: "failed"})
+    for kind, name, namespace in (("Pod", running, sandbox.namespace), ("Node", of(sandbox, "n0"), None)):
+        assert refused(lambda kind=kind, name=name, namespace=namespace: client.merge_patch(
+            kind, name, patch, namespace)) in ("hami-device-plugins", "hami-allocations")
+    client.close()
+
+
+def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running: str) -> None:
+    own = of(sandbox, "n0")
+    text = sandbox.node("n0")["metadata"]["annotations"][REGISTER]
+    for values in ({REGISTER: None}, {REGISTER: text}, {"hami.io/node-nvidia-score": "[]"}, {MUTEX: "x"}, {MUTEX: None},
+                   {"hami.io/node-handshake": "Reported"}, {"hami.io/lock-free": "NVIDIA"},
+                   {"hami.io/lock-free": None}):
+        stolen.merge_patch("Node", own, annotated(values))
+    for values in ({TO_ALLOCATE: ";", PHASE: "success"}, {"hami.io/vgpu-mig-allocations": "[]"}):
+        stolen.merge_patch("Pod", running, annotated(values), sandbox.namespace)
+
+
+# -- what remains possible
+
+
+def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running: str) -> None:
+    for patch in (annotated({"example.com/mine": "1", "hami.io/gpu-scheduler-policy": "spread"}),
+                  {"metadata": {"labels": {"team": "a"}}}, {"spec": {"activeDeadlineSeconds": 3600}}):
+        tenant.merge_patch("Pod", running, patch, sandbox.namespace)
+    tenant.call("POST", path_of("Pod", sandbox.namespace, running, "eviction"), {
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": running}})
+    sandbox.kube.wait("Pod", lambda pods: not pods, sandbox.namespace, what="the pod is evicted")
+    tenant.create(pod("next", gpu=1, annotations={"nvidia.com/use-gputype": "A100"}), sandbox.namespace)
+    tenant.delete("Pod", "next", sandbox.namespace, grace_seconds=0)
+
+
+def test_a_tenants_daemonset_is_placed(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+    template = pod("_", gpu=1, gpumem=1000, labels={"app": "d"})
+    template["spec"]["nodeSelector"] = {"hami-e2e/sandbox": sandbox.namespace}
+    tenant.create({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d"}, "spec": {
+        "selector": {"matchLabels": {"app": "d"}},
+        "template": {"metadata": {"labels": {"app": "d"}}, "spec": template["spec"]}}}, sandbox.namespace)
+    assert sorted(sandbox.started(wait_for=2).values()) == ["n0", "n1"]
+    tenant.delete("DaemonSet", "d", sandbox.namespace)
+
+
+def test_kubelets_write_status_and_mirror_pods(sandbox: Sandbox, running: str) -> None:
+    node = of(sandbox, "n0")
+    kubelet = sandbox.kube.impersonating(f"system:node:{node}", "system:nodes")
+    kubelet.merge_patch("Pod", running, {"status": {"message": "fine"}}, sandbox.namespace, subresource="status")
+    kubelet.merge_patch("Node", node, {"status": {"nodeInfo": {"kernelVersion": "x"}}}, subresource="status")
+    kubelet.create(pod("mirror", node_name=node, annotations={"kubernetes.io/config.mirror": "x"}), sandbox.namespace)
+    assert refused(lambda: kubelet.merge_patch("Node", node, annotated({REGISTER: "[]"}), subresource="status")) == (
+        "hami-registrations")
+    kubelet.close()
+
+
+def test_administrators_repair(sandbox: Sandbox, running: str) -> None:
+    sandbox.kube.merge_patch("Pod", running, annotated({PHASE: "failed", TO_ALLOCATE: None}), sandbox.namespace)
+    sandbox.annotate_node("n0", {MUTEX: None})
+
+
+def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
+    client = account(sandbox, "skipper", "edit", "hami-webhook-skipper")
+    wait_permitted(sandbox, client, "create", "pods")
+    wait_permitted(sandbox, client, "skip", "webhook", "hami.io")
+    client.create(pod("p", gpu=1, labels=IGNORE), sandbox.namespace)
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
+    client.close()
+
+
+def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox: Sandbox, running: str) -> None:
+    """On its own node, and only with the role."""
+    pods, nodes = annotated({PHASE: "failed"}), annotated({"hami.io/node-handshake-dcu": "Reported"})
+    own, other, role = of(sandbox, "n0"), of(sandbox, "n1"), "hami-vendor-device-plugin"
+    with (permitted(sandbox, "vendor", "pods nodes", "patch get") as client,
+          placed(sandbox.kube, "vendor", own, sandbox.namespace, "vendor") as made):
+        plugin = client.with_token(sandbox.kube.token("vendor", sandbox.namespace, bound_to=made))
+        assert refused(lambda: plugin.merge_patch("Pod", running, pods, sandbox.namespace)) == "hami-allocations"
+        assert refused(lambda: plugin.merge_patch("Node", own, nodes)) == "hami-registrations"
+        bound = binding(sandbox, "vendor", role, kind="ClusterRoleBinding",
+                        metadata={"name": f"{role}-{sandbox.namespace}"})
+        sandbox.kube.create(bound)
+        try:
+            wait_permitted(sandbox, plugin, "write-on-own-node", "registrations", "hami.io")
+            plugin.merge_patch("Pod", running, pods, sandbox.namespace)
+            plugin.merge_patch("Node", own, nodes)
+            assert refused(lambda: plugin.merge_patch("Node", other, nodes)) == "hami-registrations"
+            nodes = annotated({"hami.io/node-handshake-dcu": None})
+            assert refused(lambda: client.merge_patch("Node", own, nodes)) == "hami-registrations"
+        finally:
+            sandbox.kube.delete("ClusterRoleBinding", bound["metadata"]["name"])
+        plugin.close()

@@ -1,0 +1,64 @@
+"""The generated parts of the manifests are those that the tool makes, also for other device configurations."""
+
+import re
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from hami.codec.device_config import chart_config, parse_device_config
+from hami.vendors.entry_points import full_catalog
+from tools.policies import (
+    BASE, generated_files, main, node_keys, pod_keys, render_managed_resources, render_match_conditions,
+    render_policies,
+)
+
+CATALOG = full_catalog(chart_config())
+RENAMED = (BASE / "device-config.yaml").read_text().replace("nvidia.com/gpumem", "example.com/mem").replace(
+    "commonWord: Ascend910A", "commonWord: Chip9")
+
+
+@pytest.mark.parametrize("path", generated_files(CATALOG), ids=lambda path: path.name)
+def test_the_committed_files_are_those_that_the_tool_makes(path):
+    assert path.read_text() == generated_files(CATALOG)[path], "python -m tools.policies"
+
+
+def test_other_resource_names_and_chips_reach_every_file():
+    catalog = full_catalog(parse_device_config(RENAMED, "device-config.yaml"))
+    made = [render_policies(catalog), render_match_conditions(catalog), render_managed_resources(catalog)]
+    for text in made:
+        assert "example.com/mem" in text and "nvidia.com/gpumem'" not in text
+    for text in made[:2]:
+        assert "'huawei.com/Chip9'" in text and "'huawei.com/Ascend910A'," in text  # a key, and still a resource
+    assert "huawei.com/Chip9" in pod_keys(catalog)
+
+
+def test_keys_that_a_pattern_covers_are_not_listed():
+    assert not [key for key in pod_keys(CATALOG) if re.fullmatch(r"hami\.io/.*-allocated", key)]
+    assert not [key for key in node_keys(CATALOG) if key.startswith("hami.io/node-")]
+
+
+def test_names_fit_into_literals_of_cel():
+    names = [*pod_keys(CATALOG), *node_keys(CATALOG), *(name for vendor in CATALOG for name in vendor.resources)]
+    assert not [name for name in names if not re.fullmatch(r"[\w./-]+", name)]
+
+
+def test_the_expressions_stay_far_below_the_limits_of_the_api_server():
+    """An object may have 1.5 MiB, and YAML lines must not break an expression."""
+    text = render_policies(CATALOG)
+    assert len(text) < 64 * 1024
+    assert max(map(len, text.splitlines())) <= 126
+    assert all("\n\n" not in variable["expression"] for item in yaml.safe_load_all(text)
+               for variable in item["spec"].get("variables", ()))
+
+
+def test_the_command_writes_into_a_folder(tmp_path):
+    for name in ("webhook.yaml", "scheduler-config.yaml"):
+        (tmp_path / name).write_text((BASE / name).read_text())
+    config = tmp_path / "device-config.yaml"
+    config.write_text(RENAMED)
+    done = CliRunner().invoke(main, ["--device-config", str(config), str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert all("example.com/mem" in path.read_text() for path in generated_files(CATALOG, tmp_path))
+    CliRunner().invoke(main, [str(tmp_path)], catch_exceptions=False)
+    assert all((tmp_path / path.name).read_text() == path.read_text() for path in generated_files(CATALOG))
