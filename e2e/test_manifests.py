@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
 from e2e.pods import pod
 from e2e.sandbox import Sandbox
 
@@ -85,8 +86,8 @@ def test_the_api_server_rejects_an_invalid_manifest(local: LocalCluster, types: 
     assert "dnsName" in error.value.stderr
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path: Path, folder: Path) -> None:
+def elsewhere(local: LocalCluster, tmp_path: Path, folder: Path) -> list[Object]:
+    """Builds the overlay *folder* in the namespace hami-system."""
     shutil.copytree(ROOT, tmp_path / "manifests")
     overlay = f"manifests/overlays/{folder.name}"
     within = [{"path": f"{overlay}/{file.name}"} for file in folder.glob("replacements.yaml")]
@@ -94,10 +95,16 @@ def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path
         "namespace": "hami-system", "resources": [overlay], "replacements": within}))
     text = local.kubectl("kustomize", str(tmp_path))
     assert "kube-system" not in text
-    built = list(yaml.safe_load_all(text))
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_another_namespace_reaches_every_reference(local: LocalCluster, tmp_path: Path, folder: Path) -> None:
+    built = elsewhere(local, tmp_path, folder)
     for item in built:
         for subject in item.get("subjects", []):
-            assert subject["namespace"] == "hami-system", item["metadata"]["name"]
+            found = subject["name"].split(":")[2] if subject["kind"] == "User" else subject["namespace"]
+            assert found == "hami-system", item["metadata"]["name"]
         for webhook in item.get("webhooks", []):
             assert webhook["clientConfig"]["service"]["namespace"] == "hami-system"
     assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
@@ -138,6 +145,34 @@ def test_selectors_do_not_match_pods_of_the_hami_chart(local: LocalCluster) -> N
     found = [selector for item in built for selector in selectors(item) if "matchLabels" in selector]
     assert len(found) >= 6  # Service, Deployment, its spreading, DaemonSet, budget, two policies
     assert {selector["matchLabels"].get("app.kubernetes.io/instance") for selector in found} == {"hami-next"}
+
+
+def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(local: LocalCluster, tmp_path: Path) -> None:
+    """In a namespace where the accounts have no others."""
+    built = elsewhere(local, tmp_path, ROOT / "overlays" / "upgrade-from-hami")
+    bound = [item for item in built if item["metadata"]["name"].startswith("hami-upstream-")]
+    roles = {item["roleRef"]["name"] for item in bound}
+    items = [*bound, *(item for item in built if item["kind"] == "ClusterRole" and item["metadata"]["name"] in roles)]
+    try:
+        for item in items:
+            local.kube.apply(item)
+        for name, verb in (("hami-scheduler", "write"), ("hami-device-plugin", "write-on-own-node")):
+            user = f"system:serviceaccount:hami-system:{name}"
+            for resource in ("allocations", "registrations"):
+                asked = {"group": "hami.io", "resource": resource, "verb": verb}
+                eventually(lambda user=user, asked=asked: may(local, user, asked), f"{user} may {verb} {resource}")
+            assert not may(local, user, {"group": "hami.io", "resource": "webhook", "verb": "skip"})
+    finally:
+        for item in items:
+            local.kube.delete(item["kind"], item["metadata"]["name"])
+
+
+def may(local: LocalCluster, user: str, asked: Object) -> bool:
+    """Reports whether *user* has the right *asked*."""
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+              "spec": {"user": user, "resourceAttributes": asked}}
+    answer = local.kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 def test_our_device_plugin_waits_for_that_of_the_chart_to_leave(local: LocalCluster, sandbox: Sandbox) -> None:
