@@ -1,8 +1,8 @@
 """Serves one WSGI application with gunicorn's threaded worker: one worker process, HTTP/1.1 with or without TLS.
 
 There is one worker because assumed pods live in its memory. gunicorn's threads wait for a client as long as it likes;
-the two subclasses below bound that: a silent client is given back to the event loop, a request must arrive before a
-deadline, and a client that does not close its connection does not delay others. This module knows nothing of
+the worker below and its connections bound that: a silent client is given back to the event loop, a request must arrive
+before a deadline, and a client that does not close its connection does not delay others. This module knows nothing of
 Kubernetes.
 """
 
@@ -13,23 +13,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any
 from wsgiref.types import WSGIApplication
 
 from gunicorn import sock, util
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
-from gunicorn.http.errors import NoMoreData
-from gunicorn.http.parser import RequestParser
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import ThreadWorker
 
+from hami.web.connection import Connection
 from hami.web.pages import listen
 from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContext | None = None,
@@ -61,6 +61,8 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
     arbiter = Arbiter(SimpleNamespace(cfg=_config(settings | files), plain_cfg=_config(settings), wsgi=make_app,
                                       on_stop=on_stop, read_seconds=read_seconds))
     arbiter.log.error_log.propagate = True  # gunicorn's messages go to our log
+    # a worker is forked with these signals blocked, until it has its own handlers: the arbiter's would lose them
+    os.register_at_fork(before=lambda: _mask(signal.SIG_BLOCK), after_in_parent=lambda: _mask(signal.SIG_UNBLOCK))
     arbiter.run()
 
 
@@ -71,13 +73,17 @@ def _config(settings: dict[str, object]) -> Config:
     return config
 
 
+def _mask(how: int) -> None:
+    signal.pthread_sigmask(how, STOP_SIGNALS)
+
+
 def _ignore_signals(arbiter: Arbiter) -> None:
     """Disables gunicorn's reload, re-execution and further workers: the one worker holds state."""
     for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
-# gunicorn has no type information: its classes are Any to mypy, hence the ignored base classes below
+# gunicorn has no type information: its classes are Any to mypy, hence the ignored base class below
 
 
 class _Worker(ThreadWorker):  # type: ignore[misc]
@@ -85,6 +91,11 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     for one client."""
 
     handle_quit = ThreadWorker.handle_exit  # SIGINT and SIGQUIT stop it as SIGTERM does
+
+    def init_signals(self) -> None:
+        """Takes signals from now on."""
+        super().init_signals()
+        _mask(signal.SIG_UNBLOCK)
 
     def run(self) -> None:
         """Serves until told to stop, then lets requests and *on_stop* finish."""
@@ -107,7 +118,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         with suppress(OSError):  # the client has gone
             client, address = listener.accept()
             cfg = self.cfg if listener is self.sockets[0] else self.app.plain_cfg
-            self.enqueue_req(_Connection(cfg, client, address, listener.getsockname()))
+            self.enqueue_req(Connection(cfg, client, address, listener.getsockname()))
             self.nr_conns += 1
 
     def murder_pending(self) -> None:
@@ -117,7 +128,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
                 conn.timeout = min(conn.timeout, time.monotonic() + 1.0)
         super().murder_pending()
 
-    def handle(self, conn: _Connection) -> object:
+    def handle(self, conn: Connection) -> object:
         """In a thread: serves one request. Returns whether the connection stays open."""
         busy = self.nr_conns - len(self.pending_conns) - len(self.keepalived_conns)
         is_busy = 2 * busy > self.cfg.threads
@@ -126,36 +137,3 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         if not keep and time.monotonic() < conn.deadline:
             util.close_graceful(conn.sock, timeout=1.0)  # until the client has closed its side
         return keep
-
-
-class _Connection(TConn):  # type: ignore[misc]
-    """One client. *deadline*: when its request must have arrived."""
-
-    deadline: float
-
-    def wait_for_data(self, timeout: float) -> bool:
-        """Reports whether the client has sent something; gunicorn would wait for the first bytes in a thread."""
-        return bool(super().wait_for_data(0))
-
-    def init(self) -> None:
-        """Called before each request."""
-        self.parser: Any = self.parser or RequestParser(self.cfg, self._receive(), self.client)
-        super().init()
-        self.sock.settimeout(60)  # for writing; each read has its own
-
-    def _receive(self) -> Iterator[bytes]:
-        """Yields the bytes of the client. An end of the stream within a request or its body is an error."""
-        with suppress(TimeoutError):
-            if self.cfg.is_ssl:
-                self.sock: Any = sock.ssl_wrap_socket(self.sock, self.cfg)  # the first recv makes the handshake
-            while (left := self.deadline - time.monotonic()) > 0:
-                self.sock.settimeout(left)
-                data = self.sock.recv(65_536)
-                if not data:
-                    break
-                yield data
-        raise NoMoreData(b"")
-
-    def close(self, graceful: bool = False) -> None:
-        """Closes the socket without waiting: ``_Worker.handle`` has waited in its thread."""
-        util.close(self.sock)

@@ -1,0 +1,48 @@
+"""One client of the server: its TLS handshake and its requests must arrive before deadlines that the worker sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from gunicorn import sock, util
+from gunicorn.http.errors import NoMoreData
+from gunicorn.http.parser import RequestParser
+from gunicorn.workers.gthread import TConn
+
+# gunicorn has no type information: its class is Any to mypy, hence the ignored base class below
+
+
+class Connection(TConn):  # type: ignore[misc]
+    """One client. *deadline*: when its request must have arrived."""
+
+    deadline: float
+
+    def wait_for_data(self, timeout: float) -> bool:
+        """Reports whether the client has sent something; gunicorn would wait for the first bytes in a thread."""
+        return bool(super().wait_for_data(0))
+
+    def init(self) -> None:
+        """Called before each request."""
+        self.parser: Any = self.parser or RequestParser(self.cfg, self._receive(), self.client)
+        super().init()
+        self.sock.settimeout(60)  # for writing; each read has its own
+
+    def _receive(self) -> Iterator[bytes]:
+        """Yields the bytes of the client. An end of the stream within a request or its body is an error."""
+        with suppress(TimeoutError):
+            if self.cfg.is_ssl:
+                self.sock: Any = sock.ssl_wrap_socket(self.sock, self.cfg)  # the first recv makes the handshake
+            while (left := self.deadline - time.monotonic()) > 0:
+                self.sock.settimeout(left)
+                data = self.sock.recv(65_536)
+                if not data:
+                    break
+                yield data
+        raise NoMoreData(b"")
+
+    def close(self, graceful: bool = False) -> None:
+        """Closes the socket without waiting: the worker's ``handle`` has waited in its thread."""
+        util.close(self.sock)
