@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,6 @@ import click
 
 from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
 from hami.codec.device_config import Flagged
-from hami.errors import HamiError
 from hami.runtime import logs
 from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, RESOURCE, STRING, Flag, Groups, Value, choice, whole_number,
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DEFAULTS = Settings()
 
 LISTENING = (
@@ -202,11 +197,10 @@ def run_scheduler(settings: Settings) -> int:
     from hami.web.server import serve
     from hami.web.tls import TlsContext
 
-    if settings.self_signed_cert_dir and (status := _prepare_certificate(settings)) != 0:
-        return max(status, 0)  # negative: stopped by a signal
     tls = None
     if settings.cert_file:
-        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None)
+        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None,
+                         is_made_later=bool(settings.self_signed_cert_dir))
     programs: list[SchedulerProgram] = []
 
     def make_app() -> Flask:
@@ -221,38 +215,3 @@ def run_scheduler(settings: Settings) -> int:
     serve(make_app, bind=settings.http_bind, tls=tls, plain=settings.extender_bind_address, threads=settings.threads,
           on_stop=lambda: programs[-1].stop())
     return 0
-
-
-def _prepare_certificate(settings: Settings) -> int:
-    """Ensures that a certificate exists before the server listens. Returns the exit status of the child that does so.
-
-    The client of the API server would make this process large, which later only supervises the worker.
-    """
-    parent = os.getpid()
-    if (child := os.fork()) == 0:
-        status = EXIT_FAILED
-        try:
-            _prepare_in_child(settings, parent)
-            status = 0
-        except Exception:
-            log.critical("cannot start", exc_info=True)
-        finally:
-            os._exit(status)
-    # the first process of a container receives only signals that it handles
-    before = {number: signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM)) for number in STOP_SIGNALS}
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _prepare_in_child(settings: Settings, parent: int) -> None:
-    from hami.scheduler.program import make_certificate_manager
-
-    def wait(seconds: float) -> None:
-        time.sleep(seconds)
-        if os.getppid() != parent:
-            raise HamiError("the parent process has exited")
-
-    make_certificate_manager(settings).prepare(wait)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -51,16 +50,12 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def make_certificate_manager(settings: Settings, cluster: Cluster | None = None,
-                             leads: Callable[[], bool] = lambda: False) -> CertificateManager:
-    """Returns the manager of the self-signed certificate, by default with a connection of its own and no leadership."""
-    certificates = CertificateSettings(
+def _certificate_settings(settings: Settings) -> CertificateSettings:
+    return CertificateSettings(
         namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
         file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
         lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
                             authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
-    cluster = cluster or Cluster(Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S))
-    return CertificateManager(cluster, leads, certificates, now=_now)
 
 
 class SchedulerProgram:
@@ -101,8 +96,10 @@ class SchedulerProgram:
                                       now=_now)
 
         # Certificates and exporter
-        self._certificates = (make_certificate_manager(settings, self._cluster, self._leadership.leads)
-                              if settings.self_signed_cert_dir else None)
+        self._certificates = None
+        if settings.self_signed_cert_dir:
+            self._certificates = CertificateManager(self._cluster, self._leadership.leads,
+                                                    _certificate_settings(settings), now=_now)
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
@@ -117,8 +114,10 @@ class SchedulerProgram:
                           threads=self._settings.threads)
 
     def start(self) -> None:
-        """Starts everything that runs beside the requests."""
+        """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""
         set_switch_interval()
+        if self._certificates is not None:
+            self._certificates.prepare(time.sleep)
         self._exporter.start()
         for thread in self._threads:
             thread.start()

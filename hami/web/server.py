@@ -56,7 +56,8 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
         "worker_exit": lambda _, worker: os._exit(0 if worker.booted else Arbiter.WORKER_BOOT_ERROR),
         "errorlog": None, "loglevel": "warning", "control_socket_disable": True,
     }
-    files = {"certfile": tls.cert_file, "keyfile": tls.key_file, "ssl_context": tls} if tls is not None else {}
+    # gunicorn wants to see a file, and does not read it
+    files = {"certfile": os.devnull, "ssl_context": tls} if tls is not None else {}
     # the parts of gunicorn's BaseApplication that are used, and our own; plain_cfg: for connections without TLS
     arbiter = Arbiter(SimpleNamespace(cfg=_config(settings | files), plain_cfg=_config(settings), wsgi=make_app,
                                       on_stop=on_stop, read_seconds=read_seconds))

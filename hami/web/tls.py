@@ -31,11 +31,12 @@ class TlsContext:
     because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
     after RETRY_SECONDS, and each problem is logged once.
     With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
-    Raises: HamiError if the files cannot be used when the object is made.
+    Raises: HamiError if the files cannot be used when the object is made, unless the certificate *is_made_later*, but
+    before the first connection is accepted.
     """
 
     def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None = None, *,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 is_made_later: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.cert_file = cert_file
         self.key_file = key_file
         self._client_ca_file = client_ca_file
@@ -44,10 +45,10 @@ class TlsContext:
             self._files["--client-ca-file"] = client_ca_file
         self._clock = clock
         self._lock = threading.Lock()  # guards all that follows; held while the files are read
-        self._signature = self._read_signature()
         self._reported = OncePerKey()
         self._retry_at = float("-inf")
-        self._context = self._build()
+        self._signature: _Signature = () if is_made_later else self._read_signature()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if is_made_later else self._build()
 
     def __call__(self, config: object, default_factory: object) -> ssl.SSLContext:
         """Returns the context for the next connection. gunicorn's arguments are ignored."""
