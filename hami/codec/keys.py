@@ -11,6 +11,7 @@ BIND_TIME = "hami.io/bind-time"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 
 NODE_LOCK = "hami.io/mutex.lock"
+LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
 ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 

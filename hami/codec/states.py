@@ -1,14 +1,17 @@
-"""Handshake and node lock: the annotations that coordinate the scheduler with device plugins."""
+"""Handshake, node lock and lock-free vendors: the annotations that coordinate the scheduler with device plugins."""
 
 from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 
+LOCK_FREE_LIMIT = 4096  # characters
 _REQUESTING, _REPORTED = "Requesting", "Reported"
 _LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
 
@@ -82,3 +85,19 @@ def parse_lock(text: str) -> NodeLock:
 def render_lock(at: datetime, *holder: str) -> str:
     """The lock of the pod *holder* (namespace and name), in UTC with second precision; only the time without it."""
     return ",".join((f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", *holder))
+
+
+@functools.lru_cache(maxsize=256)
+def parse_lock_free(text: str | None) -> frozenset[str]:
+    """The vendors in ``hami.io/lock-free``, as ``hami vendors`` prints them: ``NVIDIA,DCU``; none if absent.
+
+    Names are not checked: one that is no vendor's has no effect. A text of more than 4096 characters names none.
+    """
+    if text is None or len(text) > LOCK_FREE_LIMIT:
+        return frozenset()
+    return frozenset(parse_list(text) or ())
+
+
+def render_lock_free(vendors: Iterable[str]) -> str:
+    """The annotation ``hami.io/lock-free`` for the vendors with these keys, sorted."""
+    return ",".join(sorted(vendors))

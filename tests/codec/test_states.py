@@ -1,4 +1,4 @@
-"""Handshake and node lock."""
+"""Handshake, node lock and lock-free vendors."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.states import (
-    Handshake, HandshakeState, NodeLock, parse_handshake, parse_lock, render_lock, render_request,
+    LOCK_FREE_LIMIT, Handshake, HandshakeState, NodeLock, parse_handshake, parse_lock, parse_lock_free, render_lock,
+    render_lock_free, render_request,
 )
 from hami.errors import MalformedInput
 
@@ -81,9 +82,26 @@ def test_malformed_lock(text, problem):
     assert (caught.value.field, caught.value.text, caught.value.problem) == ("hami.io/mutex.lock", text, problem)
 
 
+@pytest.mark.parametrize("text, vendors", [
+    param(None, set(), id="absent"),
+    param("", set(), id="empty"),
+    param("NVIDIA", {"NVIDIA"}, id="one"),
+    param(" NVIDIA, ,DCU,NVIDIA,", {"NVIDIA", "DCU"}, id="blanks and repetitions"),
+    param("later", {"later"}, id="not a vendor that we know"),
+    param("NVIDIA," + "x" * LOCK_FREE_LIMIT, set(), id="too long"),
+])
+def test_lock_free_vendors(text, vendors):
+    assert parse_lock_free(text) == vendors
+
+
+def test_lock_free_round_trip():
+    assert parse_lock_free(render_lock_free({"NVIDIA", "DCU"})) == {"DCU", "NVIDIA"}
+    assert render_lock_free({"NVIDIA", "DCU"}) == "DCU,NVIDIA"
+
+
 @given(st.text() | st.text(st.sampled_from("0123456789-:TZW+., ")))
 def test_anything_is_read_or_malformed(text):
-    parse_handshake(text), parse_handshake(f"Requesting_{text}")
+    parse_handshake(text), parse_handshake(f"Requesting_{text}"), parse_lock_free(text)
     try:
         assert parse_lock(text).at.tzinfo is not None
     except MalformedInput as error:
