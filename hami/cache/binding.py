@@ -6,7 +6,7 @@ its allocation. The time of the bind is added when the Binding is written: the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from hami.codec.keys import (
@@ -22,17 +22,23 @@ EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; t
 VendorShares = tuple[Vendor, tuple[tuple[Share, ...], ...]]
 
 
-def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares],
+def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares], lock_free: Collection[str],
                        usage: Mapping[str, Sequence[DeviceUsage]], now: datetime) -> dict[str, str]:
     """Returns the annotations that assign *pod* to *node* with the shares *allocated*, by vendor and container.
 
-    *usage*: the node's devices by vendor. Allocations that *pod* carries from an earlier assignment are emptied.
+    *lock_free*: vendors whose device plugin on the node needs no lock. It reads what is allocated and reports nothing,
+    so there is nothing to allocate for them. *usage*: the node's devices by vendor. Allocations that *pod* carries from
+    an earlier assignment are emptied.
     """
-    annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: BindPhase.ALLOCATING.value}
+    is_done = all(vendor.key in lock_free for vendor, _ in allocated)
+    phase = BindPhase.SUCCESS if is_done else BindPhase.ALLOCATING
+    annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: phase.value}
     for vendor, shares in allocated:
         devices = {one.device.uuid: one.device for one in usage.get(vendor.key, ())}
         annotations |= render_vendor_annotations(
             vendor, AnnotationContext(pod=pod, node=node, shares=shares, devices=devices, now=now))
+        if vendor.key in lock_free:
+            annotations.pop(vendor.to_allocate, None)
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
     return annotations | {key: EMPTY.get(key, "") for key in earlier}
 
@@ -84,10 +90,13 @@ def bound_at(pod: Pod) -> int:
 def is_allocating(pod: Pod, vendors: Catalog) -> bool:
     """Reports whether a device plugin still has to allocate *pod*'s devices.
 
-    Only device plugins that know HAMi's node lock report when they are done.
+    Only device plugins that know HAMi's node lock report when they are done. Those that need no lock report nothing;
+    their vendors have no text to allocate.
     """
-    return pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-        vendor.lock == NODE_LOCK and vendor.allocated in pod.annotations for vendor in vendors)
+    annotations = pod.annotations
+    return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
+        vendor.lock == NODE_LOCK and vendor.allocated in annotations
+        and (not vendor.to_allocate or bool(annotations.get(vendor.to_allocate))) for vendor in vendors)
 
 
 def _unix(now: datetime) -> str:

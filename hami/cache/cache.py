@@ -73,9 +73,9 @@ class Cache:
         self._index = Index()
         self._verdicts = VerdictCache(self._index)
         self._pending = PendingPods()
-        self.reservations = Reservations(self._index, self._lock, clock=clock, now=now)
         self.nodes = NodeCache(vendors, self._lock, self._index, clock=clock, now=now, on_lock_change=on_lock_change,
                                on_device_change=lambda node: self.pods.rebook(node))
+        self.reservations = Reservations(self._index, self._lock, self.nodes.lock_free, clock=clock, now=now)
         self.pods = PodCache(vendors, self._lock, self._index, self.reservations, self.nodes, clock=clock, now=now)
         self.quotas = QuotaCache(self._lock)
 
@@ -253,11 +253,13 @@ class Cache:
         vendors = [vendor_request.vendor for vendor_request in request.vendor_requests]
         allocated = [(vendor, tuple(tuple(share for share in shares if share.type == vendor.key)
                                     for shares in choice.placement)) for vendor in vendors]
-        annotations = render_annotations(pod, choice.node, allocated, self._index.usages(choice.node), self._now())
-        lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock}))
+        lock_free = self.nodes.lock_free(choice.node)
+        annotations = render_annotations(
+            pod, choice.node, allocated, lock_free, self._index.usages(choice.node), self._now())
+        lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock and vendor.key not in lock_free}))
         self.reservations.assume(
-            Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_keys,
-                        self._clock()),
+            Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_free,
+                        lock_keys, self._clock()),
             Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
                 (vendor.key, peak_charges(request.kinds, shares)) for vendor, shares in allocated)))
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hami.codec.keys import NODE_LOCK
+from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
+from hami.codec.states import parse_lock_free
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import rounded_up
@@ -38,20 +39,29 @@ class _Inventory:
     report_due: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ForeignMark:
+    """Another process may have bound pods to a node since *since* (monotonic clock)."""
+
+    since: float
+
+
 @dataclass(slots=True)
 class NodeRecord:
     """The facts about a node that the scheduler remembers.
 
     *locks*: texts of the node locks by annotation. *own_locks*: those that this process writes or has written.
-    *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign_since*: since when
-    another process may have bound pods to the node; ``None`` if it has not since its pods were last read.
+    *lock_free*: vendors whose device plugins need no lock.
+    *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
+    may have bound pods to the node; ``None`` if it has not since its pods were last read.
     """
 
     name: str
     version: int
-    foreign_since: float | None
+    foreign: ForeignMark | None
     locks: dict[str, str] = field(default_factory=dict)
     own_locks: dict[str, str] = field(default_factory=dict)
+    lock_free: frozenset[str] = frozenset()
     facts: tuple[Texts, ...] = ()
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
@@ -86,12 +96,13 @@ class NodeCache:
             if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
                 return
             if record is None:
-                record = self._records[node.name] = NodeRecord(node.name, version, self._clock())
+                record = self._records[node.name] = NodeRecord(node.name, version, ForeignMark(self._clock()))
             record.version = version
             before, record.locks = record.locks, {
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
-                record.foreign_since = self._clock()
+                record.foreign = ForeignMark(self._clock())
+            record.lock_free = parse_lock_free(node.annotations.get(LOCK_FREE))
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
             facts = (others, node.labels, node.capacity, node.allocatable)
             if facts != record.facts:
@@ -128,7 +139,7 @@ class NodeCache:
         with self._lock:
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
-                record.foreign_since = self._clock()
+                record.foreign = ForeignMark(self._clock())
         for name in gone:
             self._remove_record(name)
 
@@ -145,6 +156,12 @@ class NodeCache:
             record = self._records.get(node)
             return (record.locks.get(key), record.version) if record is not None else None
 
+    def lock_free(self, node: str) -> frozenset[str]:
+        """Returns the vendors whose device plugins on *node* need no lock."""
+        with self._lock:
+            record = self._records.get(node)
+            return record.lock_free if record is not None else frozenset()
+
     def locks(self) -> list[tuple[str, str, str]]:
         """Returns node, annotation and text of every lock."""
         with self._lock:
@@ -160,23 +177,26 @@ class NodeCache:
         """Records that another process may have bound pods to *node*."""
         with self._lock:
             if (record := self._records.get(node)) is not None:
-                record.foreign_since = self._clock()
+                record.foreign = ForeignMark(self._clock())
 
-    def clear_foreign(self, node: str) -> bool:
-        """Records that *node*'s pods are about to be read. Reports whether it was foreign."""
+    def foreign_mark(self, node: str) -> ForeignMark | None:
+        """Returns the mark of a node whose pods have to be read; ``None`` if it has none."""
         with self._lock:
             record = self._records.get(node)
-            if record is None:
-                return False
-            foreign_since, record.foreign_since = record.foreign_since, None
-            return foreign_since is not None
+            return record.foreign if record is not None else None
+
+    def clear_foreign(self, node: str, mark: ForeignMark | None) -> None:
+        """Records that *node*'s pods have been read since it had *mark*. A later mark stays."""
+        with self._lock:
+            if (record := self._records.get(node)) is not None and record.foreign is mark:
+                record.foreign = None
 
     def clear_foreign_before(self, started: float) -> None:
         """Records that all pods have been listed since *started*. Nodes that are locked now stay foreign."""
         with self._lock:
             for record in self._records.values():
-                if not record.locks and record.foreign_since is not None and record.foreign_since < started:
-                    record.foreign_since = None
+                if not record.locks and record.foreign is not None and record.foreign.since < started:
+                    record.foreign = None
 
     def reports_due(self) -> list[tuple[str, Vendor]]:
         """Returns nodes and vendors whose device plugin should be asked to report."""

@@ -38,8 +38,8 @@ class BindingStage(enum.Enum):
 class Reservation:
     """Devices reserved for a pod on *node*. Only :class:`Reservations` changes it, under its lock.
 
-    *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_keys*: the annotations
-    of the node locks that the bind has to take. *since*: when it was assumed, or its Binding written or last tried.
+    *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_free*: the vendors that
+    the node said need no lock. *lock_keys*: the annotations of the node locks that the bind has to take. *since*: when it was assumed, or its Binding written or last tried.
     *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
     """
 
@@ -48,6 +48,7 @@ class Reservation:
     placement: Placement
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
+    lock_free: frozenset[str]
     lock_keys: tuple[str, ...]
     since: float
     stage: BindingStage = BindingStage.ASSUMED
@@ -57,13 +58,15 @@ class Reservation:
 class Reservations:
     """Reservations by pod uid; their devices are booked in *index*.
 
-    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it.
+    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it. *lock_free*
+    returns the vendors that need no lock on a node now.
     """
 
-    def __init__(self, index: Index, lock: threading.RLock, *, clock: Callable[[], float],
+    def __init__(self, index: Index, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *, clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
         self._index = index
         self._lock = lock
+        self._lock_free = lock_free
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
@@ -148,9 +151,9 @@ class Reservations:
         """Records that the bind failed. The reservation stays until it expires, so the bind can be tried again."""
         with self._lock:
             if self.is_current(reservation):
-                reservation.stage = BindingStage.ASSUMED
-                if reservation.outcome_unknown:
+                if reservation.outcome_unknown and reservation.stage is BindingStage.WRITING:
                     reservation.since = self._clock()
+                reservation.stage = BindingStage.ASSUMED
 
     def drop(self, reservation: Reservation) -> None:
         """Forgets *reservation* if it still holds."""
@@ -212,6 +215,8 @@ class Reservations:
         return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= RESERVATION_TTL_S
 
     def _problem(self, reservation: Reservation) -> str | None:
+        if self._lock_free(reservation.node) != reservation.lock_free:
+            return f"the device plugins of node {reservation.node} that need no lock have changed"
         usage = {(vendor, one.device.uuid): one
                  for vendor, devices in self._index.usages(reservation.node).items() for one in devices}
         for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():

@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 HANDOVER_KEY = "hami.io/handover-to"
 """Annotation of the Lease: identity of the candidate that requests the leadership."""
 
+SETTLE_S = 0.5
+"""Seconds in which a write of the last leader may still arrive after its lease has expired: it was sent in time, and the
+API server hung before it carried it out."""
+
 _MIN_TIMEOUT_S = 0.1
 _READS = 2  # by a candidate in a retry period, so that it sees a renewal soon
 _READS_REQUESTING = 4  # the same for a candidate that has requested the leadership
@@ -88,6 +92,7 @@ class Election:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._until = 0.0  # this replica leads before this time
+        self._settles_at = 0.0  # when the writes of the last leader have arrived
         self._leading = False  # on_started has been called, and on_stopped not yet
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
         self._seen: tuple[str, str, int] | None = None  # the last state of the lease, and when it was first seen
@@ -104,6 +109,10 @@ class Election:
     def leads_until(self) -> float:
         """Returns the time, by the clock, until which this replica certainly leads; 0 or a past time if it does not."""
         return self._until
+
+    def settles_at(self) -> float:
+        """Returns the time, by the clock, from which on no write of the last leader arrives any more."""
+        return self._settles_at
 
     def request_handover(self) -> None:
         """Requests the leadership from the leader, which may refuse. To be repeated while it is needed."""
@@ -213,6 +222,7 @@ class Election:
         elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
             annotations = {key: value for key, value in seen.annotations.items() if key != HANDOVER_KEY}
             self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1, annotations=annotations))
+            self._settles_at = self._clock() + (SETTLE_S if seen.holder else 0.0)
         elif self._is_requesting(self._clock()) and seen.annotations.get(HANDOVER_KEY) != self._identity:
             annotations = {**seen.annotations, HANDOVER_KEY: self._identity}
             self._cluster.write_lease(replace(seen, annotations=annotations), timeout=self._timeout())
@@ -317,6 +327,10 @@ class AlwaysLeader:
     def leads_until(self) -> float:
         """Returns infinity."""
         return math.inf
+
+    def settles_at(self) -> float:
+        """Returns 0: there is no other leader."""
+        return 0.0
 
     def request_handover(self) -> None:
         """Does nothing."""

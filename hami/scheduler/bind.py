@@ -1,7 +1,7 @@
 """The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
 
-The order is: take the node's locks if the devices need them, read the pods that another process may have bound there,
-check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known, its
+The order is: take the node's locks if its device plugins need them, read the pods that another process may have bound
+there, check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known, its
 reservation and its locks stay.
 """
 
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 BIND_DEADLINE_S = 25.0  # below the 30 s that kube-scheduler waits
 BINDING_TIMEOUT_S = 10.0  # for one Binding, or less if the leadership ends before
 DRAIN_POLL_S = 0.02
-LEASE_SLACK_S = 2.0  # for this long after our leadership ends, no other replica can lead
 
 
 class _OutcomeUnknown(KeepsLocks, ClusterError):
@@ -97,18 +96,16 @@ class Binder:
 
     def _write(self, reservation: Reservation) -> None:
         """Writes the Binding after a last check of what is known."""
-        if reservation.lock_keys:
-            self._read_foreign_pods(reservation.node)
-            if self._cache.is_bound(reservation.ref.uid, reservation.node):
-                return  # by an earlier attempt that had no answer
+        self._read_foreign_pods(reservation.node)
+        if self._cache.is_bound(reservation.ref.uid, reservation.node):
+            return  # by an earlier attempt that had no answer
         leads_for = self._leadership.leads_until() - self._clock()
         if leads_for <= 0:
             raise NodeLocked("this replica of the scheduler no longer leads")
         annotations = self._cache.reservations.prepare_binding(reservation)
-        timeout = leads_for + LEASE_SLACK_S  # the Binding must not arrive when another replica leads
-        try:
+        try:  # the Binding must not arrive when another replica leads
             self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
-                               timeout=timeout if timeout < BINDING_TIMEOUT_S else None)
+                               timeout=leads_for if leads_for < BINDING_TIMEOUT_S else None)
         except ClusterError as error:
             refused = error.status is not None and error.status < 500
             if refused and not isinstance(error, Conflict):
@@ -118,14 +115,10 @@ class Binder:
     def _read_foreign_pods(self, node: str) -> None:
         """Reads the pods that another process may have bound to *node*."""
         nodes = self._cache.nodes
-        if not nodes.clear_foreign(node):
-            return
-        try:
+        if (mark := nodes.foreign_mark(node)) is not None:
             for pod in self._cluster.pods_on(node):
                 self._cache.pods.upsert(pod)
-        except HamiError:
-            nodes.mark_foreign(node)
-            raise
+            nodes.clear_foreign(node, mark)
 
     def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
         """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.

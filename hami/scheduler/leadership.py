@@ -1,6 +1,7 @@
 """Leadership: a replica acts once it leads and has read the cluster afresh in its own term.
 
-A standby's cache may be stale, since another replica was writing: nothing is decided on it.
+A standby's cache may be stale, since another replica was writing: nothing is decided on it. A leader whose predecessor
+has not released the lease waits a moment first, until the last writes of that one have arrived.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Leadership:
 
     def _try_to_catch_up(self, term: int) -> bool:
         """Reports whether it worked. An expired lease may still be renewed in the same term, so it is no error."""
-        if self.election.leads_until() <= self._clock():
+        if not self.election.settles_at() <= self._clock() < self.election.leads_until():
             return False
         try:
             self._catch_up()

@@ -141,7 +141,9 @@ class SchedulerProgram:
 
     def _elect(self, leadership: Leadership) -> Elector:
         settings = self._settings
-        callbacks = LeaderCallbacks(leadership.started, leadership.stopped, may_hand_over=leadership.is_idle)
+        callbacks = LeaderCallbacks(
+            leadership.started, leadership.stopped,
+            may_hand_over=lambda: leadership.is_idle() and not self._cache.reservations.are_binding())
         if not settings.leader_elect:
             return AlwaysLeader(callbacks)
         return Election(self._cluster, Candidate(

@@ -15,6 +15,13 @@ def bound_to(name, text, *containers, version="50", **fields):
                annotations=BOUND | {NVIDIA.allocated: text}, **fields)
 
 
+def read_pods(cache, node):
+    """Records that the pods of *node* have been read. Reports whether it was foreign."""
+    mark = cache.nodes.foreign_mark(node)
+    cache.nodes.clear_foreign(node, mark)
+    return mark is not None
+
+
 class SmallCache(Cache):
     """A cache with one node of two devices, and short methods for tests."""
 

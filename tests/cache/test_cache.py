@@ -278,6 +278,18 @@ def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
     assert cache.free() and cache.reservations.unknown_bindings() == []
 
 
+def test_binds_that_fail_before_they_send_a_binding_do_not_postpone_the_look_at_the_earlier_one():
+    cache = SmallCache()
+    reservation = cache.outcome_unknown(ASKS)
+    cache.nodes.upsert(node("n1", resource_version="9"))
+    cache.time.seconds += RESERVATION_TTL_S
+    cache.reservations.start_binding(ASKS.ref, "n1")
+    with pytest.raises(Rejected, match="gone or unhealthy"):
+        cache.reservations.prepare_binding(reservation)
+    cache.reservations.cancel_binding(reservation)
+    assert cache.reservations.unknown_bindings() == [reservation]
+
+
 @pytest.mark.parametrize("stage", ["waiting", "failed again", "bound"])
 def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
     cache = SmallCache()
@@ -286,6 +298,7 @@ def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
     assert cache.reservations.unknown_bindings() == [reservation]
     cache.reservations.start_binding(ASKS.ref, "n1")
     if stage == "failed again":
+        cache.reservations.prepare_binding(reservation)
         cache.reservations.cancel_binding(reservation)
     if stage == "bound":
         cache.reservations.finish_binding(reservation)

@@ -6,7 +6,7 @@ from hami.cache.nodes import NodeCache
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from tests.builders import NVIDIA, device_usage, gpu, node
-from tests.cache.caches import SmallCache, bound_to
+from tests.cache.caches import SmallCache, bound_to, read_pods
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
 
@@ -136,36 +136,36 @@ def test_a_changed_lock_calls_the_listener(change, called):
 
 def test_a_lock_of_another_process_makes_a_node_foreign():
     cache = SmallCache()
-    assert cache.nodes.clear_foreign("n1"), "other processes may have bound pods before"
-    assert not cache.nodes.clear_foreign("n1")
+    assert read_pods(cache, "n1"), "other processes may have bound pods before"
+    assert not read_pods(cache, "n1")
     cache.nodes.upsert(locked(LOCK))
-    assert cache.nodes.clear_foreign("n1")
+    assert read_pods(cache, "n1")
 
 
 def test_a_lock_of_this_process_does_not_make_a_node_foreign():
     cache = SmallCache()
-    cache.nodes.clear_foreign("n1")
+    read_pods(cache, "n1")
     cache.nodes.expect_lock("n1", LOCK)
     cache.nodes.upsert(locked(LOCK))
     cache.nodes.upsert(locked(LOCK, "6"))
-    assert not cache.nodes.clear_foreign("n1")
+    assert not read_pods(cache, "n1")
 
 
 def test_a_list_of_nodes_makes_them_foreign():
     cache = SmallCache()
-    cache.nodes.clear_foreign("n1")
+    read_pods(cache, "n1")
     cache.nodes.prune({"n1"}, 0.0)
-    assert cache.nodes.clear_foreign("n1")
+    assert read_pods(cache, "n1")
 
 
 def test_a_later_list_of_pods_clears_unlocked_nodes():
     cache = SmallCache(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
     cache.nodes.clear_foreign_before(cache.time() + 1)
-    assert not cache.nodes.clear_foreign("n1")
-    assert cache.nodes.clear_foreign("n2"), "the pod that holds its lock may be bound any moment"
+    assert not read_pods(cache, "n1")
+    assert read_pods(cache, "n2"), "the pod that holds its lock may be bound any moment"
 
 
 def test_an_earlier_list_of_pods_does_not_clear_a_foreign_node():
     cache = SmallCache()
     cache.nodes.clear_foreign_before(cache.time())
-    assert cache.nodes.clear_foreign("n1")
+    assert read_pods(cache, "n1")

@@ -10,7 +10,7 @@ import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
-from hami.kube.lease import HANDOVER_KEY, AlwaysLeader, Candidate, Election, LeaderCallbacks, LeaseTimes
+from hami.kube.lease import HANDOVER_KEY, SETTLE_S, AlwaysLeader, Candidate, Election, LeaderCallbacks, LeaseTimes
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
@@ -391,3 +391,17 @@ def test_always_leader_leads_for_ever():
     leader.stop()
     leader.run()
     assert log == ["started", "stopped"]
+
+
+@pytest.mark.parametrize(("released", "settles"), [(True, False), (False, True)])
+def test_only_a_leader_whose_predecessor_did_not_release_the_lease_waits_for_late_writes(world, released, settles):
+    world.join("a")
+    world.run(1)
+    b = world.join("b")
+    if released:
+        world.candidates["a"].stop()
+        world.candidates["a"].run()
+    world.kill("a")
+    world.run_until_leader("b")
+    assert (b.settles_at() > world.now - 0.1 + SETTLE_S / 2) is settles
+    assert AlwaysLeader(LeaderCallbacks(print, print)).settles_at() == 0

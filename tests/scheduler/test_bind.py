@@ -11,6 +11,7 @@ from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from tests.fake_cluster import no_answer
+from tests.cache.caches import read_pods
 from tests.scheduler.replicas import cards, holding, replica
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")
@@ -32,7 +33,7 @@ def bind(scheduler, asked=ASKED, on="n1"):
 @pytest.mark.parametrize("copies_labels", [True, False])
 def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     scheduler = ready(copies_labels=copies_labels)
-    scheduler.cache.nodes.clear_foreign("n1")
+    read_pods(scheduler.cache, "n1")
     bind(scheduler)
     assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "bind"]
     bound = scheduler.fake.pods["default", "pod1"]
@@ -142,7 +143,7 @@ def test_a_binding_takes_no_longer_than_the_leadership_lasts():
     scheduler = ready(patient=True)
     scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
     bind(scheduler)
-    assert scheduler.fake.calls_of("bind")[0].timeout == 7.0
+    assert scheduler.fake.calls_of("bind")[0].timeout == 5.0
 
 
 # Bindings without an answer
@@ -222,7 +223,7 @@ def test_a_pod_that_another_replica_bound_is_dropped_and_keeps_its_lock(where, l
 
 def test_after_another_process_locked_the_node_its_pods_are_read_before_the_binding():
     scheduler = ready()
-    scheduler.cache.nodes.clear_foreign("n1")
+    read_pods(scheduler.cache, "n1")
     free = scheduler.fake.nodes["n1"]
     theirs = {NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}
     scheduler.fake.put_node(replace(free, annotations=free.annotations | theirs))
@@ -236,7 +237,7 @@ def test_after_another_process_locked_the_node_its_pods_are_read_before_the_bind
 
 def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
     scheduler = ready()
-    scheduler.cache.nodes.clear_foreign("n1")
+    read_pods(scheduler.cache, "n1")
     allocated_elsewhere(scheduler)
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
@@ -245,7 +246,7 @@ def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
 
 def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
     scheduler = ready()
-    scheduler.cache.nodes.clear_foreign("n1")
+    read_pods(scheduler.cache, "n1")
     allocated_elsewhere(scheduler)
     scheduler.controller.tick()
     assert NVIDIA.handshake not in scheduler.fake.nodes["n1"].annotations, "the node was not as it was known"
@@ -259,7 +260,7 @@ def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
 
 def test_a_handshake_does_not_make_a_node_foreign():
     scheduler = ready()
-    scheduler.cache.nodes.clear_foreign("n1")
+    read_pods(scheduler.cache, "n1")
     scheduler.controller.tick()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
     bind(scheduler)

@@ -15,10 +15,13 @@ class Election:
     """An election whose result the test sets."""
 
     def __init__(self):
-        self.until, self.asked = 0.0, 0
+        self.until, self.asked, self.settled = 0.0, 0, 0.0
 
     def leads_until(self):
         return self.until
+
+    def settles_at(self):
+        return self.settled
 
     def request_handover(self):
         self.asked += 1
@@ -86,6 +89,15 @@ def test_reading_is_retried_until_it_succeeds(role):
     role.lead()
     role.become_acting()
     assert role.lists == 2
+
+
+def test_nothing_is_read_while_writes_of_the_last_leader_may_arrive(role):
+    role.election.settled = role.clock() + 1
+    role.lead()
+    assert not role.acting._try_to_catch_up(role.acting._term) and role.lists == 0
+    role.clock.seconds += 1
+    role.acting._wake.set()
+    role.become_acting()
 
 
 def test_each_term_begins_with_reading(role):
