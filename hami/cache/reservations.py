@@ -39,8 +39,9 @@ class Reservation:
     """Devices reserved for a pod on *node*. Only :class:`Reservations` changes it, under its lock.
 
     *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_free*: the vendors that
-    the node said need no lock. *lock_keys*: the annotations of the node locks that the bind has to take. *since*: when it was assumed, or its Binding written or last tried.
-    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
+    need no lock, as the node said. *lock_keys*: the annotations of the node locks that the bind has to take. *since*:
+    when it was assumed, or its Binding written or last tried. *outcome_unknown*: a Binding was sent without an answer,
+    so it may have been written.
     """
 
     ref: PodRef
@@ -62,8 +63,8 @@ class Reservations:
     returns the vendors that need no lock on a node now.
     """
 
-    def __init__(self, index: Index, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *, clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(self, index: Index, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *,
+                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._index = index
         self._lock = lock
         self._lock_free = lock_free

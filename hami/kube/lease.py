@@ -27,8 +27,8 @@ HANDOVER_KEY = "hami.io/handover-to"
 """Annotation of the Lease: identity of the candidate that requests the leadership."""
 
 SETTLE_S = 0.5
-"""Seconds in which a write of the last leader may still arrive after its lease has expired: it was sent in time, and the
-API server hung before it carried it out."""
+"""Seconds in which a write of the last leader may still arrive after its lease has expired: it was sent in time, and
+the API server hung before it carried it out."""
 
 _MIN_TIMEOUT_S = 0.1
 _READS = 2  # by a candidate in a retry period, so that it sees a renewal soon

@@ -1,8 +1,8 @@
 """The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
 
 The order is: take the node's locks if its device plugins need them, read the pods that another process may have bound
-there, check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known, its
-reservation and its locks stay.
+there, check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known,
+its reservation and its locks stay.
 """
 
 from __future__ import annotations

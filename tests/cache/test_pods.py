@@ -225,16 +225,20 @@ def test_our_reservation_overrides_old_annotations():
 # settled pods
 
 ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
+DEVICES = {NVIDIA.allocated: ALLOCATION}
 
 
 @pytest.mark.parametrize(("fields", "settled"), [
     ({}, False), ({"node_name": "n1"}, True),
     ({"node_name": "n1", "annotations": BOUND}, False),
     ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
-    ({"node_name": "n1", "annotations": ALLOCATING | {NVIDIA.allocated: ALLOCATION}, "labels": LABEL}, False),
+    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES | {NVIDIA.to_allocate: ALLOCATION}, "labels": LABEL},
+     False),
+    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL}, True),
     ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
     ({"phase": "Succeeded"}, True)],
-    ids=["unbound", "without us", "label missing", "done", "allocating", "of a vendor without bind phase", "over"])
+    ids=["unbound", "without us", "label missing", "done", "allocating", "of a lock-free vendor beside another",
+         "of a vendor without bind phase", "over"])
 def test_pods_that_are_settled(fields, settled):
     cache = SmallCache()
     cache.pods.upsert(pod(gpus(), **fields))

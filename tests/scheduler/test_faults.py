@@ -13,13 +13,14 @@ import pytest
 
 from hami.cache.cache import Policies
 from hami.codec.allocation import parse_shares
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
 PLACEMENTS, STORMS = 700, 15  # 10,500 Bindings
+LOCK_FREE_NODES = ("", "some", "all")  # of a storm, by its seed; "some" change now and then
 
 CALLS = ("pod", "node", "pods_on", "pods_labelled", "annotate_pod", "annotate_node", "bind")
 FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503),
@@ -27,6 +28,7 @@ FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), Clust
 
 
 ON_THE_WAY = 1.5  # seconds after the leadership has moved in which a Binding may still arrive
+SETTLED = 0.5  # the same with lock-free nodes: the next leader waits until it has arrived (hami.kube.lease.SETTLE_S)
 
 
 class Killed(BaseException):
@@ -47,7 +49,7 @@ class Client:
         self._live()
         storm.meanwhile(moves=0.02 if name == "bind" else 0)
         self._live()
-        if name == "bind" and storm.clock() > storm.moved_at + ON_THE_WAY and storm.leader.client is not self:
+        if name == "bind" and storm.leader.client is not self and not storm.may_arrive():
             raise no_answer()
         fate = rng.random() if storm.stormy else 1.0
         if fate < 0.01:
@@ -77,7 +79,9 @@ class Storm:
         self.seed, self.rng = seed, random.Random(seed)
         self.clock = Clock()
         cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
-        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n]) for n in cards])
+        self.lock_free = LOCK_FREE_NODES[seed // 3 % 3]
+        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n], annotations={
+            LOCK_FREE: "NVIDIA"} if self.lock_free == "all" else {}) for n in cards])
         self.late = []
         self.assigned = {}
         self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
@@ -97,11 +101,22 @@ class Storm:
         for replica in self.replicas:
             replica.leadership.leading = False
         self.advance(1.0)  # no two write the same lock: it tells the second
+        self.moves, self.moved_at = self.moves + 1, self.clock()
+        self.late = [(min(due, self.clock() + self.on_the_way), *call) for due, *call in self.late]
+        if self.lock_free:
+            self.advance(SETTLED)
         self.replicas[number].since = self.clock.now()
         self.replicas[number].relist()
         self.replicas[number].leadership.leading = True
-        self.moves, self.moved_at = self.moves + 1, self.clock()
-        self.late = [(min(due, self.clock() + ON_THE_WAY), *call) for due, *call in self.late]
+
+    @property
+    def on_the_way(self):
+        return SETTLED if self.lock_free else ON_THE_WAY
+
+    def may_arrive(self):
+        """Reports whether a Binding of the last leader may still arrive."""
+        since = self.clock() - self.moved_at
+        return since < SETTLED if self.lock_free else since <= ON_THE_WAY
 
     @property
     def leader(self):
@@ -247,8 +262,13 @@ class Storm:
         self.rng.choice(self.replicas).client.dead = True
 
     def touch_node(self):
-        """The kubelet writes its status, which lets compare-and-swaps of others fail."""
-        self.fake.put_node(self.rng.choice(list(self.fake.nodes.values())))
+        """The kubelet writes its status, which lets compare-and-swaps of others fail. Some nodes become lock-free or
+        cease to be."""
+        touched = self.rng.choice(list(self.fake.nodes.values()))
+        if self.lock_free == "some" and self.rng.random() < 0.3:
+            text = "NVIDIA" if not touched.annotations.get(LOCK_FREE) else ""
+            touched = replace(touched, annotations={**touched.annotations, LOCK_FREE: text})
+        self.fake.put_node(touched)
 
     def advance(self, seconds):
         self.clock.seconds += seconds
@@ -313,13 +333,16 @@ STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Stor
          Storm.move: 0.5, Storm.kill: 0.2, Storm.touch_node: 3}
 
 
-@pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: f"storm {seed} of {STORMS}, {PLACEMENTS} placements")
+@pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: (
+    f"storm {seed} of {STORMS}, {PLACEMENTS} placements, {LOCK_FREE_NODES[seed // 3 % 3] or 'no'} nodes lock-free"))
 def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
     caplog.set_level(logging.CRITICAL)  # there is much to complain about
     storm = Storm(seed)
     while storm.fake.bindings < PLACEMENTS:
         storm.step()
     storm.settle()
+    assert {bool(call.annotations.get(NVIDIA.to_allocate)) for call in storm.fake.calls_of("bind")} == {
+        "": {True}, "some": {True, False}, "all": {False}}[storm.lock_free]
     assert storm.kills > 5 and storm.moves > 5
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
     for replica in storm.replicas:
