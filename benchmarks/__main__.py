@@ -1,4 +1,4 @@
-"""``python -m benchmarks [filter webhook e2e burst queue realnode limiter] [--nodes 100] [--json FILE] [--check]``"""
+"""``python -m benchmarks [filter webhook e2e large burst queue realnode limiter] [--nodes 100] [--json FILE]``"""
 
 from __future__ import annotations
 

@@ -57,6 +57,10 @@ def gpu(**fields: Any) -> Gpu:
     return Gpu(**fields)
 
 
+LOCK_FREE = {"hami.io/lock-free": "NVIDIA"}
+"""Annotations of a node whose device plugin needs no lock."""
+
+
 def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
     """Returns *count* equal GPUs, the first half on NUMA node 0."""
     return tuple(Gpu(**{"numa": 2 * index // count} | fields) for index in range(count))
