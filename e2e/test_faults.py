@@ -5,7 +5,7 @@ import threading
 import pytest
 import urllib3
 
-from e2e.nodes import gpus
+from e2e.nodes import LOCK_FREE, gpus
 from e2e.pods import pod
 from e2e.scheduler import lease_holder, redirect_webhook, second_replica
 
@@ -19,8 +19,11 @@ def crowd(count=PODS):
     return [pod(f"p{number:03}", scheduler="hami-scheduler", **asks) for number in range(count)]
 
 
-def ten_nodes(sandbox):
-    sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(10)})
+def ten_nodes(sandbox, lock_free=False):
+    sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(10)}, annotations=LOCK_FREE if lock_free else None)
+
+
+either_mode = pytest.mark.parametrize("lock_free", [False, True], ids=["locks", "lock-free"])
 
 
 def submit(sandbox, pods):
@@ -30,8 +33,9 @@ def submit(sandbox, pods):
     return thread
 
 
-def test_the_scheduler_is_killed_while_two_hundred_pods_are_placed(sandbox, scheduler):
-    ten_nodes(sandbox)
+@either_mode
+def test_the_scheduler_is_killed_while_two_hundred_pods_are_placed(sandbox, scheduler, lock_free):
+    ten_nodes(sandbox, lock_free)
     creation = submit(sandbox, crowd())
     sandbox.bound(wait_for=40)
     scheduler.kill()
@@ -84,8 +88,9 @@ def test_the_api_server_is_restarted_while_pods_are_placed(sandbox, local, sched
     assert scheduler.program.running()
 
 
-def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler):
-    ten_nodes(sandbox)
+@either_mode
+def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler, lock_free):
+    ten_nodes(sandbox, lock_free)
     sandbox.create_all(crowd(60))
     sandbox.bound(wait_for=20)
     local.pause_api_server()
@@ -114,8 +119,9 @@ def standby(sandbox, scheduler):
         yield second
 
 
-def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, scheduler, certificates, standby):
-    ten_nodes(sandbox)
+@either_mode
+def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, scheduler, certificates, standby, lock_free):
+    ten_nodes(sandbox, lock_free)
     holder = lease_holder(sandbox.kube)
     sandbox.create_all(crowd(50))
     sandbox.bound(wait_for=10)
@@ -127,8 +133,9 @@ def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, schedul
     assert lease_holder(sandbox.kube) != holder
 
 
-def test_the_leader_steps_down(sandbox, local, scheduler, certificates, standby):
-    ten_nodes(sandbox)
+@either_mode
+def test_the_leader_steps_down(sandbox, local, scheduler, certificates, standby, lock_free):
+    ten_nodes(sandbox, lock_free)
     sandbox.create_all(crowd(50))
     sandbox.bound(wait_for=10)
     local.components["kube-scheduler"].stop()
