@@ -65,9 +65,9 @@ class _MergedEvent:
     by the clock."""
 
     key: _EventKey
-    name: str
-    first: str
-    last: str
+    first: datetime
+    last: datetime
+    name: str = ""
     count: int = 1
     attempts: int = 0
     written_at: float = 0.0
@@ -128,15 +128,15 @@ class EventRecorder:
         if len(message) > MESSAGE_LIMIT:
             message = message[:MESSAGE_LIMIT - 1] + "…"
         key = _EventKey(subject, type, reason, message)
-        stamp = self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # a Time of the API: in whole seconds
+        now = self._now()
         with self._changed:
             queue = self._waiting[type]
             if (same := queue.get(key)) is not None:
-                same.last = stamp
+                same.last = now
                 same.count += 1
             elif self._has_room_for(type):
                 idle = not self._is_anything_waiting()
-                queue[key] = _MergedEvent(key, _event_name(subject), first=stamp, last=stamp)
+                queue[key] = _MergedEvent(key, first=now, last=now)
                 if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
                     self._changed.notify_all()
 
@@ -201,13 +201,14 @@ class EventRecorder:
         return delay if self._waiting["Warning"] else max(delay, self._normal_tokens.delay(now))
 
     def _write(self, event: _MergedEvent) -> None:
+        event.name = event.name or _event_name(event.key.subject)
         body = self._render(event)
         namespace = body["metadata"]["namespace"]
         before = self._recent.get(event.key)
         if before is not None and self._clock() - before.written_at < MERGE_S:
             count = before.count + event.count
             try:
-                self._cluster.patch_event(namespace, before.name, {"count": count, "lastTimestamp": event.last})
+                self._cluster.patch_event(namespace, before.name, {"count": count, "lastTimestamp": _stamp(event.last)})
                 self._remember(replace(before, count=count), event.count)
                 return
             except NotFound:
@@ -282,8 +283,13 @@ class EventRecorder:
             "involvedObject": {"apiVersion": "v1", **involved}, "type": event.key.type, "reason": event.key.reason,
             "message": event.key.message, "source": {"component": self._component},
             "reportingComponent": self._component,
-            "firstTimestamp": event.first, "lastTimestamp": event.last, "count": event.count,
+            "firstTimestamp": _stamp(event.first), "lastTimestamp": _stamp(event.last), "count": event.count,
         }
+
+
+def _stamp(at: datetime) -> str:
+    """Returns a Time of the Kubernetes API: RFC 3339 in whole seconds."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _event_name(subject: PodRef | str) -> str:
