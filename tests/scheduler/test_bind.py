@@ -10,8 +10,8 @@ from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
-from tests.fake_cluster import no_answer
 from tests.cache.caches import read_pods
+from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import cards, holding, replica
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")
