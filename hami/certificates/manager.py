@@ -8,7 +8,6 @@ write is a compare-and-swap: when two replicas create a CA at the same time, one
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +20,7 @@ from hami.certificates.revision import (
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
+from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 from hami.runtime.periodic import PeriodicTask
 
@@ -124,7 +124,7 @@ class CertificateManager(PeriodicTask):
                 continue  # another replica has created one
             except ClusterError as error:
                 self._report_failure(error)
-                content = self._read_file()
+                content = self._settings.file.read_bytes() if self._settings.file.exists() else b""
                 if usable_until({CERTIFICATE: content, KEY: content}, self._now()) is not None:
                     return
                 wait(RETRY_SECONDS)
@@ -173,19 +173,10 @@ class CertificateManager(PeriodicTask):
             return
         content = secret.data[CERTIFICATE].rstrip() + b"\n" + secret.data[KEY]
         try:
-            if self._read_file() != content:
-                _replace(self._settings.file, content)
+            write_atomically(self._settings.file, content, mode=0o600)
             self._expiry = expiry.timestamp()
         except OSError as error:
             raise HamiError(f"certificate file {error.filename or self._settings.file}: {error.strerror}") from error
-
-    def _read_file(self) -> bytes:
-        try:
-            return self._settings.file.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise HamiError(f"certificate file {self._settings.file}: {error.strerror}") from error
 
     def _report_failure(self, error: HamiError) -> None:
         if self._failures.is_new("sync", str(error)):
@@ -201,13 +192,3 @@ def _server_names(configuration: WebhookConfiguration | None) -> frozenset[str]:
     webhooks = configuration.webhooks if configuration else ()
     services = {f"{service[1]}.{service[0]}.svc" for webhook in webhooks if (service := webhook.service)}
     return frozenset(services | {host for webhook in webhooks if (host := urlsplit(webhook.url).hostname)})
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Replace *file* atomically. Only this account may read it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
-        target.write(content)
-    temporary.replace(file)

@@ -43,6 +43,7 @@ from hami.devices.mig_profiles import allowed_profiles
 from hami.errors import HamiError, MalformedInput
 from hami.model import MigProfile, Partition
 from hami.quantity import INT32_MAX
+from hami.runtime.files import write_atomically
 from hami.runtime.options import read_text
 
 log = logging.getLogger(__name__)
@@ -303,10 +304,8 @@ class MockInstances:
             raise HamiError(f"{self._path}: cannot read the state of mock devices: {error}") from error
 
     def _save(self, state: _MockState) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.new")
         try:
-            temporary.write_bytes(msgspec.json.encode(state))
-            temporary.replace(self._path)
+            write_atomically(self._path, msgspec.json.encode(state))
         except OSError as error:
             raise HamiError(f"{self._path}: cannot write the state of mock devices: {error}") from error
 

@@ -17,7 +17,8 @@ from hami.devices.cards import Card, Instance, MigDevice
 from hami.errors import HostError
 from hami.node.cdi import CLASSES, GPU, VENDOR, Document, DriverFiles, Roots, extra_document, gpu_document
 from hami.node.driver import MIG_MINORS, driver_files, instance_nodes, read_mig_minors
-from hami.node.host import write_atomically
+from hami.node.host import host_errors
+from hami.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +90,9 @@ class CdiSpecs:
     def _write(self, name: str, document: Document | None) -> None:
         """Writes the specification of a class; removes it if *document* is ``None``."""
         path = self._folder / f"{VENDOR}-{name}.json"
-        if document is None:
-            try:
+        with host_errors("cannot write a CDI specification"):
+            if document is None:
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise HostError(f"{path}: {error.strerror}") from error
-        elif write_atomically(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n"):
-            log.info("CDI specification written", extra={
-                "path": str(path), "devices": [device["name"] for device in document["devices"]]})
+            elif write_atomically(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n"):
+                log.info("CDI specification written", extra={
+                    "path": str(path), "devices": [device["name"] for device in document["devices"]]})

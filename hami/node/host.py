@@ -6,13 +6,11 @@ Paths are those of the host; the plugin sees them under the same names. Errors n
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import logging
 import os
 import re
-import shutil
 import stat
-import tempfile
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,6 +24,7 @@ from hami.errors import HostError
 from hami.node.cdi import CLASSES
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCK_DIRECTORY, HostFacts
+from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ MIN_AGE_S = 300.0  # younger directories are kept, whatever pods exist
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
-_REAL_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class _CheckpointEntry(msgspec.Struct):
@@ -98,7 +96,7 @@ class Host:
         name = f"{uid}_{container}"
         if _DIRECTORY.fullmatch(name) is None:
             raise HostError(f"{self._containers / name}: not a valid directory name for a container")
-        with _host_errors("cannot create the directory of a container"):
+        with host_errors("cannot create the directory of a container"):
             path = self._containers / name
             if os.path.lexists(path):
                 try:
@@ -113,7 +111,7 @@ class Host:
 
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
-        with _host_errors("cannot list the directories of containers"):
+        with host_errors("cannot list the directories of containers"):
             return frozenset(os.listdir(self._containers) if self._containers.exists() else ())
 
     def sweep(self, directories: Collection[str], live: Collection[str]) -> list[str]:
@@ -165,53 +163,15 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
     library exists. Raises: HostError.
     """
     source, target = Path(source), Path(hook_path) / "vgpu"
-    with _host_errors("cannot install the limiter"):
+    with host_errors("cannot install the limiter"):
         files = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
         if not files:
             raise HostError(f"cannot install the limiter: no files under {source}")
-        written = [str(name) for name in files if str(name) != PRELOAD and _copy(source / name, target / name)]
+        written = [str(name) for name in files if str(name) != PRELOAD and write_atomically(
+            target / name, (source / name).read_bytes(), stat.S_IMODE((source / name).stat().st_mode) | 0o444)]
         if write_atomically(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
             written.append(PRELOAD)
     return written
-
-
-def write_atomically(path: Path, data: bytes) -> bool:
-    """Writes *data* to *path*, readable by all, by renaming; returns whether the content changed. Raises: HostError."""
-    with _host_errors("cannot write a file"), _temporary(path) as temporary:
-        temporary.write_bytes(data)
-        temporary.chmod(0o644)
-        return _replace(temporary, path)
-
-
-def _copy(source: Path, target: Path) -> bool:
-    with _temporary(target) as temporary:
-        shutil.copyfile(source, temporary)
-        temporary.chmod(stat.S_IMODE(source.stat().st_mode) | 0o444)
-        return _replace(temporary, target)
-
-
-def _replace(temporary: Path, target: Path) -> bool:
-    """Renames *temporary* to *target* unless their contents are equal; returns whether it did."""
-    if target.is_file() and not target.is_symlink() and filecmp.cmp(temporary, target, shallow=False):
-        return False
-    if target.is_dir() and not target.is_symlink():
-        target.rmdir()  # an empty one that a container runtime created in place of a missing file
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
-    return True
-
-
-@contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """Yields a temporary file in the directory of *target*, which is removed at the end if it still exists."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
@@ -219,70 +179,15 @@ def _remove(path: Path) -> None:
 
     Removes as much as possible. Raises: OSError, the first reason why something is left.
     """
-    try:
-        path.unlink()
-    except IsADirectoryError:
-        problems: list[OSError] = []
-        with _opened(path) as top:
-            _empty(top, problems)
-        try:
-            path.rmdir()
-        except OSError as error:
-            raise (*problems, error)[0] from None
-
-
-def _empty(top: int, problems: list[OSError]) -> None:
-    """Empties the directory *top*; errors are added to *problems*.
-
-    Moves nested directories up into it first, so that two open files suffice for any depth.
-    """
-    names = os.listdir(top)
-    while names:
-        name = names.pop()
-        reasons: list[OSError] = []
-        with _collecting(reasons):
-            if _unlink(name, top):
-                continue
-            with _opened(name, top) as inner:
-                for entry in os.listdir(inner):
-                    with _collecting(reasons):
-                        if not _unlink(entry, inner):
-                            os.rename(entry, moved := uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
-                            names.append(moved)
-        try:
-            os.rmdir(name, dir_fd=top)  # even if it cannot be read: it may be empty
-        except OSError as error:
-            problems.append((*reasons, error)[0])
-
-
-def _unlink(name: str, directory: int) -> bool:
-    """Removes *name* unless it is a directory; returns whether it did."""
-    try:
-        os.unlink(name, dir_fd=directory)
-    except IsADirectoryError:
-        return False
-    return True
+    done = subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.PIPE, text=True, errors="replace", check=False,
+                          env=os.environ | {"LC_ALL": "C"})
+    if done.returncode != 0:
+        raise OSError(done.stderr.partition("\n")[0])
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
-    handle = os.open(path, _REAL_DIRECTORY, dir_fd=directory)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _collecting(problems: list[OSError]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        problems.append(error)
-
-
-@contextlib.contextmanager
-def _host_errors(action: str) -> Iterator[None]:
+def host_errors(action: str) -> Iterator[None]:
+    """Turns an OSError into a HostError that begins with *action* and names the file."""
     try:
         yield
     except OSError as error:

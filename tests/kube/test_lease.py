@@ -243,12 +243,6 @@ def test_a_callback_that_fails_does_not_end_the_election(caplog):
     assert election.is_leader() and "callback of the election failed" in caplog.messages
 
 
-@pytest.mark.parametrize(("duration", "renew", "retry"), [(10, 10, 2), (10, 7, 7), (10, 7, 0)])
-def test_impossible_periods_are_refused(duration, renew, retry):
-    with pytest.raises(ValueError, match="0 < retry < renew < duration"):
-        LeaseTimes(duration=duration, renew=renew, retry=retry)
-
-
 def hand_over_world(world, allowed=True):
     """Leader a, standbys b and c; b asks."""
     world.join("a", may_hand_over=lambda: allowed)

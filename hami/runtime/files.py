@@ -1,0 +1,32 @@
+"""Files that others read while they are replaced."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> bool:
+    """Writes *data* to *path* by renaming; returns whether the content changed. Raises: OSError.
+
+    Creates missing directories. Replaces links, and an empty directory, which container runtimes create in place of a
+    missing file.
+    """
+    if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(handle, mode)
+            os.fsync(handle)
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return True
