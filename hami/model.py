@@ -302,7 +302,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The fields of a node that HAMi reads. Quantities are in the API server's notation."""
+    """The fields of a node that HAMi reads. Quantities are in the API server's notation.
+
+    *runtime_version*: such as ``containerd://2.3.7``. *kubelet_version*: such as ``v1.36.3``.
+    """
 
     name: str
     resource_version: str = ""
@@ -310,6 +313,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
+    runtime_version: str = ""
+    kubelet_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,9 +89,15 @@ class _Pod(msgspec.Struct, Generic[C]):
     status: _PodStatus | None = None
 
 
-class _NodeStatus(msgspec.Struct):
+class _NodeInfo(msgspec.Struct, rename="camel"):
+    container_runtime_version: str | None = ""
+    kubelet_version: str | None = ""
+
+
+class _NodeStatus(msgspec.Struct, rename="camel"):
     capacity: Quantities | None = None
     allocatable: Quantities | None = None
+    node_info: _NodeInfo | None = None
 
 
 class _Node(msgspec.Struct):
@@ -168,6 +174,7 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
     """The node in *data* (JSON). Raises: MalformedInput."""
     wire = decode("node", _NODE, data)
     meta, status = wire.metadata or _Meta(), wire.status or _NodeStatus()
+    info = status.node_info or _NodeInfo()
     return Node(
         name=sys.intern(meta.name or ""),
         resource_version=meta.resource_version or "",
@@ -175,6 +182,8 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
         labels=meta.labels or {},
         capacity=quantities(status.capacity),
         allocatable=quantities(status.allocatable),
+        runtime_version=sys.intern(info.container_runtime_version or ""),
+        kubelet_version=sys.intern(info.kubelet_version or ""),
     )
 
 

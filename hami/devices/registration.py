@@ -11,7 +11,9 @@ from datetime import datetime
 
 import msgspec
 
+from hami.codec.keys import LOCK_FREE
 from hami.codec.register import render_devices_brief, render_devices_json
+from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
@@ -80,6 +82,14 @@ def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: Plu
     if config.register_format == "csv" and node.annotations.get(vendor.handshake, "").startswith(_UNANSWERED):
         changes[vendor.handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
     return changes
+
+
+def lock_free_changes(node: Node, is_lock_free: bool) -> dict[str, str | None]:
+    """Returns the change of the node's annotation after which it does or does not list this vendor; empty if it is
+    right. Other vendors stay."""
+    listed = parse_lock_free(node.annotations.get(LOCK_FREE))
+    wanted = listed | {_VENDOR} if is_lock_free else listed - {_VENDOR}
+    return {LOCK_FREE: render_lock_free(wanted) or None} if wanted != listed else {}
 
 
 def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:

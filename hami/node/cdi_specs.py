@@ -40,6 +40,7 @@ class CdiSpecs:
         self._cards: tuple[Card, ...] = ()
         self._instances: tuple[Instance | MigDevice, ...] = ()
         self._classes: frozenset[str] = frozenset()
+        self._documents: dict[str, Document] = {}  # as written, by qualified name; replaced as a whole
 
     def update_cards(self, cards: Sequence[Card]) -> None:
         """Looks up the driver's files again, and writes the specifications of *cards*. Raises: HostError."""
@@ -60,6 +61,21 @@ class CdiSpecs:
     def classes(self) -> frozenset[str]:
         """Returns the wanted classes that have devices, so that containers can be given them."""
         return self._classes
+
+    def edits(self, names: Iterable[str]) -> list[Document]:
+        """Returns the edits that a runtime makes for the devices with these qualified names.
+
+        Raises: HostError if there is no such device.
+        """
+        found: list[Document] = []
+        for name in names:
+            kind, _, device = name.partition("=")
+            document = self._documents.get(kind, {})
+            own = [one["containerEdits"] for one in document.get("devices", ()) if one["name"] == device]
+            if not own:
+                raise HostError(f"no CDI specification has the device {name}")
+            found += [*own, document["containerEdits"]]
+        return found
 
     def _write_extras(self) -> None:
         driver = driver_files(self._driver_root)
@@ -90,6 +106,8 @@ class CdiSpecs:
     def _write(self, name: str, document: Document | None) -> None:
         """Writes the specification of a class; removes it if *document* is ``None``."""
         path = self._folder / f"{VENDOR}-{name}.json"
+        kept = {kind: one for kind, one in self._documents.items() if kind != f"{VENDOR}/{name}"}
+        self._documents = kept | ({document["kind"]: document} if document is not None else {})
         with host_errors("cannot write a CDI specification"):
             if document is None:
                 path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ CDI = frozenset({"cdi-annotations", "cdi-cri"})
 LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"
+_INVISIBLE = ("none", "void")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +89,17 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     base = visible_devices_grant(config, ids, cards, host, recipient.token)
     directory = f"{config.hook_path}/vgpu"
     env = dict(base.env)
+    if recipient.env.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
+        env.pop("NVIDIA_VISIBLE_DEVICES", None)  # the specification asks for the limits only
     for place, (_, share) in enumerate(parts):
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{share.memory_mib}m"
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
     if len(parts) > 1:
         env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # a value in the specification takes precedence
     env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}.cache"
     if config.memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
-    if config.log_level:
-        env["LIBCUDA_LOG_LEVEL"] = config.log_level
-    if config.disable_core_limit:
-        env["GPU_CORE_UTILIZATION_POLICY"] = "disable"
+    env |= overridable_env(config, len(parts))
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=directory, host_path=f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"),
@@ -114,6 +113,17 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
                    Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{directory}/vgpuvalidator",
                          read_only=True)]
     return replace(base, env=env, mounts=(*base.mounts, *mounts))
+
+
+def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
+    """Returns those variables of a container with *count* devices to which values in its specification are preferred.
+    """
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if count > 1 else {}
+    if config.log_level:
+        env["LIBCUDA_LOG_LEVEL"] = config.log_level
+    if config.disable_core_limit:
+        env["GPU_CORE_UTILIZATION_POLICY"] = "disable"
+    return env
 
 
 def wanted_extras(config: PluginConfig) -> tuple[str, ...]:

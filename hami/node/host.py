@@ -16,12 +16,11 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 import hami
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.cdi import CLASSES
+from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCK_DIRECTORY, HostFacts
 from hami.runtime.files import write_atomically
@@ -29,25 +28,10 @@ from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT = "kubelet_internal_checkpoint"
 MIN_AGE_S = 300.0  # younger directories are kept, whatever pods exist
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
-
-
-class _CheckpointEntry(msgspec.Struct):
-    uid: str = msgspec.field(name="PodUID")
-    container: str = msgspec.field(name="ContainerName")
-    resource: str = msgspec.field(name="ResourceName")
-
-
-class _CheckpointData(msgspec.Struct):
-    entries: list[_CheckpointEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
-
-
-class _Checkpoint(msgspec.Struct):
-    data: _CheckpointData = msgspec.field(name="Data")
 
 
 class Host:
@@ -87,23 +71,23 @@ class Host:
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for one in passed for node in instance_nodes(minors, *one)))
 
-    def prepare(self, uid: str, container: str) -> None:
+    def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
         """Creates an empty directory, open to all users, that the processes of a container share.
 
         An earlier directory that cannot be removed is renamed, as if it belonged to a deleted pod; `sweep` removes it
-        later. Raises: HostError.
+        later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
         """
         name = f"{uid}_{container}"
         if _DIRECTORY.fullmatch(name) is None:
             raise HostError(f"{self._containers / name}: not a valid directory name for a container")
         with host_errors("cannot create the directory of a container"):
             path = self._containers / name
-            if os.path.lexists(path):
+            if os.path.lexists(path) and not (keep and path.is_dir() and not path.is_symlink()):
                 try:
                     _remove(path)
                 except OSError:
                     path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=keep)
             path.chmod(_ANY_USER)
             self._lock_directory.mkdir(parents=True, exist_ok=True)
             if stat.S_IMODE(self._lock_directory.stat().st_mode) != _ANY_USER:
@@ -143,17 +127,18 @@ class Host:
         cannot be read.
 
         The kubelet writes it before it asks for the next container.
-        Source: Kubernetes v1.36, pkg/kubelet/cm/devicemanager/checkpoint.
         """
         try:
-            entries = msgspec.json.decode(self._checkpoint.read_bytes(), type=_Checkpoint).data.entries or []
-        except FileNotFoundError:
+            entries = self.allocations()
+        except HostError as error:
+            log.warning("kubelet checkpoint cannot be read, assuming the order of containers", extra={"error": error})
             return None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("kubelet checkpoint cannot be read, assuming the order of containers",
-                        extra={"path": str(self._checkpoint), "error": error})
-            return None
-        return frozenset((entry.uid, entry.container) for entry in entries if entry.resource == resource)
+        return None if entries is None else frozenset(
+            (entry.pod_uid, entry.container) for entry in entries if entry.resource == resource)
+
+    def allocations(self) -> list[CheckpointEntry] | None:
+        """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
+        return read_checkpoint(self._checkpoint)
 
 
 def install_library(source: str | Path, hook_path: str | Path) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hami.codec.objects import parse_environment, parse_pod
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Pod
+
+SYNC_S = 10.0
+"""Seconds to wait for the first list; the kubelet gives a container 30 s to be prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,9 @@ class NodePod:
 class NodePods:
     """Watches the pods that are bound to one node. Threads may share it; one of them calls `run`."""
 
-    def __init__(self, api: Api, node: str) -> None:
+    def __init__(self, api: Api, node: str, on_pod: Callable[[Pod], None] = lambda pod: None) -> None:
+        """*on_pod*: receives each new state of a pod, in the thread that calls `run`; must be quick."""
+        self._on_pod = on_pod
         self._lock = threading.Lock()  # guards _node_pods; never held across I/O
         self._node_pods: dict[str, NodePod] = {}  # by uid
         self._reflector: Reflector[NodePod] = Reflector(
@@ -46,6 +51,13 @@ class NodePods:
         with self._lock:
             return [one.pod for one in self._node_pods.values()]
 
+    def pod(self, uid: str) -> Pod | None:
+        """Returns the pod last reported; ``None`` if it is not known, even once the first list is complete."""
+        self._reflector.synced.wait(SYNC_S)
+        with self._lock:
+            known = self._node_pods.get(uid)
+        return None if known is None else known.pod
+
     def environment(self, uid: str, container: str) -> Mapping[str, str] | None:
         """Returns the literal environment variables of a container; ``None`` if the pod is not known."""
         with self._lock:
@@ -56,6 +68,7 @@ class NodePods:
         """Takes the new state of a pod, from the reflector."""
         with self._lock:
             self._node_pods[item.pod.ref.uid] = item
+        self._on_pod(item.pod)
 
     def remove(self, item: NodePod) -> None:
         """Forgets a deleted pod, from the reflector."""

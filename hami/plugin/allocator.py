@@ -94,8 +94,7 @@ class Allocator:
         self._config = config
         self._cluster = cluster
         self._vendor = vendors[VENDOR]
-        self._other_keys = tuple(one.to_allocate for one in vendors
-                                 if one is not self._vendor and one.lock == NODE_LOCK and one.to_allocate)
+        self._other_keys = other_allocation_keys(vendors)
         self._host = host
         self._grants = grants
         self._deferred = deferred
@@ -270,6 +269,12 @@ class Allocator:
         second."""
         if self._lock_holder[0] == lock:
             self._lock_holder = "", ""
+
+
+def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
+    """Returns the to-allocate annotations of the other vendors that share the node lock."""
+    return tuple(one.to_allocate for one in vendors
+                 if one is not vendors[VENDOR] and one.lock == NODE_LOCK and one.to_allocate)
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -160,13 +160,32 @@ def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
     return NoMatch("no pod on the node is waiting for that many") if locked is None else _match_holder(locked, call)
 
 
+def reason_not_allocated(pod: Pod, node: str, vendor: Vendor) -> str | None:
+    """Returns why *pod* has no valid allocation on *node*, according to its annotations; ``None`` if it has one."""
+    phase = pod.annotations.get(BIND_PHASE)
+    rules = (
+        (f"it was not assigned to node {node} by HAMi's scheduler", pod.annotations.get(ASSIGNED_NODE) != node),
+        (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
+        ("it has no allocation", not pod.annotations.get(vendor.allocated)),
+    )
+    return next((reason for reason, broken in rules if broken), None)
+
+
+def has_outstanding(pod: Pod, key: str) -> bool:
+    """Reports whether the annotation *key* lists devices that were not handed out yet, or cannot be read."""
+    try:
+        return any(parse_shares(key, pod.annotations.get(key, "")))
+    except MalformedInput:
+        return True
+
+
 def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
     """Reports whether *pod* no longer needs the lock of *node* that names it. *keys*: all to-allocate annotations."""
     if pod.is_terminated or pod.node_name not in ("", node):
         return True
     phase = pod.annotations.get(BIND_PHASE)
     return bool(pod.node_name) and (phase == BindPhase.FAILED or (
-        phase == BindPhase.SUCCESS and not any(_has_outstanding(pod, key) for key in keys)))
+        phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys)))
 
 
 def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot, *, limited: bool,
@@ -218,9 +237,16 @@ def _requested(limit: str | None) -> int:
     return max(strict_integer(limit) or 0, 0) if limit is not None else 0
 
 
+def _reason_not_waiting(pod: Pod, call: AllocateCall) -> str | None:
+    """Returns why *call* cannot be for *pod*. One that was bound without a node lock has nothing to allocate."""
+    is_revoked = (pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
+                  and not pod.annotations.get(call.vendor.to_allocate))
+    return reason_not_allocated(pod, call.node, call.vendor) or ("its allocation was revoked" if is_revoked else None)
+
+
 def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
     """Matches *call* to container *name* of *pod*, the only candidate."""
-    if reason := _reason_not_allocated(pod, call):
+    if reason := _reason_not_waiting(pod, call):
         return PodRejection(pod=pod, reason=f"pod {pod.ref} cannot be served: {reason}")
     try:
         containers = container_shares(pod, call.resource, call.vendor)
@@ -237,7 +263,7 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
     prefix = f"pod {pod.ref} holds the node lock, but"
     if pod.node_name != call.node or pod.phase != "Pending":
         return NoMatch(f"{prefix} it is {pod.phase or 'in no phase'} on {pod.node_name or 'no node'}")
-    if reason := _reason_not_allocated(pod, call):
+    if reason := _reason_not_waiting(pod, call):
         return NoMatch(f"{prefix} {reason}")
     try:
         containers = container_shares(pod, call.resource, call.vendor)
@@ -251,18 +277,6 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
     if not waiting:
         return NoMatch(f"{prefix} all its containers have their devices")
     return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
-
-
-def _reason_not_allocated(pod: Pod, call: AllocateCall) -> str | None:
-    """Returns why *pod* has no valid allocation on the node, according to its annotations."""
-    phase = pod.annotations.get(BIND_PHASE)
-    rules = (
-        (f"it was not assigned to node {call.node} by HAMi's scheduler",
-         pod.annotations.get(ASSIGNED_NODE) != call.node),
-        (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
-        ("its allocation was revoked", not pod.annotations.get(call.vendor.to_allocate)),
-    )
-    return next((reason for reason, broken in rules if broken), None)
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
@@ -302,7 +316,7 @@ def _is_missing_from_checkpoint(pod: Pod, call: AllocateCall) -> bool:
     """Reports whether *pod*, a candidate, already received its devices and runs."""
     return (call.served is not None and pod.phase == "Running" and bool(pod.annotations.get(call.vendor.to_allocate))
             and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
-            and not _has_outstanding(pod, call.vendor.to_allocate))
+            and not has_outstanding(pod, call.vendor.to_allocate))
 
 
 def _names(pods: Iterable[Pod]) -> str:
@@ -313,7 +327,7 @@ def _match(pod: Pod, containers: Sequence[ContainerShares], container: Container
            call: AllocateCall) -> ContainerMatch:
     rest = [one for one in containers
             if one.outstanding and one is not container and not call.has_served(pod, one.name)]
-    finished = not rest and not any(_has_outstanding(pod, key) for key in call.other_keys)
+    finished = not rest and not any(has_outstanding(pod, key) for key in call.other_keys)
     inherits = container.kind is not ContainerKind.INIT and any(one.kind is ContainerKind.INIT for one in containers)
     annotations: dict[str, str] = {}
     if container.outstanding:
@@ -323,14 +337,6 @@ def _match(pod: Pod, containers: Sequence[ContainerShares], container: Container
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
         annotations[BIND_PHASE] = BindPhase.SUCCESS.value
     return ContainerMatch(pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits)
-
-
-def _has_outstanding(pod: Pod, key: str) -> bool:
-    """Reports whether the annotation *key* lists devices that were not handed out yet, or cannot be read."""
-    try:
-        return any(parse_shares(key, pod.annotations.get(key, "")))
-    except MalformedInput:
-        return True
 
 
 def _counts(cards: Counter[str]) -> str:

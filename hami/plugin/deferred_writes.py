@@ -6,14 +6,16 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from hami.codec.allocation import render_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, PodRef
+from hami.plugin.container_match import has_outstanding
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,14 @@ class DeferredWrites:
     def fail_pod(self, ref: PodRef, reason: str, lock: str | None) -> None:
         """Queues the failure of a pod's allocation, then the release of *lock*, if it holds that node lock."""
         self._queue(ref, functools.partial(self._fail_pod, ref, reason, lock))
+
+    def complete_pod(self, ref: PodRef, other_keys: Collection[str]) -> None:
+        """Queues the record that a pod has its devices, then the release of the node lock that names it.
+
+        *other_keys*: to-allocate annotations of other vendors; while one of them lists devices, their plugin is to
+        complete the pod.
+        """
+        self._queue(ref, functools.partial(self._complete_pod, ref, other_keys))
 
     def record_failure(self, subject: PodRef | str, reason: str) -> None:
         """Records an event about a pod, or about the node of that name, for which an Allocate call failed."""
@@ -87,6 +97,27 @@ class DeferredWrites:
             pass  # the pod is gone; another pod of that name is not affected
         if lock is not None:  # only now: the next pod must not find devices that are still to be allocated to this one
             self._release_lock(lock, None)
+
+    def _complete_pod(self, ref: PodRef, other_keys: Collection[str]) -> None:
+        try:
+            finished = self._retry_conflicts(lambda: self._record_allocation(ref, other_keys))
+        except NotFound:
+            return
+        node = self._cluster.node(self._node) if finished else None
+        lock = node.annotations.get(NODE_LOCK, "") if node is not None else ""
+        if lock.endswith(f",{ref.namespace},{ref.name}"):
+            self._release_lock(lock, node)
+
+    def _record_allocation(self, ref: PodRef, other_keys: Collection[str]) -> bool:
+        """Records that the pod has its devices; returns whether no vendor has any left to hand out. Raises: Conflict"""
+        pod = self._cluster.pod(ref.namespace, ref.name)
+        if pod is None or pod.ref.uid != ref.uid or pod.annotations.get(BIND_PHASE) != BindPhase.ALLOCATING:
+            return False
+        finished = not any(has_outstanding(pod, key) for key in other_keys)
+        handed_out = {self._to_allocate: render_shares(((),) * len(pod.containers))}
+        self._cluster.annotate_pod(ref, handed_out | ({BIND_PHASE: BindPhase.SUCCESS.value} if finished else {}),
+                                   resource_version=pod.resource_version)
+        return finished
 
     def _release_lock(self, lock: str, node: Node | None) -> None:
         if node is not None:

@@ -9,6 +9,7 @@ from hami.runtime.options import (
 
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
+ALLOCATE_MODES = ("auto", "start", "admission")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 
@@ -62,6 +63,10 @@ SHARING = (
          environment=("MIG_STRATEGY",), keys=("migStrategy",)),
 )
 CONTAINERS = (
+    Flag("--allocate", choice("mode", *ALLOCATE_MODES), "When a container gets its devices: start "
+         "(by a CDI specification that is written when it starts, without a node lock), admission (when the kubelet "
+         "admits the pod), or auto: start if runtime and kubelet have CDI switched on and --cdi-root is writable.",
+         environment=("ALLOCATE_MODE",)),
     Flag("--device-list-strategy", Value("strategy", _parse_list_strategies), "How devices are passed to the container "
          f"runtime: some of {', '.join(LIST_STRATEGIES)}, separated by commas or in several flags.", "list_strategies",
          environment=("DEVICE_LIST_STRATEGY",), keys=("deviceListStrategy",), repeated=True),
@@ -81,8 +86,9 @@ CONTAINERS = (
          environment=("IMEX_REQUIRED",), keys=("required",)),
     Flag("--cdi-annotation-prefix", STRING, "Prefix of the annotation of cdi-annotations.", "cdi_prefix",
          environment=("CDI_ANNOTATION_PREFIX",), keys=("cdiAnnotationPrefix",)),
-    Flag("--cdi-root", FILE, "With a cdi strategy, the host's directory for CDI specifications; empty if another "
-         "program writes them.", environment=("CDI_ROOT",)),
+    Flag("--cdi-root", FILE, "The host's directory for CDI specifications of containers and, with a cdi strategy, of "
+         "devices; empty if another program writes the latter: then containers get their devices at admission.",
+         environment=("CDI_ROOT",)),
     Flag("--nvidia-cdi-hook-path", FILE, "The host's nvidia-ctk or nvidia-cdi-hook, which the specifications name as "
          "hook.", "cdi_hook", also=("--nvidia-ctk-path",), environment=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
          keys=("nvidiaCTKPath", "nvidiaCDIHookPath")),

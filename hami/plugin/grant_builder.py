@@ -36,9 +36,11 @@ class GrantBuilder:
         cards = {card.uuid for card in self._inventory.cards()}
         check_ids(ids, lambda one: card_uuid(one, cards) in cards)
 
-    def build(self, match: ContainerMatch, call: AllocateCall) -> tuple[Grant, Mapping[str, str]]:
+    def build(self, match: ContainerMatch, call: AllocateCall, *,
+              token: str | None = None) -> tuple[Grant, Mapping[str, str]]:
         """Returns the grant of the container, and annotations of the pod that record it.
 
+        *token*: of a container that may have run before, whose directory is kept; a new one by default.
         Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
         if the API server does not answer; HamiError of the driver.
         """
@@ -52,12 +54,12 @@ class GrantBuilder:
                 (card.minor, one.gpu_instance, one.compute_instance)
                 for card, one in zip(cards, instances, strict=True)])
             ids = [one.uuid for one in instances]
-            return visible_devices_grant(config, ids, cards, facts, self._token()), annotations
+            return visible_devices_grant(config, ids, cards, facts, token or self._token()), annotations
         # the literal variables of a container never change, so a late watch may tell them
         env = self._node_pods.environment(pod.ref.uid, container.name) if self._node_pods is not None else None
         if env is None:
             env = self._cluster.environment(pod.ref, container.name)
-        recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=self._token(), env=env)
+        recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=token or self._token(), env=env)
         facts = self._host.facts(limited=True)
-        self._host.prepare(pod.ref.uid, container.name)
+        self._host.prepare(pod.ref.uid, container.name, keep=token is not None)
         return shares_grant(config, parts, facts, recipient), {}

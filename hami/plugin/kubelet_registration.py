@@ -1,7 +1,8 @@
 """Keeps the plugin registered with the kubelet: serves its socket, registers, and repeats both when necessary.
 
-A kubelet that starts removes all sockets in its directory and creates its own. Both are detected by polling once a
-second, which is simpler than inotify: the directory itself may be replaced or may not exist yet.
+A kubelet that starts removes all sockets in its directory and creates its own. Both are detected by
+polling, which is simpler than inotify: the directory itself may be replaced or may not exist yet. After a reboot, the
+kubelet rejects the pods of the node if the plugin registers too late.
 A kubelet that closes its connection to the plugin without a restart is registered with again at once. It does so when
 an earlier plugin process ends: it closes the connection to the plugin that is registered by then, and starts no pod
 with its devices until that plugin is back (Kubernetes v1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
@@ -23,7 +24,7 @@ from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 1.0
+INTERVAL_S = 0.2
 CONNECT_TIMEOUT_S = 10.0
 """Seconds without a connection after which a kubelet that took the registration is assumed to have lost it."""
 
@@ -101,6 +102,10 @@ class KubeletRegistration:
         found = socket_identity(self._path)
         return self._server is not None and found is not None and found != self._server.identity
 
+    def is_registered(self) -> bool:
+        """Reports whether the kubelet calls this process."""
+        return self._registered is not None and not self.is_replaced()
+
     def tick(self) -> Step:
         """Takes the next step and returns it. Raises: HamiError, OSError."""
         kubelet = socket_identity(self._kubelet)
@@ -118,7 +123,8 @@ class KubeletRegistration:
                 self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
             case Step.REGISTER:
                 self._registered, self._disconnected = None, False  # it may be lost again before the kubelet answers
-                register(str(self._kubelet), self._path.name, self._config.resource)
+                register(str(self._kubelet), self._path.name, self._config.resource,
+                         pre_start=self._server is not None and self._server.requires_pre_start)
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)

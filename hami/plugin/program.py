@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
 import threading
@@ -25,19 +26,23 @@ from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
+from hami.model import Pod
 from hami.node.cdi import IMEX, Roots
 from hami.node.cdi_specs import CdiSpecs
+from hami.node.container_specs import ContainerSpecs
 from hami.node.driver import shared_node
 from hami.node.grant import CDI, wanted_extras
 from hami.node.host import Host, install_library
 from hami.node.pods import NodePods
-from hami.plugin.allocator import VENDOR, Allocator
+from hami.plugin.allocate_mode import is_start_time, start_time_config
+from hami.plugin.allocator import VENDOR, Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.registrar import NodeRegistrar
 from hami.plugin.server import PluginServer
-from hami.plugin.settings import PluginSettings
+from hami.plugin.settings import CDI_ROOT, PluginSettings
+from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.vendors.catalog import vendors
@@ -72,7 +77,7 @@ class DevicePluginProgram:
         self._node_pods = None
         if cluster is None:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
-            cluster, self._node_pods = Cluster(api), NodePods(api, config.node)
+            cluster, self._node_pods = Cluster(api), NodePods(api, config.node, self._on_pod)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
@@ -86,12 +91,22 @@ class DevicePluginProgram:
             self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
                                    publish=on_instances)
         self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
+        at_start = start_time_config(config)
+        self._start_time = StartTimeAllocator(
+            at_start, cluster, vendor, host,
+            GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods),
+            ContainerSpecs(Path(settings.cdi_root or CDI_ROOT)), node_pods=self._node_pods,
+            edits=self._cdi.edits if self._cdi is not None else lambda names: [])
+        self._is_start_time = has_cards and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
+        self._needs_completion = partial(needs_completion, node=config.node, vendor=vendor)
+        self._other_keys = other_allocation_keys(catalog)
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._clean_up_node = partial(clean_up_node, config.node, cluster, host, self._mig, self._allocator,
-                                      self._deferred)
+                                      self._deferred, sweep_specs=self._start_time.sweep)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
-                                        now=partial(datetime.now, UTC), on_cards=self._on_cards)
+                                        now=partial(datetime.now, UTC), on_cards=self._on_cards,
+                                        is_lock_free=self._is_lock_free if self._is_start_time else None)
         self._static_mig = None
         if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
             self._static_mig = StaticMig(config, settings.mig_strategy, self._source.instances, host,
@@ -99,8 +114,7 @@ class DevicePluginProgram:
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
         if config.kubelet_socket:
-            self._card_registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
-                path, config, self._inventory, self._allocator, on_disconnect=on_disconnect), clock=time.monotonic)
+            self._card_registration = KubeletRegistration(config, self._card_server, clock=time.monotonic)
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
@@ -162,6 +176,20 @@ class DevicePluginProgram:
         self._events.stop()
         for thread in self._threads:
             thread.join(JOIN_S)
+
+    def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
+        is_needed = self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
+        return PluginServer(
+            path, self._settings.config, self._inventory, self._start_time if self._is_start_time else self._allocator,
+            pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)
+
+    def _is_lock_free(self) -> bool:
+        return self._card_registration is not None and self._card_registration.is_registered()
+
+    def _on_pod(self, pod: Pod) -> None:
+        """Completes a pod that was bound with a node lock: in start-time mode, nobody needs the lock."""
+        if self._is_start_time and self._needs_completion(pod):
+            self._deferred.complete_pod(pod.ref, self._other_keys)
 
     def _on_cards_changed(self) -> None:
         try:
@@ -240,8 +268,8 @@ class DevicePluginProgram:
 
 
 def clean_up_node(node: str, cluster: Cluster, host: Host, mig: DynamicMig | None, allocator: Allocator,
-                  deferred: DeferredWrites) -> None:
-    """Cleans up: deferred writes, stale node locks, directories of containers, MIG instances.
+                  deferred: DeferredWrites, *, sweep_specs: Callable[[], None] = lambda: None) -> None:
+    """Cleans up: deferred writes, stale node locks, directories and specifications of containers, MIG instances.
 
     Logs what fails; never raises a HamiError.
     """
@@ -249,7 +277,7 @@ def clean_up_node(node: str, cluster: Cluster, host: Host, mig: DynamicMig | Non
         if directories := host.directories():  # before the pods: see Host.sweep
             if removed := host.sweep(directories, {pod.ref.uid for pod in cluster.pods_on(node)}):
                 log.info("container directories removed", extra={"directories": removed})
-    for step in (allocator.release_stale_lock, deferred.flush, remove_directories,
+    for step in (allocator.release_stale_lock, deferred.flush, remove_directories, sweep_specs,
                  *([mig.reconcile] if mig is not None else [])):
         try:
             step()

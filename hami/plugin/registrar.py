@@ -10,7 +10,7 @@ from datetime import datetime
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import SCORES, annotation_changes, node_annotations
+from hami.devices.registration import SCORES, annotation_changes, lock_free_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
 """Seconds between reads of the cards and of the node while nothing changes."""
+LOCK_FREE_S = 1.0
+"""The same while it is not known yet whether the node is lock-free."""
 RETRY_S = 5.0
 """Seconds until the next attempt after a failure."""
 
@@ -29,8 +31,10 @@ class NodeRegistrar:
 
     def __init__(self, cluster: Cluster, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
                  vendor: Vendor, *, now: Callable[[], datetime],
-                 on_cards: Callable[[Sequence[Card]], None] = lambda cards: None) -> None:
-        """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError."""
+                 on_cards: Callable[[Sequence[Card]], None] = lambda cards: None,
+                 is_lock_free: Callable[[], bool] | None = None) -> None:
+        """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError. *is_lock_free*:
+        reports whether the kubelet allocates without a node lock by now; ``None`` if it never will."""
         self._cluster = cluster
         self._source = source
         self._inventory = inventory
@@ -38,6 +42,7 @@ class NodeRegistrar:
         self._vendor = vendor
         self._now = now
         self._on_cards = on_cards
+        self._is_lock_free = is_lock_free
         self._stopped = threading.Event()
         self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
@@ -50,7 +55,9 @@ class NodeRegistrar:
                 self.read()
                 registered = self.register()
                 self._reported.clear(node)
-                self._inventory.wait_until(lambda snapshot: snapshot is not registered, INTERVAL_S)
+                is_complete = self._is_lock_free is None or self._is_lock_free()
+                self._inventory.wait_until(lambda snapshot: snapshot is not registered,
+                                           INTERVAL_S if is_complete else LOCK_FREE_S)
                 continue
             except HamiError as error:
                 if self._reported.is_new(node, str(error)):
@@ -84,8 +91,14 @@ class NodeRegistrar:
         if node is None:
             raise NotFound(f"there is no node {name}: check --node-name", 404)
         wanted = node_annotations(snapshot, self._config, self._vendor)
-        if changes := annotation_changes(node, wanted, self._config, self._vendor, self._now()):
-            self._cluster.annotate_node(name, changes)
+        changes = annotation_changes(node, wanted, self._config, self._vendor, self._now())
+        shared: dict[str, str | None] = {}
+        if self._is_lock_free is None or not snapshot.cards:
+            shared = lock_free_changes(node, False)
+        elif self._is_lock_free():
+            shared = lock_free_changes(node, True)
+        if changes := {**changes, **shared}:
+            self._cluster.annotate_node(name, changes, node.resource_version if shared else "")
             log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
                                                "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
         return snapshot
@@ -97,7 +110,10 @@ class NodeRegistrar:
     def unregister(self) -> None:
         """Removes the annotations, in one attempt: the node no longer offers cards."""
         try:
-            self._cluster.annotate_node(self._config.node, {self._vendor.register: None, SCORES: None})
+            node = self._cluster.node(self._config.node)
+            shared = lock_free_changes(node, False) if node is not None else {}
+            self._cluster.annotate_node(self._config.node, {self._vendor.register: None, SCORES: None, **shared},
+                                        node.resource_version if node is not None and shared else "")
             log.info("node unregistered", extra={"node": self._config.node})
         except ClusterError as error:
             log.warning("node cannot be unregistered", extra={"node": self._config.node, "error": error})

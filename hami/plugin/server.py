@@ -6,6 +6,7 @@ Allocate call at a time, for one container; an error of GetPreferredAllocation f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -65,9 +66,14 @@ def socket_identity(path: Path) -> SocketIdentity | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def register(kubelet_socket: str, endpoint: str, resource: str, timeout: float = _REGISTER_TIMEOUT_S) -> None:
-    """Registers *resource* with the kubelet, which connects to *endpoint* before it answers. Raises: HamiError."""
-    request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=_options())
+def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
+             timeout: float = _REGISTER_TIMEOUT_S) -> None:
+    """Registers *resource* with the kubelet, which connects to *endpoint* before it answers. Raises: HamiError.
+
+    *pre_start*: PreStartContainer is called for each container that starts.
+    """
+    request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
+                                  options=_options(pre_start))
     with grpc.insecure_channel(f"unix:{kubelet_socket}") as channel:
         call = channel.unary_unary(_REGISTER, request_serializer=api.RegisterRequest.SerializeToString,
                                    response_deserializer=api.Empty.FromString)
@@ -84,14 +90,17 @@ class PluginServer:
 
     def __init__(self, path: Path, config: PluginConfig, inventory: DeviceInventory, allocator: DeviceAllocator, *,
                  ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids,
+                 pre_start: Callable[[Sequence[str]], None] | None = None,
                  on_disconnect: Callable[[], None] = lambda: None) -> None:
-        """*ids*: returns the device ids of a card. *on_disconnect*: called, by any thread, when the last kubelet
-        connection has ended."""
+        """*ids*: returns the device ids of a card. *pre_start*: prepares a container with these device ids, in several
+        threads at once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection
+        has ended."""
         self._path = path
         self._config = config
         self._inventory = inventory
         self._allocator = allocator
         self._ids = ids
+        self._pre_start = pre_start
         self._on_disconnect = on_disconnect
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # guards changes of streams; never held across I/O
@@ -101,6 +110,11 @@ class PluginServer:
         """The identity of this server's socket; ``None`` before `start`."""
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
         self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
+
+    @property
+    def requires_pre_start(self) -> bool:
+        """Whether the kubelet must call PreStartContainer."""
+        return self._pre_start is not None
 
     def start(self) -> None:
         """Listens at a temporary path, then replaces the socket of an earlier process: at no time is there none.
@@ -133,13 +147,12 @@ class PluginServer:
         def unary(call: Callable[..., Any], request: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(call, request.FromString, _serialize)
         return grpc.method_handlers_generic_handler(_SERVICE, {
-            "GetDevicePluginOptions": unary(lambda request, context: _options(), api.Empty),
+            "GetDevicePluginOptions": unary(lambda request, context: _options(self.requires_pre_start), api.Empty),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                 self._list_and_watch, api.Empty.FromString, _serialize),
             "GetPreferredAllocation": unary(self._get_preferred_allocation, api.PreferredAllocationRequest),
             "Allocate": unary(self._allocate, api.AllocateRequest),
-            "PreStartContainer": unary(lambda request, context: api.PreStartContainerResponse(),
-                                       api.PreStartContainerRequest),
+            "PreStartContainer": unary(self._pre_start_container, api.PreStartContainerRequest),
         })
 
     def _list_and_watch(self, request: api.Empty, context: Any) -> Iterator[api.ListAndWatchResponse]:
@@ -185,16 +198,16 @@ class PluginServer:
         return ()
 
     def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
-        try:
+        with _errors_to(context):
             return api.AllocateResponse(container_responses=[
                 _render_grant(self._allocator.allocate(tuple(one.devices_ids))) for one in request.container_requests])
-        except HamiError as error:  # the allocator has logged it
-            status, message = grpc.StatusCode.FAILED_PRECONDITION, str(error)
-        except Exception:
-            log.exception("allocation failed")
-            status, message = grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"
-        context.abort(status, message)
-        raise AssertionError("abort raises")
+
+    def _pre_start_container(self, request: api.PreStartContainerRequest,
+                             context: Any) -> api.PreStartContainerResponse:
+        with _errors_to(context):
+            if self._pre_start is not None:
+                self._pre_start(tuple(request.devices_ids))
+            return api.PreStartContainerResponse()
 
     def _render_devices(self, snapshot: InventorySnapshot) -> api.ListAndWatchResponse:
         answer = api.ListAndWatchResponse()
@@ -208,9 +221,23 @@ class PluginServer:
         return answer
 
 
-def _options() -> api.DevicePluginOptions:
+@contextlib.contextmanager
+def _errors_to(context: Any) -> Iterator[None]:
+    """Ends the call with a status and a text for users if there is an error."""
+    try:
+        yield
+        return
+    except HamiError as error:  # it has been logged
+        status, message = grpc.StatusCode.FAILED_PRECONDITION, str(error)
+    except Exception:
+        log.exception("allocation failed")
+        status, message = grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"
+    context.abort(status, message)
+
+
+def _options(pre_start: bool) -> api.DevicePluginOptions:
     """Returns the plugin's options. Preferred ids make the kubelet's own records name the cards that are used."""
-    return api.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+    return api.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
 
 
 def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:

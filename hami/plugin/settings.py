@@ -25,11 +25,14 @@ from hami.plugin.flags import FLAGS, NODE_CONFIG_FILE, OPERATING_MODES
 from hami.quantity import INT32_MAX
 from hami.runtime.options import Address, Flag, parse_named, read_text
 
+CDI_ROOT = "/var/run/cdi"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
     """All settings. *config* is the part that decides about devices and allocations; the rest is for the process.
 
+    *allocate*: ``start``, ``admission`` or ``auto``.
     *mock_devices*: a file that replaces the driver, empty for the driver. *driver_root_in_container*: path of the
     host's driver root in this container. *fail_on_init_error*: fail without a driver; otherwise the node has no
     devices. *discovery*: ``auto`` detects WSL, ``nvml`` does not. *mig_strategy*: other than ``none`` to offer existing
@@ -41,6 +44,7 @@ class PluginSettings:
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
     devices: DeviceConfig = field(default_factory=chart_config)
+    allocate: str = "auto"
     mock_devices: str = ""
     driver_root_in_container: str = "/driver-root"
     fail_on_init_error: bool = True
@@ -48,7 +52,7 @@ class PluginSettings:
     discovery: str = "auto"
     imex_required: bool = False
     library_source: str = ""
-    cdi_root: str = "/var/run/cdi"
+    cdi_root: str = CDI_ROOT
     cdi_hook: str = "/usr/bin/nvidia-ctk"
     xids: XidRules = XidRules()
     kube_timeout: int = 0
@@ -103,6 +107,8 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
     if config.operating_mode == "mig" and not config.mig_allowlist:
         raise HamiError(f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
                         "configuration has no nvidia.migProfileAllowlist: no instance may be created")
+    if settings.allocate == "start" and not settings.cdi_root:
+        raise HamiError("--allocate start: --cdi-root is empty, so there is no directory for CDI specifications")
     if config.operating_mode == "mig" and config.register_format == "csv":
         raise HamiError("--register-format csv: it has no field for the places of MIG instances, expected json")
     for flag, path in (("--hook-path", config.hook_path), ("--nvidia-driver-root", config.driver_root),

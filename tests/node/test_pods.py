@@ -100,6 +100,27 @@ def test_the_pods_of_the_node_are_listed_then_watched(watching):
     wait_for(node_pods, "b")
 
 
+def test_a_pod_is_known_by_its_uid_once_the_list_has_it(watching):
+    server = Server(([wire("a", 5)], 7))
+    node_pods = watching(server)
+    assert node_pods.pod("uid-a").ref.name == "a"
+    wait_for(node_pods, "a")
+    assert node_pods.pod("uid-b") is None
+
+
+def test_each_state_of_a_pod_is_passed_on():
+    passed = queue.SimpleQueue()
+    server = Server(([wire("a", 5)], 7))
+    node_pods = NodePods(server, "n1", lambda pod: passed.put(pod.resource_version))
+    thread = threading.Thread(target=node_pods.run, daemon=True)
+    thread.start()
+    assert passed.get(timeout=TIMEOUT_S) == "5"
+    server.report("MODIFIED", wire("a", 8))
+    assert passed.get(timeout=TIMEOUT_S) == "8"
+    node_pods.stop()
+    thread.join(TIMEOUT_S)
+
+
 def test_the_literal_variables_of_containers_are_known(watching):
     node_pods = watching(Server(([wire("a", 5)], 7)))
     wait_for(node_pods, "a")

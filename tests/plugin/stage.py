@@ -106,7 +106,7 @@ class FakeHost:
         return HostFacts(library="/usr/local/vgpu/libvgpu.so", instance_nodes=tuple(
             f"/dev/cap-{minor}-{outer}-{inner}" for minor, outer, inner in instances))
 
-    def prepare(self, uid, container):
+    def prepare(self, uid, container, *, keep=False):
         self.prepared.append((uid, container))
 
     def served(self, resource):
@@ -149,6 +149,9 @@ class LateNodePods:
         self.reported = max(self.reported, len(self.cluster.history) - self.lag())
         pods = dict(self.cluster.history[:self.reported])
         return [pod for pod in pods.values() if pod and pod.node_name == NODE]
+
+    def pod(self, uid):
+        return next((pod for pod in self.pods() if pod.ref.uid == uid), None)
 
     def environment(self, uid, container):
         known = any(pod.ref.uid == uid for pod in self.pods())

@@ -1,5 +1,6 @@
 """The device plugin process and its signals."""
 
+import base64
 import json
 import queue
 import signal
@@ -10,13 +11,16 @@ import grpc
 import pytest
 from pytest import param
 
+from hami.codec.keys import LOCK_FREE
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
+from hami.node.checkpoint import CHECKPOINT
+from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, Readiness, serve
 from hami.plugin.settings import read_plugin_settings
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
-from tests.plugin.stage import LOCK, A, asking, lock_of, placed, share
+from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
 
 CARDS = "cards: [{uuid: GPU-a, memory: 81920}, {uuid: GPU-b, memory: 81920}]"
 REGISTER = "hami.io/node-nvidia-register"
@@ -372,3 +376,77 @@ def test_a_hangup_retries_a_failed_start():
     story, patience = run_signals(HUP, TERM, fresh=["second"], failing=["first"])
     assert story == ["start first", "start second", "started", "stop second for good"]
     assert patience == [30.0, None]
+
+
+# ---- start-time mode
+
+
+@pytest.fixture
+def cdi_cluster(cluster):
+    """A node whose runtime has CDI."""
+    cluster.put_node(Node(name="n1", runtime_version="containerd://2.3.7", kubelet_version="v1.36.3"))
+    return cluster
+
+
+def limiter(directory):
+    (source := directory / "limiter").mkdir()
+    (source / "libvgpu.so").write_text("")
+    return str(source)
+
+
+def write_checkpoint(directory, pod, container, ids, answer):
+    entry = {"PodUID": pod.ref.uid, "ContainerName": container, "ResourceName": "nvidia.com/gpu",
+             "DeviceIDs": {"-1": ids}, "AllocResp": base64.b64encode(answer.SerializeToString()).decode()}
+    (directory / CHECKPOINT).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
+
+
+@pytest.mark.parametrize("allocate", ["auto", "start"])
+def test_a_container_gets_its_devices_when_it_starts(run, kubelet, cdi_cluster, directory, allocate):
+    cdi_cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
+    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate=allocate,
+        cdi_root=str(directory / "cdi"))
+    assert kubelet.registered.get(timeout=20).options.pre_start_required
+    with calling(directory / "nvidia-gpu.sock") as plugin:
+        (answer,) = plugin.allocate([f"{A}-0"]).container_responses
+        assert [len(answer.envs), len(answer.mounts), len(answer.cdi_devices)] == [1, 0, 1], "the level of its log"
+        with pytest.raises(grpc.RpcError, match="no checkpoint"):
+            plugin.pre_start([f"{A}-0"])
+        write_checkpoint(directory, pod, "c", [f"{A}-0"], answer)
+        plugin.pre_start([f"{A}-0"])
+    (file,) = (directory / "cdi").iterdir()
+    found = json.loads(file.read_text())
+    assert answer.cdi_devices[0].name == f"{found['kind']}={found['devices'][0]['name']}"
+    assert "CUDA_DEVICE_MEMORY_LIMIT_0=1000m" in found["devices"][0]["containerEdits"]["env"]
+
+
+def test_the_node_is_lock_free_once_the_kubelet_knows_the_plugin(run, kubelet, cdi_cluster, directory):
+    run(cdi_root=str(directory / "cdi"))
+    while cdi_cluster.nodes["n1"].annotations.get(LOCK_FREE) != "NVIDIA":
+        assert cdi_cluster.written.acquire(timeout=20)
+    assert not kubelet.registered.empty()
+
+
+@pytest.mark.parametrize("given", [{"allocate": "admission"}, {"cdi_root": ""}, {"kubelet_socket": ""}])
+def test_the_node_needs_a_lock_otherwise(run, cdi_cluster, given):
+    cdi_cluster.annotate_node("n1", {LOCK_FREE: "NVIDIA"})
+    run(**given)
+    while LOCK_FREE in cdi_cluster.nodes["n1"].annotations:
+        assert cdi_cluster.written.acquire(timeout=20)
+
+
+def test_containers_of_start_time_mode_start_again_in_admission_mode(run, kubelet, cluster, directory):
+    cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
+    name = "hami.io/container=" + "a" * 16
+    write_checkpoint(directory, pod, "c", [f"{A}-0"], api.ContainerAllocateResponse(
+        cdi_devices=[api.CDIDevice(name=name)]))
+    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate="admission",
+        cdi_root=str(directory / "cdi"))
+    assert kubelet.registered.get(timeout=20).options.pre_start_required
+    with calling(directory / "nvidia-gpu.sock") as plugin:
+        plugin.pre_start([f"{A}-0"])
+    assert [path.name for path in (directory / "cdi").iterdir()] == [f"hami.io-container-{'a' * 16}.json"]
+
+
+def test_a_mode_that_cannot_be_decided_fails_the_start(settings):
+    with pytest.raises(HamiError, match="there is no node n1"):
+        DevicePluginProgram(settings(), cluster=FakeCluster())

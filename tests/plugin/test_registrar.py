@@ -1,13 +1,16 @@
 """Registration of the node."""
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from pytest import param
 
+from hami.codec.keys import LOCK_FREE
 from hami.devices.inventory import DeviceInventory
 from hami.devices.registration import SCORES
-from hami.errors import ClusterError, NotFound
+from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
 from tests.builders import NVIDIA
@@ -30,12 +33,12 @@ class Source:
 class Scene:
     """A node and its registrar."""
 
-    def __init__(self, source=None, **fields):
+    def __init__(self, source=None, is_lock_free=None, **fields):
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
         self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), NVIDIA,
-                                       now=lambda: NOW)
+                                       now=lambda: NOW, is_lock_free=is_lock_free)
 
     def round(self):
         self.registrar.read()
@@ -174,3 +177,49 @@ def test_the_loop_survives_errors(trouble, caplog):
     running.join(20)
     assert not running.is_alive()
     assert "node registration failed" in caplog.text
+
+
+# ---- the annotation of nodes without a node lock
+
+
+@pytest.mark.parametrize("before, is_lock_free, after", [
+    param(None, None, None, id="never was"), param("NVIDIA", None, None, id="not any more"),
+    param("DCU,NVIDIA", None, "DCU", id="not any more, beside another vendor"), param("DCU", None, "DCU", id="another"),
+    param(None, lambda: True, "NVIDIA", id="new"), param("DCU", lambda: True, "DCU,NVIDIA", id="beside another vendor"),
+    param(None, lambda: False, None, id="not yet"), param("NVIDIA", lambda: False, "NVIDIA", id="kubelet away"),
+])
+def test_the_node_lists_the_vendor_while_it_is_lock_free(before, is_lock_free, after):
+    scene = Scene(is_lock_free=is_lock_free)
+    scene.cluster.annotate_node("n1", {LOCK_FREE: before})
+    scene.round()
+    assert scene.annotations.get(LOCK_FREE) == after
+    writes = scene.writes
+    scene.round()
+    assert scene.writes == writes
+
+
+def test_a_node_without_cards_is_not_lock_free():
+    scene = Scene(Source(), is_lock_free=lambda: True)
+    scene.cluster.annotate_node("n1", {LOCK_FREE: "NVIDIA"})
+    scene.round()
+    assert LOCK_FREE not in scene.annotations
+
+
+def test_a_change_of_another_vendor_at_the_same_time_is_kept():
+    scene = Scene(is_lock_free=lambda: True)
+    node = scene.cluster.node("n1")
+    scene.cluster.on_call = lambda call: call.method == "annotate_node" and scene.cluster.put_node(
+        replace(node, annotations={LOCK_FREE: "DCU"}))
+    with pytest.raises(Conflict):
+        scene.round()
+    scene.cluster.on_call = lambda call: None
+    scene.round()
+    assert scene.annotations[LOCK_FREE] == "DCU,NVIDIA"
+
+
+def test_an_unregistered_node_is_not_lock_free():
+    scene = Scene(is_lock_free=lambda: True)
+    scene.cluster.annotate_node("n1", {LOCK_FREE: "DCU"})
+    scene.round()
+    scene.registrar.unregister()
+    assert scene.annotations == {LOCK_FREE: "DCU"}

@@ -1,6 +1,8 @@
 """The device plugin API on a real socket."""
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -54,9 +56,10 @@ def start(directory, inventory):
     """Starts a server; its socket is in the kubelet's directory."""
     servers = []
 
-    def start(allocator=None, **fields):
+    def start(allocator=None, pre_start=None, **fields):
         settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
-        server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator())
+        server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator(),
+                              pre_start=pre_start)
         servers.append(server)
         server.start()
         return server
@@ -170,10 +173,39 @@ def test_preferences(start, directory, answer, preferred):
     assert allocator.asked == [(("GPU-a-0", "GPU-b-0"), ("GPU-a-0",), 1)]
 
 
-def test_pre_start_does_nothing(start, directory):
+def test_pre_start_does_nothing_where_it_is_not_required(start, directory):
     start()
     with calling(directory / "nvidia-gpu.sock") as caller:
         assert not caller.pre_start(["GPU-a-0"]).ListFields()
+
+
+def test_pre_start_prepares_the_container(start, directory):
+    prepared = []
+    start(pre_start=prepared.append)
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        assert caller.options().pre_start_required
+        assert not caller.pre_start(["GPU-a-0", "GPU-b-1"]).ListFields()
+    assert prepared == [("GPU-a-0", "GPU-b-1")]
+
+
+def test_containers_are_prepared_at_the_same_time(start, directory):
+    together = threading.Barrier(8)
+    start(pre_start=lambda ids: together.wait(20))
+    with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(lambda number: caller.pre_start([f"GPU-a-{number}"]), range(8)))) == 8
+
+
+@pytest.mark.parametrize("error, status, says", [
+    (HamiError("it was deleted"), grpc.StatusCode.FAILED_PRECONDITION, "it was deleted"),
+    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"),
+], ids=["refused", "a bug"])
+def test_an_error_of_pre_start_is_returned_to_the_kubelet(start, directory, error, status, says):
+    def fail(ids):
+        raise error
+    start(pre_start=fail)
+    with calling(directory / "nvidia-gpu.sock") as caller, pytest.raises(grpc.RpcError) as caught:
+        caller.pre_start(["GPU-a-0"])
+    assert (caught.value.code(), caught.value.details()) == (status, says)
 
 
 # ---- the socket
@@ -227,13 +259,15 @@ def test_a_missing_directory_is_named(directory, inventory):
 # ---- registration
 
 
-def test_the_resource_is_registered_with_the_kubelet(start, kubelet, directory):
+@pytest.mark.parametrize("pre_start", [False, True])
+def test_the_resource_is_registered_with_the_kubelet(start, kubelet, directory, pre_start):
     start()
-    register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
+    register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", pre_start=pre_start)
     request = kubelet.registered.get(timeout=20)
     assert (request.version, request.endpoint, request.resource_name) == (
         "v1beta1", "nvidia-gpu.sock", "nvidia.com/gpu")
     assert request.options.get_preferred_allocation_available
+    assert request.options.pre_start_required is pre_start
     assert kubelet.options.get(timeout=20).get_preferred_allocation_available
 
 

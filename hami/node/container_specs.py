@@ -1,0 +1,94 @@
+"""CDI specifications of single containers: what a container gets when it starts, under a name that only it has.
+
+A file is replaced by renaming within its folder, and only if its content changes: containerd reads all specifications
+again after each change, and does not notice files that come from another folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hami.node.cdi import VERSION, Document
+from hami.node.grant import Grant
+from hami.node.host import host_errors
+from hami.runtime.files import write_atomically
+
+KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
+MIN_AGE_S = 300.0
+"""Seconds for which a specification is kept even if no container has it."""
+_DEVICE = re.compile(rf"{KIND}=([0-9a-f]{{16}})")
+_FILE = re.compile(r"hami\.io-container-(?P<name>[0-9a-f]{16})\.json")
+_PARTS = ("deviceNodes", "mounts", "hooks")
+
+
+def device_name(name: str) -> str:
+    """Returns the qualified name of the device that a container with the specification *name* asks for."""
+    return f"{KIND}={name}"
+
+
+def spec_names(devices: Iterable[str]) -> list[str]:
+    """Returns the names of specifications among qualified names of CDI devices."""
+    return [found[1] for device in devices if (found := _DEVICE.fullmatch(device))]
+
+
+def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Document:
+    """Returns the specification *name* of a container that gets *grant*.
+
+    *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
+    """
+    parts: dict[str, list[Any]] = {
+        "deviceNodes": [{"path": one.container_path, "hostPath": one.host_path, "permissions": one.permissions}
+                        for one in grant.devices],
+        "mounts": [{"hostPath": one.host_path, "containerPath": one.container_path,
+                    "options": ["ro" if one.read_only else "rw", "rbind", "rprivate"]} for one in grant.mounts],
+        "hooks": [],
+    }
+    env = dict(grant.env)
+    for other in edits:
+        env |= (variable.partition("=")[::2] for variable in other.get("env", ()))
+        for part in _PARTS:
+            parts[part] += (one for one in other.get(part, ()) if one not in parts[part])
+    edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": [
+        {"name": name, "containerEdits": {part: values for part, values in edited.items() if values}}]}
+
+
+class ContainerSpecs:
+    """The files of one node. Threads may share it."""
+
+    def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:
+        """*folder*: where runtimes look for specifications. *now*: Unix seconds by the clock of the file system."""
+        self._folder = folder
+        self._now = now
+
+    def write(self, name: str, document: Document) -> None:
+        """Writes the specification *name* unless it is there already. Raises: HostError."""
+        with host_errors("cannot write a CDI specification"):
+            write_atomically(self._folder / f"hami.io-container-{name}.json", msgspec.json.encode(document) + b"\n")
+
+    def names(self) -> frozenset[str]:
+        """Returns the names of all specifications in the folder. Raises: HostError."""
+        with host_errors("cannot list CDI specifications"):
+            paths = list(self._folder.iterdir()) if self._folder.exists() else []
+        return frozenset(found["name"] for path in paths if (found := _FILE.fullmatch(path.name)))
+
+    def sweep(self, names: Collection[str], used: Collection[str]) -> list[str]:
+        """Removes those of *names* that are not *used*; returns the removed ones. Keeps recent ones. Raises: HostError.
+
+        *names* must be listed before it is looked up which are used.
+        """
+        removed = []
+        for name in sorted(set(names) - set(used)):
+            path = self._folder / f"hami.io-container-{name}.json"
+            with host_errors("cannot remove a CDI specification"), contextlib.suppress(FileNotFoundError):
+                if self._now() - path.stat().st_mtime > MIN_AGE_S:
+                    path.unlink()
+                    removed.append(name)
+        return removed

@@ -1,0 +1,199 @@
+"""Start-time mode: Allocate answers with a name only; what a container gets is decided when it starts.
+
+The kubelet calls PreStartContainer after it has recorded which container owns the devices, and before the container is
+created. So the container is known, not guessed: no node lock is needed, and an error is retried instead of failing the
+pod. The name is random for each Allocate: device ids are no name, since the kubelet hands those of init containers on
+to later containers of the same pod.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from hami.codec.keys import BIND_PHASE
+from hami.devices.config import PluginConfig
+from hami.devices.registration import MIG
+from hami.errors import AllocationRefused, Conflict, HamiError
+from hami.kube.cluster import Cluster
+from hami.kube.retry import brief_retry
+from hami.model import BindPhase, Pod
+from hami.node.cdi import Document
+from hami.node.checkpoint import CheckpointEntry
+from hami.node.container_specs import ContainerSpecs, device_name, render_grant, spec_names
+from hami.node.grant import Grant, overridable_env
+from hami.node.host import Host
+from hami.node.pods import NodePods
+from hami.plugin import api_pb2 as api
+from hami.plugin.container_match import (
+    AllocateCall, ContainerMatch, container_shares, find_container, has_outstanding, preferred_ids,
+    reason_not_allocated,
+)
+from hami.plugin.grant_builder import GrantBuilder
+from hami.vendors.spec import Vendor
+
+log = logging.getLogger(__name__)
+
+
+class StartTimeAllocator:
+    """Hands out shares of the node's cards to containers that start. Threads may share it."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, vendor: Vendor, host: Host, grants: GrantBuilder,
+                 specs: ContainerSpecs, *, node_pods: NodePods | None = None,
+                 edits: Callable[[Iterable[str]], list[Document]] = lambda names: []) -> None:
+        """*edits*: returns the edits of the CDI devices with these names, which cannot be named in a specification."""
+        self._config = config
+        self._cluster = cluster
+        self._vendor = vendor
+        self._host = host
+        self._grants = grants
+        self._specs = specs
+        self._node_pods = node_pods
+        self._edits = edits
+        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), lambda seconds: None)
+
+    def allocate(self, device_ids: Sequence[str]) -> Grant:
+        """Returns a grant of nothing but a new CDI device, whose specification `pre_start` writes, and variables.
+
+        Variables of a CDI device replace those in the specification of the container; these do not.
+        Raises: AllocationRefused.
+        """
+        try:
+            self._grants.check_ids(device_ids)
+        except AllocationRefused as error:
+            log.warning("allocation failed", extra={"node": self._config.node, "error": error})
+            raise
+        env = overridable_env(self._config, len(device_ids)) if self._config.operating_mode != MIG else {}
+        return Grant(env=env, cdi_devices=(device_name(secrets.token_hex(8)),))
+
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+        """Returns the ids that lie on the cards of the requesting container, if the watched pods leave no doubt.
+
+        It is a hint, which keeps the kubelet's own records close to the truth. Never waits for the API server.
+        """
+        pods = self._node_pods.pods() if self._node_pods is not None else None
+        if pods is None or not 0 < size <= len(available):
+            return ()
+        call = self._call(tuple(available[:size]), self._host.served(self._config.resource))
+        match find_container(pods, None, call):
+            case ContainerMatch(container=container):
+                return preferred_ids(container.shares, available, must_include)
+        return ()
+
+    def pre_start(self, device_ids: Sequence[str]) -> None:
+        """Writes the specifications of all containers that have exactly these devices: they belong to one pod.
+
+        Does nothing for containers that Allocate has served.
+        Raises: AllocationRefused with the reason; HostError; ClusterError; HamiError of the driver.
+        """
+        started = time.monotonic()
+        try:
+            pod, containers = self._retry_conflicts(self._pre_start, tuple(device_ids))
+        except HamiError as error:
+            log.warning("container cannot start", extra={
+                "node": self._config.node, "devices": sorted(device_ids), "error": error})
+            raise
+        if pod is not None:
+            log.info("devices allocated", extra={
+                "pod": pod.ref, "container": ",".join(containers), "node": self._config.node,
+                "seconds": round(time.monotonic() - started, 4)})
+
+    def sweep(self) -> None:
+        """Removes the specifications that no container has any more. Raises: HostError."""
+        names = self._specs.names()
+        if names and (entries := self._host.allocations()) is not None:
+            if removed := self._specs.sweep(names, {name for entry in entries for name in _names_in(entry)}):
+                log.info("CDI specifications of containers removed", extra={"names": removed})
+
+    def is_recorded(self) -> bool | None:
+        """Reports whether the kubelet has containers of start-time mode; ``None`` if it has no containers at all, or
+        its checkpoint cannot be read."""
+        try:
+            names = [_names_in(entry) for entry in self._entries()]
+        except HamiError:
+            return None
+        return any(names) if names else None
+
+    def _pre_start(self, ids: tuple[str, ...]) -> tuple[Pod | None, list[str]]:
+        entries = [entry for entry in self._entries() if entry.ids == set(ids)]
+        if len({entry.pod_uid for entry in entries}) != 1:
+            raise AllocationRefused(f"the kubelet's checkpoint names {len(entries)} containers with the devices "
+                                    f"{', '.join(sorted(ids))}, expected those of one pod")
+        wanted = [(entry.container, name) for entry in entries for name in _names_in(entry)]
+        if not wanted:
+            return None, []
+        pod = self._pod(entries[0].pod_uid)
+        if reason := reason_not_allocated(pod, self._config.node, self._vendor):
+            raise AllocationRefused(f"pod {pod.ref} cannot be served: {reason}")
+        written, errors = [], []
+        for container, name in wanted:
+            try:
+                pod = self._prepare(pod, container, name, ids)
+                written.append(container)
+            except AllocationRefused as error:  # an init container that has ended must not stop a later container
+                errors.append(error)
+        if not written:
+            raise errors[0]
+        return pod, written
+
+    def _prepare(self, pod: Pod, container: str, name: str, ids: tuple[str, ...]) -> Pod:
+        """Writes the specification of one container; returns the pod as it is now."""
+        shares = container_shares(pod, self._config.resource, self._vendor)
+        found = next((one for one in shares if one.name == container), None)
+        if found is None or len(found.shares) != len(ids):
+            raise AllocationRefused(f"pod {pod.ref} was allocated {len(found.shares) if found else 0} devices for "
+                                    f"container {container}, but the kubelet chose {len(ids)}")
+        match = ContainerMatch(pod=pod, container=found, annotations={}, finished=True)
+        # the same name, the same text: a container that starts again keeps its counters, and its file is not written
+        token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+        grant, annotations = self._grants.build(match, self._call(ids), token=token)
+        if annotations:
+            pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
+        own = overridable_env(self._config, len(ids)).keys()
+        env = {key: value for key, value in grant.env.items() if key not in own}
+        self._specs.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices)))
+        return pod
+
+    def _call(self, ids: tuple[str, ...], served: frozenset[tuple[str, str]] | None = None) -> AllocateCall:
+        return AllocateCall(node=self._config.node, resource=self._config.resource, ids=ids, vendor=self._vendor,
+                            served=served)
+
+    def _entries(self) -> list[CheckpointEntry]:
+        entries = self._host.allocations()
+        if entries is None:
+            raise AllocationRefused("the kubelet has no checkpoint of devices: check --kubelet-socket")
+        return [entry for entry in entries if entry.resource == self._config.resource]
+
+    def _pod(self, uid: str) -> Pod:
+        """Returns the pod from the watch, which may be late but knows the allocation of the Binding."""
+        pod = self._node_pods.pod(uid) if self._node_pods is not None else None
+        if pod is None:
+            pods = self._cluster.pods_on(self._config.node)
+            pod = next((one for one in pods if one.ref.uid == uid), None)
+        elif self._config.operating_mode == MIG:  # containers that start together record their instances on it
+            latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
+            pod = latest if latest is not None and latest.ref.uid == uid else None
+        if pod is None:
+            raise AllocationRefused(f"the API server knows no pod {uid} on this node: it was deleted")
+        return pod
+
+
+def needs_completion(pod: Pod, node: str, vendor: Vendor) -> bool:
+    """Reports whether *pod* was bound by a scheduler that expects the device plugin to record the allocation."""
+    return (pod.node_name == node and not pod.is_terminated and has_outstanding(pod, vendor.to_allocate)
+            and pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING)
+
+
+def _names_in(entry: CheckpointEntry) -> list[str]:
+    """Returns the names of specifications in what the kubelet was answered for a container."""
+    try:
+        answer = api.ContainerAllocateResponse.FromString(entry.answer or b"")
+    except DecodeError:
+        return []
+    return spec_names(device.name for device in answer.cdi_devices)
