@@ -18,6 +18,7 @@ import pytest
 from e2e import audit, binaries, kind
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
+from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.flaky import FILE, FlakyTests, parse_flaky
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
@@ -165,6 +166,24 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
         yield real_node
         found = audit.audit(sandbox.kube)
     assert not found, "the auditor found:\n" + "\n".join(found)
+
+
+@pytest.fixture
+def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
+    """The device plugin with two GPUs of ten slices, or as many GPUs as its parameter says; the kubelet offers them."""
+    count = getattr(request, "param", 2)
+    made = DevicePlugin(real)
+    made.insert(*cards(count))
+    made.install_limiter("the limiter\n")
+    made.start()
+    try:
+        made.wait_offered(count * SLOTS)
+        yield made
+    finally:
+        made.close()
+        real.kubelet.start()
+        real.wait_node(lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",
+                       what="offers nothing of a plugin that is gone")
 
 
 @pytest.fixture(autouse=True)

@@ -22,12 +22,14 @@ from e2e.processes import free_port
 from e2e.realnode import NodeProgram, RealNode
 from e2e.scheduler import shipped_flags
 
-__all__ = ["HOOK", "RESOURCE", "Card", "DevicePlugin", "cards"]
+__all__ = ["HOOK", "RESOURCE", "SLOTS", "Card", "DevicePlugin", "cards"]
 
 Object = dict[str, Any]
 RESOURCE = "nvidia.com/gpu"
 HOOK = "/var/lib/hami"
 """Host directory above ``vgpu``, on the node."""
+SLOTS = 10
+"""Slices of a GPU, by the shipped device configuration."""
 ACCOUNT = "hami-device-plugin"
 CONTAINER = "device-plugin"
 NAMESPACE = "kube-system"

@@ -74,6 +74,7 @@ touch ready
 exec tail -f "$0/ready"  # the reaper finds it by the directory in its command line
 """
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
+REBOOT_ATTEMPTS = 5
 LOG_LINE = re.compile(r"\S+ (stdout|stderr) ([FP]) (.*)")
 
 
@@ -126,9 +127,9 @@ class NodeProgram(Program):
     """A program in the namespaces of a node. Its first process only waits for the program itself."""
 
     def signal(self, number: int) -> None:
-        """Signals the program itself; its parent ends with it."""
+        """Signals the program itself; its parent ends with it, and suspends itself with it."""
         for pid in group_members(self.pid) if self.pid is not None else ():
-            if pid != self.pid:
+            if pid != self.pid or number == signal.SIGCONT:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
@@ -187,6 +188,25 @@ class RealNode(JoinedNode):
     def kill_kubelet(self) -> None:
         """Kills the kubelet; containers keep running."""
         self.kubelet.kill()
+
+    def reboot(self, start: Callable[[], object]) -> None:
+        """Kills kubelet, containerd and all containers, then empties /run/cdi and starts them again.
+
+        *start*: starts what runs before the kubelet.
+        """
+        self.kubelet.kill()
+        for task in self.ctr("tasks", "list", "--quiet").split():
+            with contextlib.suppress(NodeUnavailable):  # it has ended, since another one has
+                self.ctr("tasks", "kill", "--signal", "SIGKILL", task)
+        self.containerd.kill()
+        shutil.rmtree(self.path("/run/cdi"), ignore_errors=True)
+        self.containerd.start()
+        self._wait(self._answers, "containerd", self.containerd)
+        start()
+        for _ in range(REBOOT_ATTEMPTS):  # a kubelet ends if containerd is not quite ready
+            with contextlib.suppress(NodeUnavailable):
+                return self.start_kubelet()
+        self.start_kubelet()
 
     def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20) -> str:
         """Returns the output of all runs of *container* once it contains *until*.

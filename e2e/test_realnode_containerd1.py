@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import LocalCluster
-from e2e.device_plugin import HOOK, DevicePlugin, cards
+from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from e2e.joined_node import NodeUnavailable
 from e2e.realnode import RealNode, Runtime, missing
 from e2e.sandbox import Sandbox
 from e2e.shown import limits, shower
 
 pytestmark = pytest.mark.kind
-SLOTS = 10
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
+from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.nodes import REGISTER
 from e2e.pods import init, pod
 from e2e.realnode import RealNode
@@ -32,7 +31,6 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 LOCK = "hami.io/mutex.lock"
 PHASE = "hami.io/bind-phase"
 FIRST, SECOND = cards(2)
-SLOTS = 10
 SIZE = "1g.10gb"
 CUT = f"nvidia.com/mig-{SIZE}"
 
@@ -44,24 +42,6 @@ def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
 
 def annotations(item: Object) -> dict[str, str]:
     return item["metadata"].get("annotations") or {}
-
-
-@pytest.fixture
-def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
-    """The device plugin with two GPUs of ten slices, or as many GPUs as its parameter says; the kubelet offers them."""
-    count = getattr(request, "param", 2)
-    made = DevicePlugin(real)
-    made.insert(*cards(count))
-    made.install_limiter("the limiter\n")
-    made.start()
-    try:
-        made.wait_offered(count * SLOTS)
-        yield made
-    finally:
-        made.close()
-        real.kubelet.start()
-        real.wait_node(lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",
-                       what="offers nothing of a plugin that is gone")
 
 
 def test_the_node_shows_the_resource_and_registers_its_cards(real: RealNode, plugin: DevicePlugin) -> None:
@@ -269,9 +249,8 @@ def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specificati
     env = seen(sandbox, real, "a").env
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("void", "1000m")
     assert "update-ldcache --folder /usr/lib64" in Path(f"{hook}.log").read_text()
-    (file,) = specifications.iterdir()
+    file = specifications / "k8s.device-plugin.nvidia.com-gpu.json"
     devices = {device["name"] for device in json.loads(file.read_text())["devices"]}
-    assert file.name == "k8s.device-plugin.nvidia.com-gpu.json"
     assert devices == {FIRST.uuid, SECOND.uuid, "0", "1", "all"}
 
 

@@ -10,19 +10,20 @@ import pytest
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import DevicePlugin, cards
 from e2e.eventually import WaitTimeout, eventually
+from e2e.placing import LOCK, Part, place_as_upstream
 from e2e.pods import container, pod
 from e2e.realnode import RealNode
 from e2e.rights import Call, Right, calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
 
-LOCK = "hami.io/mutex.lock"
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @pytest.mark.kind
 def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, real: RealNode,
                                                                         local: LocalCluster) -> None:
-    plugin = DevicePlugin(real)
+    """In admission mode, which records events of pods."""
+    plugin = DevicePlugin(real, allocate="admission")
     plugin.insert(*cards(1))
     plugin.install_limiter("the limiter\n")
     plugin.start()
@@ -49,6 +50,21 @@ def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox:
         real.kubelet.start()
     assert not refused(made)
     assert not unused(rights, made)
+
+
+@pytest.mark.kind
+def test_the_device_plugin_misses_no_right_in_start_time_mode(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
+                                                              local: LocalCluster) -> None:
+    before = local.audit_log.stat().st_size
+    sandbox.create(pod("a", containers=[container("main", gpu=1, gpumem=1000)], scheduler="hami-scheduler"))
+    sandbox.running("a")
+    place_as_upstream(sandbox, real, pod("b", containers=[container("main", gpu=1, gpumem=1000)]),
+                      [Part(cards(1)[0].uuid, 1000)])
+    sandbox.running("b")
+    real.wait_node(lambda node: LOCK not in (node["metadata"].get("annotations") or {}), what="unlocked")
+    made = list(calls(local.audit_log, "hami-device-plugin", before))
+    assert {call.right.verb for call in made} >= {"get", "patch"}
+    assert not refused(made)
 
 
 def write_lock(real: RealNode, text: str | None) -> None:
