@@ -92,7 +92,8 @@ class PodCache:
             known = self._records.get(uid)
             if (known is not None and version < known.version) or uid in self._tombstones:
                 return
-            requesting = requests_devices(self._vendors, pod.containers)
+            requesting = (known.requests_devices if known is not None  # what a pod requests cannot be changed
+                          else requests_devices(self._vendors, pod.containers))
             if requesting or ASSIGNED_NODE in pod.annotations:
                 self._store(pod, version, requesting)
             else:

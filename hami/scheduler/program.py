@@ -20,7 +20,7 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
-from hami.runtime.interpreter import freeze_gc, set_switch_interval
+from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
@@ -116,6 +116,7 @@ class SchedulerProgram:
     def start(self) -> None:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""
         set_switch_interval()
+        collect_rarely()
         if self._certificates is not None:
             self._certificates.prepare(time.sleep)
         self._exporter.start()

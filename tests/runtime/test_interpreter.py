@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from hami.runtime.interpreter import freeze_gc, set_switch_interval
+from hami.runtime.interpreter import YOUNG_OBJECTS, collect_rarely, freeze_gc, set_switch_interval
 
 
 class Cycle:
@@ -37,3 +37,12 @@ def test_a_busy_thread_yields_after_half_a_millisecond():
         assert sys.getswitchinterval() == pytest.approx(0.0005)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_collections_are_rare_and_old_objects_are_still_looked_at():
+    before = gc.get_threshold()
+    try:
+        collect_rarely()
+        assert gc.get_threshold() == (YOUNG_OBJECTS, *before[1:])
+    finally:
+        gc.set_threshold(*before)
