@@ -29,6 +29,7 @@ pytestmark = pytest.mark.kind
 Object = dict[str, Any]
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 LOCK = "hami.io/mutex.lock"
+LOCK_FREE = "hami.io/lock-free"
 PHASE = "hami.io/bind-phase"
 FIRST, SECOND = cards(2)
 SIZE = "1g.10gb"
@@ -42,6 +43,13 @@ def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
 
 def annotations(item: Object) -> dict[str, str]:
     return item["metadata"].get("annotations") or {}
+
+
+def lock_nodes(real: RealNode, plugin: DevicePlugin) -> None:
+    """Starts the plugin again in the mode that needs the node lock."""
+    plugin.stop()
+    plugin.start(allocate="admission").wait_offered(2 * SLOTS)
+    real.wait_node(lambda node: LOCK_FREE not in annotations(node), what="locked for each pod")
 
 
 def test_the_node_shows_the_resource_and_registers_its_cards(real: RealNode, plugin: DevicePlugin) -> None:
@@ -129,6 +137,7 @@ def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNod
 def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                                 ) -> None:
     """The kubelet fails that pod; it does not delay the next one."""
+    lock_nodes(real, plugin)
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
@@ -156,6 +165,7 @@ def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: Devi
 
 def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                                scheduler: Scheduler) -> None:
+    lock_nodes(real, plugin)
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.bound(wait_for=1)
@@ -168,6 +178,7 @@ def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox,
 
 def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
                                                      scheduler: Scheduler) -> None:
+    lock_nodes(real, plugin)
     scheduler.kill()
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
     sandbox.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK: held}}})

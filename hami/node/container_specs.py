@@ -70,8 +70,9 @@ class ContainerSpecs:
 
     def write(self, name: str, document: Document) -> None:
         """Writes the specification *name* unless it is there already. Raises: HostError."""
+        path, data = self._folder / f"hami.io-container-{name}.json", msgspec.json.encode(document) + b"\n"
         with host_errors("cannot write a CDI specification"):
-            write_atomically(self._folder / f"hami.io-container-{name}.json", msgspec.json.encode(document) + b"\n")
+            write_atomically(path, data, durable=False)  # it is written again before the container starts again
 
     def names(self) -> frozenset[str]:
         """Returns the names of all specifications in the folder. Raises: HostError."""

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> bool:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> bool:
     """Writes *data* to *path* by renaming; returns whether the content changed. Raises: OSError.
 
     Creates missing directories. Replaces links, and an empty directory, which container runtimes create in place of a
-    missing file.
+    missing file. *durable*: waits until the disk has the data.
     """
     if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
         return False
@@ -22,7 +22,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> bool:
             file.write(data)
             file.flush()
             os.fchmod(handle, mode)
-            os.fsync(handle)
+            if durable:
+                os.fsync(handle)
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         os.replace(temporary, path)
