@@ -46,7 +46,7 @@ class Settings:
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
-    threads: int = 320
+    threads: int = 1024
 
     self_signed_cert_dir: str = ""
     self_signed_cert_secret: str = "hami-scheduler-self-signed"
