@@ -100,7 +100,8 @@ def install(cluster: LocalCluster, certificates: Certificates, *, port: int | No
 
 def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
     """Waits until the API server enforces the policies. It does so some seconds after they were created."""
-    last = pod("probe", gpu=1, node_name="nowhere")  # what the last policy of the file refuses
+    # what the last policy of the file refuses; the webhook leaves it to the other scheduler
+    last = pod("probe", gpu=1, node_name="nowhere", scheduler="foo")
 
     def enforced() -> bool:
         try:

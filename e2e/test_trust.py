@@ -197,7 +197,7 @@ def test_no_key_of_any_vendor_can_be_set(sandbox: Sandbox, tenant: Kube) -> None
     for key in KEYS:
         with pytest.raises(ApiError) as error:
             tenant.create(pod("new", annotations={key: "x"}), sandbox.namespace)
-        assert key in error.value.message
+        assert error.value.status == 403, key  # by the webhook, or else by the policy
         patch = annotated({key: "x"})
         assert refused(lambda patch=patch: tenant.merge_patch("Pod", "plain", patch, sandbox.namespace)) == (
             "hami-allocations")
@@ -292,37 +292,35 @@ def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox: Sandbox, 
         for namespace, name in ((SYSTEM, other["metadata"]["name"]), (sandbox.namespace, running)):
             path = path_of("Pod", namespace, name)
             assert refused(lambda path=path: stolen.call("PATCH", path, image, content_type=strategic)) == (
-                "hami-device-plugins")
+                "hami-allocations")
         patch = annotated({PHASE: "failed"})
-        assert refused(lambda: stolen.merge_patch("Pod", other["metadata"]["name"], patch, SYSTEM)) in (
-            "hami-device-plugins", "hami-allocations")
+        assert refused(lambda: stolen.merge_patch("Pod", other["metadata"]["name"], patch, SYSTEM)) == (
+            "hami-allocations")
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
     for patch in ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}),
                   {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"ownerReferences": [owner]}},
                   {"spec": {"activeDeadlineSeconds": 1}}, {"metadata": {"labels": {NODE: None}}}):
         assert refused(lambda patch=patch: stolen.merge_patch("Pod", running, patch, sandbox.namespace)) == (
-            "hami-device-plugins")
+            "hami-allocations")
 
 
 def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox: Sandbox, stolen: Kube) -> None:
     own, other = of(sandbox, "n0"), of(sandbox, "n1")
     for patch in (annotated({REGISTER: "[]"}), annotated({MUTEX: "x"}), annotated({"hami.io/lock-free": "NVIDIA"}),
                   {"metadata": {"labels": {"gpu": "off"}}}, {"spec": {"unschedulable": True}}):
-        assert refused(lambda patch=patch: stolen.merge_patch("Node", other, patch)) in (
-            "hami-device-plugins", "hami-registrations")
+        assert refused(lambda patch=patch: stolen.merge_patch("Node", other, patch)) == "hami-registrations"
     taints = [{"key": "k", "effect": "NoExecute"}]
     for patch in ({"spec": {"unschedulable": True}}, {"spec": {"taints": taints}},
                   {"metadata": {"labels": {"gpu": "off"}}}, annotated({"kwok.x-k8s.io/node": None}),
                   annotated({"example.com/x": "1"}), {"metadata": {"finalizers": ["example.com/stay"]}}):
-        assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch)) == "hami-device-plugins"
+        assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch)) == "hami-registrations"
 
 
 def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: str) -> None:
     client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM))
     patch = annotated({PHASE: "failed"})
-    for kind, name, namespace in (("Pod", running, sandbox.namespace), ("Node", of(sandbox, "n0"), None)):
-        assert refused(lambda kind=kind, name=name, namespace=namespace: client.merge_patch(
-            kind, name, patch, namespace)) in ("hami-device-plugins", "hami-allocations")
+    assert refused(lambda: client.merge_patch("Pod", running, patch, sandbox.namespace)) == "hami-allocations"
+    assert refused(lambda: client.merge_patch("Node", of(sandbox, "n0"), patch)) == "hami-registrations"
     client.close()
 
 

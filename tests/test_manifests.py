@@ -17,6 +17,7 @@ BASE = ROOT / "manifests" / "base"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml"}
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
+KEYS = "device-plugin-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}
 # nodes offer these as resources, so kube-scheduler and the kubelet account for them, as in upstream's chart
 NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") for resource in vendor.resources
@@ -62,7 +63,7 @@ def cel_pattern(expression):
 @pytest.mark.parametrize("vendor", list(CATALOG), ids=lambda vendor: vendor.key)
 def test_the_policies_protect_all_keys_of_a_vendor(vendor):
     found = expressions("policies.yaml")
-    pods, nodes = found["hami-allocations", "written"], found["hami-registrations", "written"]
+    pods, nodes = found["hami-allocations", KEYS], found["hami-registrations", KEYS]
     for key in filter(None, (vendor.allocated, vendor.to_allocate, *vendor.extra_keys)):
         assert key in names_in(pods) or re.search(cel_pattern(pods), key), key
     for key in filter(None, (vendor.register, vendor.handshake, vendor.lock)):
@@ -71,7 +72,7 @@ def test_the_policies_protect_all_keys_of_a_vendor(vendor):
 
 def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     found = expressions("policies.yaml")
-    pods, nodes = found["hami-allocations", "written"], found["hami-registrations", "written"]
+    pods, nodes = found["hami-allocations", KEYS], found["hami-registrations", KEYS]
     assert SCHEDULER_OWNED <= set(names_in(pods))
     assert {NODE_LOCK, ROOM} <= set(names_in(nodes))
     chosen = {key for vendor in CATALOG for key in (*vendor.selectors.names, *vendor.pod_keys)}
@@ -88,8 +89,8 @@ def test_every_policy_denies_when_it_fails_and_is_bound():
     assert all(spec == {"policyName": name, "validationActions": ["Deny"]} for name, spec in bound.items())
     for spec in policies.values():
         assert spec["failurePolicy"] == "Fail"
-        assert all(check["reason"] == "Forbidden" and {"message", "messageExpression"} & check.keys()
-                   for check in spec["validations"])
+        assert len(spec["matchConditions"]) == 1  # the API server skips a policy if one of several is false
+        assert all(check["reason"] == "Forbidden" and check["message"] for check in spec["validations"])
 
 
 def test_rights_that_policies_ask_for_are_granted_by_a_role():

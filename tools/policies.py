@@ -34,6 +34,19 @@ and users may write as many keys as fit into 256 KiB."""
 MOST_CONTAINERS, MOST_AMOUNTS = 100, 50
 """The same for containers of a pod and amounts of a container; with more, it counts as one that requests devices."""
 WIDTH = 104
+DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
+"""CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
+_CONFINED = f"""\
+oldObject != null
+&& object.spec == oldObject.spec
+&& object.?status == oldObject.?status
+&& object.metadata.?labels.orValue({{}}) == oldObject.metadata.?labels.orValue({{}})
+&& object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
+&& object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
+&& [[oldObject.metadata.?annotations.orValue({{}}), object.metadata.?annotations.orValue({{}})]].all(pair,
+  pair[0] == pair[1] || pair.all(keys, keys.size() <= {MOST_KEYS} && keys.all(k, k.startsWith('hami.io/')
+    || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
+# CEL: nothing but annotations of HAMi changes
 
 
 def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
@@ -66,6 +79,9 @@ def render_policies(catalog: Catalog) -> str:
     return Template(TEMPLATE.read_text()).substitute(
         generated=GENERATED,
         most_keys=MOST_KEYS,
+        device_plugin=DEVICE_PLUGIN,
+        token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
+        confined=_indented(_CONFINED, 6),
         pod_key=_indented(_owned_pod_key(catalog), 8),
         node_key=_indented(_owned_node_key(catalog), 8),
         requests_devices=_indented(_requests_devices(catalog), 6),
