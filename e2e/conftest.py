@@ -24,7 +24,7 @@ from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180  # the first test on kind includes the installation
 REPLICA = pytest.StashKey[Scheduler]()
 Cluster = LocalCluster | ExternalCluster
 
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds missing programs here, where no test's time limit applies: the first build takes minutes."""
+    """Builds programs and images here, where no test's time limit applies: the first build takes minutes."""
     if not session.items or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -48,6 +48,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if os.environ.get("HAMI_E2E_KIND"):
             if not kind.missing():
                 binaries.find_one("kwok")
+                kind.build_images()
         elif not os.environ.get("HAMI_E2E_KUBECONFIG"):
             binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
                           and not missing())

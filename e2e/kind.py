@@ -194,8 +194,7 @@ class KindCluster(ExternalCluster):
     # -- how it comes about
 
     def _load_images(self) -> None:
-        for repository, stage in IMAGES.items():
-            build_image(f"{repository}:{RELEASE}", stage)
+        for repository in IMAGES:
             self._tool.load_docker_image(f"{repository}:{RELEASE}")
         archive = self.folder / "busybox.tar"
         pack_busybox(archive, BUSYBOX, Path(shutil.which("busybox") or ""), command=("sh",))
@@ -277,6 +276,12 @@ class Worker(JoinedNode):
 
     def logs(self, size: int = 3000) -> str:
         return run("docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]
+
+
+def build_images() -> None:
+    """Builds all images of HAMi, which takes minutes the first time. Raises: ClusterUnavailable."""
+    for repository, stage in IMAGES.items():
+        build_image(f"{repository}:{RELEASE}", stage)
 
 
 def build_image(name: str, stage: str) -> None:
