@@ -364,7 +364,10 @@ def test_kubelets_write_status_and_mirror_pods(sandbox: Sandbox, running: str) -
     kubelet = sandbox.kube.impersonating(f"system:node:{node}", "system:nodes")
     kubelet.merge_patch("Pod", running, {"status": {"message": "fine"}}, sandbox.namespace, subresource="status")
     kubelet.merge_patch("Node", node, {"status": {"nodeInfo": {"kernelVersion": "x"}}}, subresource="status")
-    kubelet.create(pod("mirror", node_name=node, annotations={"kubernetes.io/config.mirror": "x"}), sandbox.namespace)
+    mirror = pod("mirror", node_name=node, annotations={"kubernetes.io/config.mirror": "x"})
+    mirror["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": node, "controller": True,
+                                              "uid": sandbox.kube.get("Node", node)["metadata"]["uid"]}]
+    kubelet.create(mirror, sandbox.namespace)
     assert refused(lambda: kubelet.merge_patch("Node", node, annotated({REGISTER: "[]"}), subresource="status")) == (
         "hami-registrations")
     kubelet.close()
@@ -379,7 +382,9 @@ def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
     client = account(sandbox, "skipper", "edit", "hami-webhook-skipper")
     wait_permitted(sandbox, client, "create", "pods")
     wait_permitted(sandbox, client, "skip", "webhook", "hami.io")
-    client.create(pod("p", gpu=1, labels=IGNORE), sandbox.namespace)
+    item = pod("p", gpu=1, labels=IGNORE)
+    item["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "nowhere"}  # the default scheduler would place it
+    client.create(item, sandbox.namespace)
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
     client.close()
 
