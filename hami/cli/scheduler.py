@@ -83,7 +83,7 @@ OUTPUT = (
 )
 NO_EFFECT = (
     Flag("--profiling", BOOLEAN, "There are no Go profiles."),
-    Flag("--node-lock-retry-timeout", DURATION, "Binds wait in a queue for their node."),
+    Flag("--node-lock-retry-timeout", DURATION, "Binds wait until their node is unlocked."),
     Flag("--kube-burst", COUNT, "The API server's own limits apply."),
     *(Flag(f"--{name}", STRING) for name in (
         "vmodule", "alsologtostderrthreshold", "log_dir", "log_file", "stderrthreshold", "log_backtrace_at")),

@@ -70,9 +70,9 @@ class ContainerSpecs:
 
     def write(self, name: str, document: Document) -> None:
         """Writes the specification *name* unless it is there already. Raises: HostError."""
-        path, data = self._folder / f"hami.io-container-{name}.json", msgspec.json.encode(document) + b"\n"
         with host_errors("cannot write a CDI specification"):
-            write_atomically(path, data, durable=False)  # it is written again before the container starts again
+            # not forced to disk: it is written again before the container starts again
+            write_atomically(self._path(name), msgspec.json.encode(document) + b"\n", durable=False)
 
     def names(self) -> frozenset[str]:
         """Returns the names of all specifications in the folder. Raises: HostError."""
@@ -87,9 +87,12 @@ class ContainerSpecs:
         """
         removed = []
         for name in sorted(set(names) - set(used)):
-            path = self._folder / f"hami.io-container-{name}.json"
+            path = self._path(name)
             with host_errors("cannot remove a CDI specification"), contextlib.suppress(FileNotFoundError):
                 if self._now() - path.stat().st_mtime > MIN_AGE_S:
                     path.unlink()
                     removed.append(name)
         return removed
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"hami.io-container-{name}.json"

@@ -17,11 +17,10 @@ from hami.devices.config import PluginConfig
 from hami.errors import ClusterError
 from hami.kube.cluster import Cluster
 from hami.model import Node
+from hami.plugin.flags import ADMISSION, AUTO, START
 from hami.plugin.settings import PluginSettings
 
 log = logging.getLogger(__name__)
-
-START, ADMISSION, AUTO = "start", "admission", "auto"
 
 _RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
 """The first versions with CDI switched on."""

@@ -9,7 +9,7 @@ from hami.runtime.options import (
 
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
-ALLOCATE_MODES = ("auto", "start", "admission")
+ALLOCATE_MODES = AUTO, START, ADMISSION = ("auto", "start", "admission")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 

@@ -21,7 +21,7 @@ from hami.codec.documents import convert, parse_json
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
-from hami.plugin.flags import FLAGS, NODE_CONFIG_FILE, OPERATING_MODES
+from hami.plugin.flags import AUTO, FLAGS, NODE_CONFIG_FILE, OPERATING_MODES, START
 from hami.quantity import INT32_MAX
 from hami.runtime.options import Address, Flag, parse_named, read_text
 
@@ -44,7 +44,7 @@ class PluginSettings:
 
     config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
     devices: DeviceConfig = field(default_factory=chart_config)
-    allocate: str = "auto"
+    allocate: str = AUTO
     mock_devices: str = ""
     driver_root_in_container: str = "/driver-root"
     fail_on_init_error: bool = True
@@ -107,7 +107,7 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
     if config.operating_mode == "mig" and not config.mig_allowlist:
         raise HamiError(f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
                         "configuration has no nvidia.migProfileAllowlist: no instance may be created")
-    if settings.allocate == "start" and not settings.cdi_root:
+    if settings.allocate == START and not settings.cdi_root:
         raise HamiError("--allocate start: --cdi-root is empty, so there is no directory for CDI specifications")
     if config.operating_mode == "mig" and config.register_format == "csv":
         raise HamiError("--register-format csv: it has no field for the places of MIG instances, expected json")

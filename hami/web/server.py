@@ -33,7 +33,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContext | None = None,
-          plain: tuple[str, int] | None = None, threads: int = 320, grace: int = 8, read_seconds: float = 10.0,
+          plain: tuple[str, int] | None = None, threads: int, grace: int = 8, read_seconds: float = 10.0,
           on_stop: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM, SIGINT or SIGQUIT, then ends this process with status 0.
 

@@ -485,13 +485,13 @@ def test_gunicorn_s_other_signals_change_nothing(start):
 @pytest.mark.parametrize("bind", [("192.0.2.1", 0), ("127.0.0.1", 70_000), ("no.such.host.invalid", 80)])
 def test_an_address_that_cannot_be_had_is_named(bind):
     with pytest.raises(HamiError, match=rf"cannot listen on {bind[0]}:{bind[1]}: \S"):
-        serve(lambda: None, bind=bind)
+        serve(lambda: None, bind=bind, threads=1)
 
 
 def test_an_address_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(HamiError, match="Address already in use$"):
-            serve(lambda: None, bind=taken.getsockname())
+            serve(lambda: None, bind=taken.getsockname(), threads=1)
 
 
 # TLS
