@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,12 @@ class Connection(TConn):  # type: ignore[misc]
     def wait_for_data(self, timeout: float) -> bool:
         """Reports whether the client has sent something; gunicorn would wait for the first bytes in a thread."""
         return bool(super().wait_for_data(0))
+
+    def continues(self, milliseconds: int) -> bool:
+        """Waits for the next request. Reports whether its first bytes are there."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(self.parser.unreader.buf.getvalue() or poll.poll(milliseconds))
 
     def init(self) -> None:
         """Called before each request."""

@@ -202,6 +202,24 @@ def test_requests_are_answered_on_one_connection(shared):
             assert answer.getheader("Connection") == "keep-alive"
 
 
+def test_clients_that_ask_again_and_again_leave_room_for_one_more(start):
+    server = start(threads=2)
+    for _ in range(20):
+        clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(3)]
+        for client in clients * 3:
+            client.request("GET", "/hello")
+            assert client.getresponse().read() == b"/hello"
+        for client in clients:
+            client.close()
+
+
+def test_two_requests_sent_at_once_are_both_answered(shared):
+    first, second = b"GET /1 HTTP/1.1\r\nHost: x\r\n", b"GET /2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with shared.connect(first + b"\r\n" + second + b"\r\n") as client:
+        answers = read_to_end(client)
+    assert answers.count(b"200 OK") == 2 and answers.endswith(b"/2")
+
+
 def test_the_app_lives_in_a_worker(shared):
     about = json.loads(shared.get("/about")[1])
     assert about["pid"] != shared.process.pid
