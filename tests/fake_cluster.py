@@ -189,8 +189,11 @@ class FakeCluster:
 
     def write_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
         def effect():
-            _check_write(f"lease {lease.name}", self.leases.get((lease.namespace, lease.name)), lease)
-            return self.put_lease(lease)
+            stored = self.leases.get((lease.namespace, lease.name))
+            _check_write(f"lease {lease.name}", stored, lease)
+            annotations = {**(stored.annotations if stored is not None else {}), **lease.annotations}
+            return self.put_lease(replace(lease, annotations={
+                key: value for key, value in annotations.items() if value is not None}))
 
         return self._do("write_lease", effect, lease=lease, timeout=timeout)
 

@@ -15,7 +15,7 @@ from hami.scheduler.app import Verbs
 from hami.scheduler.bind import BIND_DEADLINE_S, Binder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
-from hami.scheduler.lock_queue import LockQueue
+from hami.scheduler.lock_states import LockStates
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
@@ -161,11 +161,11 @@ class Replica:
         self.fake, self.clock, self.leadership = fake, clock, FakeLeadership(leads)
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.cluster = cluster or fake
-        self.queue = LockQueue(self.metrics.lock_wait)
+        self.lock_states = LockStates(self.metrics.lock_wait)
         self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
-                           on_lock_change=self.queue.wake_node)
+                           on_lock_change=self.lock_states.wake_node)
         self.locks = NodeLocks(
-            self.cluster, self.cache, self.queue, self.events, settings.node_lock_timeout,
+            self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=lambda: self.since, clock=clock, now=clock.now)
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
                              clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE_S))

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import click
+import durationpy
 from click.core import ParameterSource
 
-from hami.codec.durations import render_duration
 from hami.runtime import logs
 from hami.runtime.options import ADDRESS, BOOLEAN, COUNT, DURATION, Flag, Groups, Value, choice
 
@@ -82,7 +82,7 @@ def _render(value: object, type: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return render_duration(timedelta(seconds=value)) if type is DURATION else f"{value:g}"
+        return durationpy.to_str(timedelta(seconds=value)) if type is DURATION else f"{value:g}"
     if isinstance(value, tuple) and type is not ADDRESS:
         return ",".join(map(str, value))
     return "" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""Durations in Go's notation (``5m0s``, ``28s``, ``1h2m``), to ``timedelta`` and back.
+"""Durations in Go's notation (``5m0s``, ``28s``, ``1h2m``), to ``timedelta``.
 
 A ``timedelta`` has microseconds: finer parts of the text are truncated. (durationpy accepts more than Go, such as days
-and ``1h x 2m``, and writes ``5m`` for ``5m0s``.)
+and ``1h x 2m``.)
 """
 
 from __future__ import annotations
@@ -33,30 +33,3 @@ def parse_duration(text: str) -> timedelta:
         raise MalformedInput("duration", text, "expected at most 2562047h47m16s")
     whole = timedelta(microseconds=int(total / 1000))
     return -whole if text.startswith("-") else whole
-
-
-def render_duration(duration: timedelta) -> str:
-    """*duration* in Go's notation: ``5m0s``, ``1h2m0s``, ``1.5s``, ``20ms``, ``0s``.
-
-    Source: Go, package time, Duration.String.
-    """
-    micros = duration // timedelta(microseconds=1)
-    sign, micros = ("-", -micros) if micros < 0 else ("", micros)
-    if micros == 0:
-        return "0s"
-    if micros < 1_000:
-        return f"{sign}{micros}µs"
-    if micros < 1_000_000:
-        return f"{sign}{_decimal(micros, 1_000)}ms"
-    minutes, rest = divmod(micros, 60_000_000)
-    hours, minutes = divmod(minutes, 60)
-    seconds = f"{_decimal(rest, 1_000_000)}s"
-    if hours:
-        return f"{sign}{hours}h{minutes}m{seconds}"
-    return f"{sign}{minutes}m{seconds}" if minutes else f"{sign}{seconds}"
-
-
-def _decimal(amount: int, one: int) -> str:
-    """*amount* / *one* without trailing zeros; *one* is a power of ten."""
-    whole, rest = divmod(amount, one)
-    return f"{whole}.{rest:0{len(str(one)) - 1}d}".rstrip("0") if rest else str(whole)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
+from hami.model import PodRef
 
 LOCK_FREE_LIMIT = 4096  # characters
 _REQUESTING, _REPORTED = "Requesting", "Reported"
@@ -85,6 +86,11 @@ def parse_lock(text: str) -> NodeLock:
 def render_lock(at: datetime, *holder: str) -> str:
     """The lock of the pod *holder* (namespace and name), in UTC with second precision; only the time without it."""
     return ",".join((f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", *holder))
+
+
+def names_pod(lock: str, pod: PodRef) -> bool:
+    """Reports whether the node lock *lock* is that of *pod*."""
+    return lock.endswith(f",{pod.namespace},{pod.name}")
 
 
 @functools.lru_cache(maxsize=256)

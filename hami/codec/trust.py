@@ -17,16 +17,12 @@ TLS = "kubernetes.io/tls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRecord:
-    """A Secret. *resource_version*: empty for one that does not exist yet.
-
-    *source* is the object as it was read, so that an update keeps unknown fields.
-    """
+    """A Secret. *resource_version*: empty for one that does not exist yet."""
 
     namespace: str
     name: str
     data: Mapping[str, bytes] = field(repr=False)
     resource_version: str = ""
-    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +83,18 @@ def parse_secret(data: bytes) -> SecretRecord:
     """The record of a v1 Secret. Raises: MalformedInput without its content."""
     try:
         wire = msgspec.json.decode(data, type=_Secret)
-        source = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedInput("secret", "", str(error)) from error
     return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=wire.data or {},
-                        resource_version=wire.metadata.resource_version, source=source)
+                        resource_version=wire.metadata.resource_version)
 
 
 def render_secret(secret: SecretRecord) -> dict[str, Any]:
-    """The Secret to create or to replace the one that was read. A new one has the type kubernetes.io/tls."""
-    meta = dict(secret.source.get("metadata") or {})
-    meta.pop("managedFields", None)  # the server keeps them itself
-    meta |= {"namespace": secret.namespace, "name": secret.name}
+    """A merge patch that sets the data of the Secret unless it has changed, or a new one of type kubernetes.io/tls."""
+    data = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
     if secret.resource_version:
-        meta["resourceVersion"] = secret.resource_version
-    content = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
-    return {"type": TLS, **secret.source, "apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": content}
+        return {"metadata": {"resourceVersion": secret.resource_version}, "data": data}
+    return {"apiVersion": "v1", "kind": "Secret", "type": TLS, "metadata": {"name": secret.name}, "data": data}
 
 
 def parse_webhook_configuration(data: bytes) -> WebhookConfiguration:

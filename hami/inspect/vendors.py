@@ -35,8 +35,8 @@ class Entry:
     def memory_unit(self) -> str:
         """The unit of memory in requests; empty without a memory resource."""
         vendor = self.vendor
-        if not vendor.memory or vendor.display.memory:
-            return vendor.display.memory if vendor.memory else ""
+        if not vendor.memory or vendor.memory_description:
+            return vendor.memory_description if vendor.memory else ""
         unit = "MiB" if vendor.memory_factor <= 1 else f"{vendor.memory_factor} MiB"
         return f"{unit}, or as written (512Mi)" if vendor.memory_units else unit
 
@@ -44,7 +44,7 @@ class Entry:
     def cores_unit(self) -> str:
         """The unit of cores in requests; empty without a core resource."""
         vendor = self.vendor
-        return vendor.display.cores or _CORES[vendor.core_unit] if vendor.cores else ""
+        return vendor.cores_description or _CORES[vendor.core_unit] if vendor.cores else ""
 
     @property
     def default(self) -> str:
@@ -56,7 +56,7 @@ class Entry:
             parts.append(f"{vendor.default_cores} cores")
         if vendor.cores and vendor.defaults_to_all_cores:
             parts.append("all cores if no memory is requested")
-        return vendor.display.default or ", ".join(parts) or "whole devices"
+        return vendor.default_description or ", ".join(parts) or "whole devices"
 
 
 def entries(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> tuple[Entry, ...]:

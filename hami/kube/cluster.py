@@ -20,7 +20,7 @@ from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
 )
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.retry import brief_retry
 from hami.model import Node, Pod, PodRef
 
@@ -40,7 +40,7 @@ _GROUPS = {  # of resources that are not in the core group
 class LeaseRecord:
     """A coordination.k8s.io/v1 Lease. Times are in the API server's format; 0 and empty strings mean not given.
 
-    *source* is the object as it was read, so that an update keeps fields that are not known here.
+    In a write, other annotations stay, and the value ``None`` removes one.
     """
 
     namespace: str
@@ -50,9 +50,8 @@ class LeaseRecord:
     acquire_time: str = ""
     renew_time: str = ""
     transitions: int = 0
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Edits = field(default_factory=dict)
     resource_version: str = ""
-    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 class _Items(msgspec.Struct):
@@ -158,24 +157,27 @@ class Cluster:
             return None
 
     def write_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
-        """Writes the Lease, in one attempt, and returns it as stored. It is replaced if its version is still
+        """Writes the Lease, in one attempt, and returns it as stored. It is changed if its version is still
         ``lease.resource_version``, or created if *lease* has no version.
 
         Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
-        return _parse_lease(self._api.request(*_target("leases", lease), body=_render_lease(lease), timeout=timeout))
+        method, path, content_type = _target("leases", lease)
+        return _parse_lease(self._api.request(method, path, body=_json(_render_lease(lease)),
+                                              content_type=content_type, timeout=timeout))
 
     def secret(self, namespace: str, name: str) -> SecretRecord | None:
         """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
         return self._get(_path("secrets", namespace, name), parse_secret)
 
     def write_secret(self, secret: SecretRecord) -> SecretRecord:
-        """Writes the Secret and returns it as stored. It is replaced if its version is still
+        """Writes the Secret and returns it as stored. It is changed if its version is still
         ``secret.resource_version``, or created, with the type kubernetes.io/tls, if *secret* has no version.
 
         Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
-        return parse_secret(self._write(*_target("secrets", secret), body=_json(render_secret(secret))))
+        method, path, content_type = _target("secrets", secret)
+        return parse_secret(self._write(method, path, body=_json(render_secret(secret)), content_type=content_type))
 
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
@@ -221,11 +223,11 @@ def _path(resource: str, namespace: str | None, name: str | None = None) -> str:
     return f"{group}{within}/{resource}" + ("" if name is None else f"/{_segment(name)}")
 
 
-def _target(resource: str, record: LeaseRecord | SecretRecord) -> tuple[str, str]:
-    """Returns the method and path that replace the version of *record* that was read, or create a new object."""
+def _target(resource: str, record: LeaseRecord | SecretRecord) -> tuple[str, str, str]:
+    """Returns method, path and content type of the write that changes the object that was read, or creates one."""
     if record.resource_version:
-        return "PUT", _path(resource, record.namespace, record.name)
-    return "POST", _path(resource, record.namespace)
+        return "PATCH", _path(resource, record.namespace, record.name), MERGE_PATCH
+    return "POST", _path(resource, record.namespace), JSON
 
 
 def _segment(name: str) -> str:
@@ -243,21 +245,17 @@ def _parse_lease(data: bytes) -> LeaseRecord:
             "namespace": meta["namespace"], "name": meta["name"], "holder": spec.get("holderIdentity") or "",
             "duration_s": spec.get("leaseDurationSeconds") or 0, "acquire_time": spec.get("acquireTime") or "",
             "renew_time": spec.get("renewTime") or "", "transitions": spec.get("leaseTransitions") or 0,
-            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"],
-            "source": source}, LeaseRecord)
+            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"]}, LeaseRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
         raise MalformedInput("lease", data[:200].decode(errors="replace"), str(error)) from error
 
 
-def _render_lease(lease: LeaseRecord) -> bytes:
-    meta = dict(lease.source.get("metadata") or {})
-    meta.pop("managedFields", None)  # maintained by the server
-    meta |= {"namespace": lease.namespace, "name": lease.name, "annotations": dict(lease.annotations)}
+def _render_lease(lease: LeaseRecord) -> dict[str, Any]:
+    """Returns a merge patch, or a new Lease."""
+    meta: dict[str, Any] = {"name": lease.name, "annotations": lease.annotations}
     if lease.resource_version:
         meta["resourceVersion"] = lease.resource_version
-    spec = dict(lease.source.get("spec") or {})
-    spec |= {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.duration_s or None,
-             "acquireTime": lease.acquire_time or None, "renewTime": lease.renew_time or None,
-             "leaseTransitions": lease.transitions}
-    return _json({**lease.source, "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                  "metadata": meta, "spec": spec})
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {
+        "holderIdentity": lease.holder, "leaseDurationSeconds": lease.duration_s or None,
+        "acquireTime": lease.acquire_time or None, "renewTime": lease.renew_time or None,
+        "leaseTransitions": lease.transitions}}

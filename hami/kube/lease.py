@@ -215,12 +215,12 @@ class Election:
         elif seen.holder == self._identity:
             self._write(seen)  # our own write, whose answer was lost or late: the identity is unique
         elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
-            annotations = {key: value for key, value in seen.annotations.items() if key != HANDOVER_KEY}
-            self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1, annotations=annotations))
+            self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1,
+                                annotations={HANDOVER_KEY: None}))
             self._settles_at = self._clock() + (SETTLE_S if seen.holder else 0.0)
         elif self._is_requesting(self._clock()) and seen.annotations.get(HANDOVER_KEY) != self._identity:
-            annotations = {**seen.annotations, HANDOVER_KEY: self._identity}
-            self._cluster.write_lease(replace(seen, annotations=annotations), timeout=self._timeout())
+            request = replace(seen, annotations={HANDOVER_KEY: self._identity})
+            self._cluster.write_lease(request, timeout=self._timeout())
             log.info("requested the leadership", extra={"lease": self._candidate.lease, "holder": seen.holder})
         else:
             self._free_at = free_at

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.codec.states import names_pod
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -105,7 +106,7 @@ class DeferredWrites:
             return
         node = self._cluster.node(self._node) if finished else None
         lock = node.annotations.get(NODE_LOCK, "") if node is not None else ""
-        if lock.endswith(f",{ref.namespace},{ref.name}"):
+        if names_pod(lock, ref):
             self._release_lock(lock, node)
 
     def _record_allocation(self, ref: PodRef, other_keys: Collection[str]) -> bool:

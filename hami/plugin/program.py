@@ -152,8 +152,8 @@ class DevicePluginProgram:
         return "; ".join(one.unready_reason for one in registrations if one.unready_reason)
 
     def stop(self, *, last: bool) -> None:
-        """Stops serving, then everything else; the *last* time it also unregisters the node, if the settings say so and
-        no other process has replaced this one."""
+        """Stops serving, then everything else. The *last* time the node is no longer lock-free, and unregistered if the
+        settings say so, unless another process has replaced this one."""
         self._stopped.set()
         self._deferred.wake()
         if self._node_pods is not None:
@@ -170,8 +170,8 @@ class DevicePluginProgram:
             if thread.name != "events":
                 thread.join(JOIN_S)
         self._deferred.flush()
-        if last and self._settings.config.unregister_on_stop and not is_replaced:
-            self._registrar.unregister()
+        if last and not is_replaced:
+            self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
         self._events.drain(DRAIN_S)
         self._events.stop()
         for thread in self._threads:

@@ -107,13 +107,17 @@ class NodeRegistrar:
         """Ends `run` soon, once the inventory is closed."""
         self._stopped.set()
 
-    def unregister(self) -> None:
-        """Removes the annotations, in one attempt: the node no longer offers cards."""
+    def leave(self, *, unregister: bool) -> None:
+        """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
+        need node locks. *unregister*: the node no longer offers cards, either."""
+        name = self._config.node
+        changes: dict[str, str | None] = {self._vendor.register: None, SCORES: None} if unregister else {}
         try:
-            node = self._cluster.node(self._config.node)
+            node = self._cluster.node(name) if unregister or self._is_lock_free is not None else None
             shared = lock_free_changes(node, False) if node is not None else {}
-            self._cluster.annotate_node(self._config.node, {self._vendor.register: None, SCORES: None, **shared},
-                                        node.resource_version if node is not None and shared else "")
-            log.info("node unregistered", extra={"node": self._config.node})
+            if changes := {**changes, **shared}:
+                version = node.resource_version if node is not None and shared else ""
+                self._cluster.annotate_node(name, changes, version)
+                log.info("node annotations removed", extra={"node": name, "annotations": sorted(changes)})
         except ClusterError as error:
-            log.warning("node cannot be unregistered", extra={"node": self._config.node, "error": error})
+            log.warning("node annotations cannot be removed", extra={"node": name, "error": error})

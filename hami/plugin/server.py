@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -243,10 +244,8 @@ def _options(pre_start: bool) -> api.DevicePluginOptions:
 def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=dict(grant.env), annotations=dict(grant.annotations),
-        mounts=[api.Mount(container_path=one.container_path, host_path=one.host_path, read_only=one.read_only)
-                for one in grant.mounts],
-        devices=[api.DeviceSpec(container_path=one.container_path, host_path=one.host_path,
-                                permissions=one.permissions) for one in grant.devices],
+        mounts=[api.Mount(**asdict(mount)) for mount in grant.mounts],
+        devices=[api.DeviceSpec(**asdict(device)) for device in grant.devices],
         cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices])
 
 

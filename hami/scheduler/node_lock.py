@@ -22,16 +22,16 @@ from datetime import datetime
 from hami.cache.binding import failed_allocation
 from hami.cache.cache import Cache
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.codec.states import parse_lock, render_lock
+from hami.codec.states import names_pod, parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import BindPhase, Pod, PodRef
-from hami.scheduler.lock_queue import LockId, LockQueue, LockState
+from hami.scheduler.lock_states import LockId, LockState, LockStates
 
 log = logging.getLogger(__name__)
 
-RECHECK_S = 1.0  # the first in the queue looks at the lock's holder this often
+RECHECK_S = 1.0  # the bind whose turn it is looks at the lock's holder this often
 ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
@@ -83,13 +83,13 @@ class NodeLocks:
     *leading_since* returns when this replica's term began.
     """
 
-    def __init__(self, cluster: Cluster, cache: Cache, queue: LockQueue, events: EventRecorder,
+    def __init__(self, cluster: Cluster, cache: Cache, states: LockStates, events: EventRecorder,
                  allocation_timeout: float, *, leading_since: Callable[[], datetime], clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._nodes = cache.nodes
         self._pods = cache.pods
-        self._queue = queue
+        self._states = states
         self._events = events
         self._allocation_timeout = allocation_timeout
         self._leading_since = leading_since
@@ -115,7 +115,7 @@ class NodeLocks:
     def release_unneeded(self, node: str, key: str = NODE_LOCK) -> bool:
         """Releases the lock if its holder no longer needs it. Reports whether it was released."""
         lock = LockId(node, key)
-        turn = self._queue.state(lock).turn
+        turn = self._states.state(lock).turn
         if not turn.acquire(blocking=False):
             return False  # the thread that works on the lock takes it over or leaves it as it is
         try:
@@ -129,9 +129,9 @@ class NodeLocks:
 
     @contextlib.contextmanager
     def _held(self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        state = self._queue.state(lock)
+        state = self._states.state(lock)
         with contextlib.ExitStack() as stack:
-            with self._queue.join(lock.node):
+            with self._states.join(lock.node):
                 releasable = self._wait(lock, state, ref, deadline, is_wanted, stack)
             try:
                 yield
@@ -151,7 +151,7 @@ class NodeLocks:
                 state.changed.clear()  # before looking: news that comes meanwhile makes us look again
             elif has_turn := state.turn.acquire(timeout=wait):
                 stack.callback(state.turn.release)
-            if self._queue.closed:
+            if self._states.closed:
                 raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
             if not is_wanted():
                 raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
@@ -176,7 +176,7 @@ class NodeLocks:
             if known is None:
                 raise NotFound(f'node "{lock.node}" not found', 404)
             text, version = known
-            again = text is not None and _names(text, ref) and not self._is_orphaned(lock, text)
+            again = text is not None and names_pod(text, ref) and not self._is_orphaned(lock, text)
             if not again and not (has_turn and (text is None or self._is_free(lock, text))):
                 return None
             ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
@@ -225,7 +225,7 @@ class NodeLocks:
 
     def _is_free(self, lock: LockId, text: str) -> bool:
         """Reports whether the lock *text* may be replaced. Revokes its holder if necessary."""
-        state = self._queue.state(lock)
+        state = self._states.state(lock)
         if text == state.leftover:
             return True
         if self._is_orphaned(lock, text):
@@ -248,7 +248,7 @@ class NodeLocks:
 
     def _is_orphaned(self, lock: LockId, text: str) -> bool:
         """Reports whether we wrote *text* for a pod that is deleted; a later pod of its name does not hold the lock."""
-        written, uid = self._queue.state(lock).written
+        written, uid = self._states.state(lock).written
         return written == text and self._pods.is_deleted(uid)
 
     def _is_abandoned(self, found: _FoundLock) -> bool:
@@ -299,7 +299,7 @@ class NodeLocks:
     def _is_holder_long_gone(self, lock: LockId, text: str) -> bool:
         """Reports whether the holder of *text* was found deleted long enough ago. No kubelet asks for it any more."""
         clock = self._clock()
-        return clock - self._queue.state(lock).since("holder gone", text, clock) > DELETED_S
+        return clock - self._states.state(lock).since("holder gone", text, clock) > DELETED_S
 
 
 def _need(found: _FoundLock, bound_to: str, phase: str, terminated: bool) -> _Need:
@@ -310,8 +310,3 @@ def _need(found: _FoundLock, bound_to: str, phase: str, terminated: bool) -> _Ne
     if not bound_to and found.inherited_for > INHERITED_S:
         return _Need.OVERDUE
     return _Need.OVERDUE if found.age > (found.allocation_timeout if bound_to else UNBOUND_S) else _Need.NEEDED
-
-
-def _names(text: str, ref: PodRef) -> bool:
-    """Reports whether the lock *text* names the pod."""
-    return text.endswith(f",{ref.namespace},{ref.name}")

@@ -28,7 +28,7 @@ from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.lock_queue import LockQueue
+from hami.scheduler.lock_states import LockStates
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
@@ -72,10 +72,10 @@ class SchedulerProgram:
         api = Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S)
         self._cluster = Cluster(api)
         vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
-        self._queue = LockQueue(self._metrics.lock_wait)
+        self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = Cache(
             vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
-            on_lock_change=self._queue.wake_node)
+            on_lock_change=self._lock_states.wake_node)
         self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
 
@@ -86,7 +86,7 @@ class SchedulerProgram:
 
         # Verbs and controller
         locks = NodeLocks(
-            self._cluster, self._cache, self._queue, self._events, settings.node_lock_timeout,
+            self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
             leading_since=self._leadership.since, clock=clock, now=_now)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
         self._verbs = Verbs(
@@ -125,7 +125,7 @@ class SchedulerProgram:
 
     def stop(self) -> None:
         """Stops. Waiting binds fail and Bindings that are being written finish before the leadership is released."""
-        self._queue.close()
+        self._lock_states.close()
         if not self._binder.drain(DRAIN_TIMEOUT_S):
             log.warning("stopping while a Binding is being written")
         self._controller.stop()
@@ -168,7 +168,7 @@ class SchedulerProgram:
     def _metric_sources(self) -> MetricSources:
         cache = self._cache
         return MetricSources(
-            reserved=cache.reservations.unbound, waiting=self._queue.waiting, ages=self._watches.ages(),
+            reserved=cache.reservations.unbound, waiting=self._lock_states.waiting, ages=self._watches.ages(),
             leads=self._leadership.election.is_leader, unreadable_inventories=cache.nodes.problems,
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},

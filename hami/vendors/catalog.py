@@ -10,7 +10,7 @@ from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
     admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
-from hami.vendors.spec import Catalog, CoreUnit, DisplayText, Rule, SelectorKeys, Vendor
+from hami.vendors.spec import Catalog, CoreUnit, Rule, SelectorKeys, Vendor
 
 
 def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
@@ -159,7 +159,7 @@ _WITHOUT_NAMES = (
     ),
     Vendor(
         key="AWSNeuron",
-        core_unit=CoreUnit.MASK, display=DisplayText(cores="NeuronCores"),
+        core_unit=CoreUnit.MASK, cores_description="NeuronCores",
         allocated="hami.io/aws-neuron-devices-allocated",
         node_keys=(aws.INSTANCE_TYPE,), extra_keys=aws.WRITTEN, lock="",
         selectors=_uuids("aws.amazon.com/use-neuron-uuid", "aws.amazon.com/nouse-neuron-uuid"),
@@ -195,7 +195,7 @@ _WITHOUT_NAMES = (
     ),
     Vendor(  # Enflame in slices (DRS)
         key="Enflame",
-        display=DisplayText(memory="GB or MiB", default="no minimum"),
+        memory_description="GB or MiB", default_description="no minimum",
         register="enflame.com/gcu-drs-capacity", allocated="hami.io/enflame-vgpu-devices-allocated",
         extra_keys=enflame.WRITTEN, lock="",
         selectors=_uuids("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
@@ -265,7 +265,7 @@ _WITHOUT_NAMES = (
     ),
     Vendor(  # Kunlun in slices
         key="XPU",
-        display=DisplayText(memory="MiB, rounded up to ¼, ½ or 1 card"),
+        memory_description="MiB, rounded up to ¼, ½ or 1 card",
         register="hami.io/node-register-xpu", handshake="hami.io/node-handshake-xpu",
         to_allocate="hami.io/xpu-devices-to-allocate", allocated="hami.io/xpu-devices-allocated",
         selectors=_KUNLUN_SELECTORS,

@@ -60,18 +60,6 @@ class CoreUnit(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisplayText:
-    """Descriptions of amounts for users, where they do not follow from the vendor's other fields; empty where they do.
-
-    *memory*, *cores*: the units of requests. *default*: the amounts of a container that requests devices only.
-    """
-
-    memory: str = ""
-    cores: str = ""
-    default: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorKeys:
     """The keys of pod annotations that select devices; empty where a vendor has none.
 
@@ -204,7 +192,9 @@ class Vendor:
     *memory_factor*. *core_unit*: the unit of cores. *default_memory*: in MiB (0: the whole device).
     *amounts_are_totals*: memory and cores are for all devices of a container together. *defaults_to_all_cores*:
     admission requests all cores when only a device count is given. *no_cores_annotation*: key and value of an
-    annotation; pods that have it take no cores (empty: all take cores). *display*: descriptions for users.
+    annotation; pods that have it take no cores (empty: all take cores). *memory_description*, *cores_description*,
+    *default_description*: for users, the units of requests and the amounts of a container that requests devices only;
+    empty where they follow from other fields.
 
     Annotations. *register*, *handshake*, *to_allocate*, *allocated*: keys, empty if there is none. *node_keys*: other
     annotations and labels of nodes that *inventory* reads. *pod_keys*: pod annotations that the functions read.
@@ -243,7 +233,9 @@ class Vendor:
     amounts_are_totals: bool = False
     defaults_to_all_cores: bool = False
     no_cores_annotation: tuple[str, str] = ("", "")
-    display: DisplayText = DisplayText()
+    memory_description: str = ""
+    cores_description: str = ""
+    default_description: str = ""
 
     register: str = ""
     handshake: str = ""

@@ -1,12 +1,13 @@
-"""Durations, read and written as Go does."""
+"""Durations, read as Go does."""
 
 from datetime import timedelta
 
+import durationpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.codec.durations import parse_duration, render_duration
+from hami.codec.durations import parse_duration
 from hami.errors import MalformedInput
 
 
@@ -30,16 +31,7 @@ def test_anything_else_is_refused_with_its_text(text):
     assert (caught.value.field, caught.value.text) == ("duration", text)
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (0, "0s"), (28, "28s"), (60, "1m0s"), (120, "2m0s"), (300, "5m0s"), (3600, "1h0m0s"), (3723, "1h2m3s"),
-    (90.25, "1m30.25s"),
-    (1.5, "1.5s"), (0.02, "20ms"), (0.0015, "1.5ms"), (0.000003, "3µs"), (-300, "-5m0s"), (-0.5, "-500ms"),
-    (86400 * 3, "72h0m0s"),
-])
-def test_duration_to_text(seconds, text):
-    assert render_duration(timedelta(seconds=seconds)) == text
-
-
-@given(st.timedeltas(min_value=timedelta(days=-90_000), max_value=timedelta(days=90_000)))
-def test_round_trip(duration):
-    assert parse_duration(render_duration(duration)) == duration
+@given(st.integers(min_value=0, max_value=40_000 * 86_400))
+def test_the_notation_of_the_help_is_read(seconds):
+    duration = timedelta(seconds=seconds)
+    assert parse_duration(durationpy.to_str(duration)) == duration

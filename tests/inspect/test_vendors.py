@@ -8,7 +8,7 @@ import pytest
 from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, Entry, entries, render
-from hami.vendors.spec import CoreUnit, DisplayText, SelectorKeys, Vendor
+from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 
@@ -28,8 +28,8 @@ def chip(word, **fields):
     (vendor(memory="a/m"), "MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
     (vendor(memory="a/m", memory_factor=1024, memory_units=True), "1024 MiB, or as written (512Mi)", "", "all memory"),
-    (vendor(memory="a/m", display=DisplayText(memory="MiB, or half")), "MiB, or half", "", "all memory"),
-    (vendor(display=DisplayText(memory="MiB, or half", cores="Cubes")), "", "", "whole devices"),
+    (vendor(memory="a/m", memory_description="MiB, or half"), "MiB, or half", "", "all memory"),
+    (vendor(memory_description="MiB, or half", cores_description="Cubes"), "", "", "whole devices"),
     (vendor(cores="a/c", core_unit=CoreUnit.COMPUTE_UNITS), "", "% of a device, as compute units", "whole devices"),
     (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
     (vendor(memory_percent="a/p"), "", "", "all memory"),
@@ -39,8 +39,8 @@ def chip(word, **fields):
      "all memory, all cores if no memory is requested"),
     (vendor(memory="a/m", defaults_to_all_cores=True), "MiB", "", "all memory"),
     (vendor(cores="a/c", core_unit=CoreUnit.MASK), "", "cores", "whole devices"),
-    (vendor(cores="a/c", core_unit=CoreUnit.MASK, display=DisplayText(cores="Cubes")), "", "Cubes", "whole devices"),
-    (vendor(memory="a/m", cores="a/c", display=DisplayText(default="no minimum")),
+    (vendor(cores="a/c", core_unit=CoreUnit.MASK, cores_description="Cubes"), "", "Cubes", "whole devices"),
+    (vendor(memory="a/m", cores="a/c", default_description="no minimum"),
      "MiB", "% of a device", "no minimum"),
     (vendor(memory="a/m", memory_factor=512, cores="a/c", core_unit=CoreUnit.SIXTEENTHS), "512 MiB", "1/16 of a device",
      "all memory"),

@@ -8,6 +8,7 @@ import pytest
 from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from hami.kube.api import MERGE_PATCH
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.model import PodRef
 from tests.fake_cluster import FakeCluster
@@ -124,18 +125,18 @@ def test_events():
                                                 ("PATCH", "/api/v1/namespaces/team/events/e.1")]
 
 
-def test_a_lease_is_read_and_what_we_do_not_know_survives():
+def test_a_lease_is_read_and_only_what_we_know_of_it_is_changed():
     api, cluster = talk(LEASE, LEASE)
     lease = cluster.lease("hami", "s")
     assert lease == LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10, transitions=3,
                                 acquire_time="2026-01-01T00:00:00.000001Z", renew_time="2026-01-01T00:00:09.000001Z",
                                 resource_version="5")
     cluster.write_lease(replace(lease, holder="", duration_s=1, annotations={"k": "v"}))
-    method, path, _, body, _ = api.calls[1]
-    assert (method, path) == ("PUT", f"{LEASES}/s")
-    assert body["metadata"] == {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
-                                "ownerReferences": [{"uid": "o"}], "annotations": {"k": "v"}}
-    assert body["spec"] == LEASE["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
+    method, path, content_type, body, _ = api.calls[1]
+    assert (method, path, content_type) == ("PATCH", f"{LEASES}/s", MERGE_PATCH)
+    assert body["metadata"] == {"name": "s", "resourceVersion": "5", "annotations": {"k": "v"}}
+    known = {key: value for key, value in LEASE["spec"].items() if key != "strategy"}
+    assert body["spec"] == known | {"holderIdentity": "", "leaseDurationSeconds": 1}
 
 
 def test_a_lease_is_created_without_what_is_not_given():

@@ -220,11 +220,10 @@ def test_losing_the_race_for_a_free_lease_is_no_trouble(world, caplog):
 
 
 def test_what_others_wrote_on_the_lease_survives(world):
-    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", annotations={"theirs": "x"},
-                                        source={"metadata": {"labels": {"l": "v"}}}))
+    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", annotations={"theirs": "x"}))
     world.join("a")
     world.run(10)
-    assert world.lease.annotations == {"theirs": "x"} and world.lease.source == {"metadata": {"labels": {"l": "v"}}}
+    assert world.lease.annotations == {"theirs": "x"}
 
 
 def test_trouble_is_logged_once_while_it_lasts(world, caplog):

@@ -121,14 +121,14 @@ def test_unregister_removes_the_annotations():
     scene = Scene(topology_score=True)
     scene.round()
     assert {NVIDIA.register, SCORES} <= scene.annotations.keys()
-    scene.registrar.unregister()
+    scene.registrar.leave(unregister=True)
     assert scene.annotations == {}
 
 
 def test_a_failed_unregister_is_only_logged(scene, caplog):
     scene.cluster.fail("annotate_node", ClusterError("away"))
-    scene.registrar.unregister()
-    assert "node cannot be unregistered" in caplog.text
+    scene.registrar.leave(unregister=True)
+    assert "node annotations cannot be removed" in caplog.text
 
 
 def test_a_health_change_is_logged_once(scene, caplog):
@@ -217,9 +217,19 @@ def test_a_change_of_another_vendor_at_the_same_time_is_kept():
     assert scene.annotations[LOCK_FREE] == "DCU,NVIDIA"
 
 
-def test_an_unregistered_node_is_not_lock_free():
+@pytest.mark.parametrize("unregister", [True, False])
+def test_a_plugin_that_ends_leaves_no_lock_free_node(unregister):
     scene = Scene(is_lock_free=lambda: True)
     scene.cluster.annotate_node("n1", {LOCK_FREE: "DCU"})
     scene.round()
-    scene.registrar.unregister()
-    assert scene.annotations == {LOCK_FREE: "DCU"}
+    assert scene.annotations[LOCK_FREE] == "DCU,NVIDIA"
+    scene.registrar.leave(unregister=unregister)
+    assert scene.annotations[LOCK_FREE] == "DCU"
+    assert (NVIDIA.register in scene.annotations) is not unregister
+
+
+def test_a_plugin_that_was_never_lock_free_ends_without_a_write(scene):
+    scene.round()
+    writes = scene.writes
+    scene.registrar.leave(unregister=False)
+    assert scene.writes == writes

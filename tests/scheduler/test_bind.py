@@ -71,7 +71,7 @@ def nothing_left(scheduler):
     (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
     (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
     (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
-    (lambda s: s.queue.close(), "shutting down", True)],
+    (lambda s: s.lock_states.close(), "shutting down", True)],
     ids=["deleted", "another uid", "forbidden", "too many", "lock forbidden", "list fails", "device gone", "no leader",
          "shutdown"])
 def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):

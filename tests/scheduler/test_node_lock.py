@@ -302,7 +302,7 @@ def test_no_lock_is_taken_over_without_an_answer_of_the_api_server():
     scene.fake.fail("pod", no_answer())
     with pytest.raises(ClusterError):
         scene.take()
-    assert scene.lock == f"{NOW},default,gone" and scene.replica.queue.waiting() == {}
+    assert scene.lock == f"{NOW},default,gone" and scene.replica.lock_states.waiting() == {}
 
 
 # releasing
@@ -401,11 +401,11 @@ class WaitingBinds:
         self.scene, self.got, self.given_up, self.threads = scene, [], [], []
 
     def join(self, name, wanted=lambda: True, patience=30.0):
-        before = self.scene.replica.queue.waiting().get("n1", 0)
+        before = self.scene.replica.lock_states.waiting().get("n1", 0)
         thread = threading.Thread(target=self._wait, args=(name, wanted, patience), daemon=True)
         thread.start()
         self.threads.append(thread)
-        eventually(lambda: self.scene.replica.queue.waiting().get("n1", 0) > before or not thread.is_alive(),
+        eventually(lambda: self.scene.replica.lock_states.waiting().get("n1", 0) > before or not thread.is_alive(),
                    "the bind waits for the node or has ended", interval=0.001)
 
     def _wait(self, name, wanted, patience):
@@ -426,14 +426,14 @@ def test_binds_take_a_lock_one_after_the_other_when_the_watch_shows_it_free():
     binds = WaitingBinds(scene)
     for name in "abc":
         binds.join(name)
-    assert binds.got == [] and scene.replica.queue.waiting() == {"n1": 3}
+    assert binds.got == [] and scene.replica.lock_states.waiting() == {"n1": 3}
     for count in (1, 2, 3):
         scene.hand_over()
         scene.fake.release("n1")
         scene.replica.watch()
         eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
-    assert sorted(binds.got) == ["a", "b", "c"] and scene.replica.queue.waiting() == {}
+    assert sorted(binds.got) == ["a", "b", "c"] and scene.replica.lock_states.waiting() == {}
 
 
 def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
@@ -444,7 +444,7 @@ def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
     wanted[0] = False
     eventually(lambda: binds.given_up, "a bind gives up", interval=0.001)
     assert "filtered again or deleted" in binds.given_up[0][1]
-    scene.replica.queue.close()
+    scene.replica.lock_states.close()
     binds.end()
     assert scene.lock == f"{NOW},default,held"
 
@@ -454,7 +454,7 @@ def test_closing_the_queue_ends_all_waits_without_a_lock():
     binds = WaitingBinds(scene)
     for name in "ab":
         binds.join(name)
-    scene.replica.queue.close()
+    scene.replica.lock_states.close()
     binds.end()
     assert sorted(name for name, _ in binds.given_up) == ["a", "b"]
     assert all("shutting down" in text for _, text in binds.given_up)
@@ -466,7 +466,7 @@ def test_a_bind_leaves_the_queue_at_its_deadline():
     scene = Scene(f"{NOW},default,held", holder())
     with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
         scene.take()
-    assert scene.replica.queue.waiting() == {} and scene.lock == f"{NOW},default,held"
+    assert scene.replica.lock_states.waiting() == {} and scene.lock == f"{NOW},default,held"
 
 
 # vendors' own locks

@@ -49,7 +49,7 @@ class LockState:
         self.leftover, self.written = "", (text, uid)
 
 
-class LockQueue:
+class LockStates:
     """The states of all locks, and the binds that wait for them.
 
     *on_wait* is called with the seconds that a bind has waited for a lock. *_mutex* guards the states and the numbers.
