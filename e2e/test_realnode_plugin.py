@@ -76,7 +76,7 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
     assert {path: asking.mounts[path] for path in asking.mounts.keys() - plain.mounts.keys()} == {
         f"{HOOK}/vgpu/libvgpu.so": (f"{HOOK}/vgpu/libvgpu.so", False),
         f"{HOOK}/vgpu": (f"{HOOK}/vgpu/containers/{uid}_main", True),
-        "/tmp/vgpulock": ("/tmp/vgpulock", True),
+        "/tmp/vgpulock": (f"{HOOK}/vgpu/containers/{uid}_main", True),
         "/etc/ld.so.preload": (f"{HOOK}/vgpu/ld.so.preload", False),
     }
     assert asking.library == "the limiter\n"

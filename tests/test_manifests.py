@@ -15,7 +15,7 @@ from hami.vendors.catalog import vendors
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml"}
-RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
+RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}

@@ -17,12 +17,10 @@ import msgspec
 
 from hami.node.cdi import VERSION, Document
 from hami.node.grant import Grant
-from hami.node.host import host_errors
+from hami.node.host import host_errors, is_old
 from hami.runtime.files import write_atomically
 
 KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
-MIN_AGE_S = 300.0
-"""Seconds for which a specification is kept even if no container has it."""
 _DEVICE = re.compile(rf"{KIND}=([0-9a-f]{{16}})")
 _FILE = re.compile(r"hami\.io-container-(?P<name>[0-9a-f]{16})\.json")
 _PARTS = ("deviceNodes", "mounts", "hooks")
@@ -89,7 +87,7 @@ class ContainerSpecs:
         for name in sorted(set(names) - set(used)):
             path = self._path(name)
             with host_errors("cannot remove a CDI specification"), contextlib.suppress(FileNotFoundError):
-                if self._now() - path.stat().st_mtime > MIN_AGE_S:
+                if is_old(path, self._now()):
                     path.unlink()
                     removed.append(name)
         return removed

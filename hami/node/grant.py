@@ -19,7 +19,7 @@ CDI = frozenset({"cdi-annotations", "cdi-cri"})
 """The list strategies that name devices to the container runtime."""
 LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-LOCK_DIRECTORY = "/tmp/vgpulock"
+LOCK_DIRECTORY = "/tmp/vgpulock"  # where HAMi's older libraries lock a file
 _INVISIBLE = ("none", "void")
 
 
@@ -88,6 +88,8 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     ids = [str(card.index) if config.id_strategy == "index" else card.uuid for card in cards]
     base = visible_devices_grant(config, ids, cards, host, recipient.token)
     directory = f"{config.hook_path}/vgpu"
+    # the container may write to it, at two paths: nothing that it must not change belongs there
+    own = f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"
     env = dict(base.env)
     if recipient.env.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
         env.pop("NVIDIA_VISIBLE_DEVICES", None)  # the specification asks for the limits only
@@ -102,8 +104,8 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     env |= overridable_env(config, len(parts))
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
-        Mount(container_path=directory, host_path=f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"),
-        Mount(container_path=LOCK_DIRECTORY, host_path=LOCK_DIRECTORY),
+        Mount(container_path=directory, host_path=own),
+        Mount(container_path=LOCK_DIRECTORY, host_path=own),
     ]
     if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import re
 import stat
 import subprocess
@@ -22,22 +23,26 @@ from hami.errors import HostError
 from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
-from hami.node.grant import CONTROL_NODES, LOCK_DIRECTORY, HostFacts
+from hami.node.grant import CONTROL_NODES, HostFacts
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-MIN_AGE_S = 300.0  # younger directories are kept, whatever pods exist
+MIN_AGE_S = 300.0
+"""Seconds for which a directory or file of a container is kept even if no container has it."""
+TREE_S, ROUND_S = 20.0, 60.0
+"""Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
+_OWNER = 0o700
 
 
 class Host:
     """The files of the node under one configuration."""
 
-    def __init__(self, config: PluginConfig, *, version: str = hami.__version__, lock_directory: str = LOCK_DIRECTORY,
+    def __init__(self, config: PluginConfig, *, version: str = hami.__version__,
                  classes: Callable[[], frozenset[str]] = lambda: frozenset(CLASSES),
                  minors: Path = MIG_MINORS, now: Callable[[], float] = time.time) -> None:
         """*classes*: returns the CDI classes with a specification. *minors*: the kernel's table of MIG instances.
@@ -50,7 +55,6 @@ class Host:
         self._pass_nodes = config.pass_device_specs
         self._classes = classes
         self._minors = minors
-        self._lock_directory = Path(lock_directory)
         self._now = now
         self._reported = OncePerKey()
 
@@ -74,53 +78,54 @@ class Host:
     def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
         """Creates an empty directory, open to all users, that the processes of a container share.
 
-        An earlier directory that cannot be removed is renamed, as if it belonged to a deleted pod; `sweep` removes it
+        An earlier directory is renamed, whatever it holds, as if it belonged to a deleted pod; `sweep` removes it
         later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
         """
         name = f"{uid}_{container}"
         if _DIRECTORY.fullmatch(name) is None:
             raise HostError(f"{self._containers / name}: not a valid directory name for a container")
         with host_errors("cannot create the directory of a container"):
+            self._containers.mkdir(parents=True, exist_ok=True)
+            if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
+                self._containers.chmod(_OWNER)
             path = self._containers / name
             if os.path.lexists(path) and not (keep and path.is_dir() and not path.is_symlink()):
-                try:
-                    _remove(path)
-                except OSError:
-                    path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
-            path.mkdir(parents=True, exist_ok=keep)
+                path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
+            path.mkdir(exist_ok=keep)
             path.chmod(_ANY_USER)
-            self._lock_directory.mkdir(parents=True, exist_ok=True)
-            if stat.S_IMODE(self._lock_directory.stat().st_mode) != _ANY_USER:
-                self._lock_directory.chmod(_ANY_USER)
 
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
         with host_errors("cannot list the directories of containers"):
             return frozenset(os.listdir(self._containers) if self._containers.exists() else ())
 
-    def sweep(self, directories: Collection[str], live: Collection[str]) -> list[str]:
+    def sweep(self, directories: Collection[str], live: Collection[str], *, tree_s: float = TREE_S,
+              round_s: float = ROUND_S) -> list[str]:
         """Removes those of *directories* whose pod (by uid) is not *live*; returns the removed names.
 
         *directories* must be listed before the pods: otherwise the directory of a new pod looks orphaned. Keeps recent
-        and unrecognized directories. Logs once what cannot be removed.
+        and unrecognized directories. Spends *tree_s* seconds on one of them and *round_s* on all, in random order, so
+        that none keeps the others from being removed. Logs once what cannot be removed.
         """
+        deadline = time.monotonic() + round_s
         removed = []
         self._reported.keep_only(directories)
-        for name in sorted(directories):
-            found = _DIRECTORY.fullmatch(name)
-            if found is None or found["uid"] in live:
-                continue
+        orphans = [name for name in directories
+                   if (found := _DIRECTORY.fullmatch(name)) is not None and found["uid"] not in live]
+        for name in random.sample(orphans, len(orphans)):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
             path = self._containers / name
             try:
-                if self._now() - path.lstat().st_mtime > MIN_AGE_S:
-                    _remove(path)
+                if is_old(path, self._now()):
+                    _remove(path, min(tree_s, left))
                     removed.append(name)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 if self._reported.is_new(name):
                     log.warning("container directory cannot be removed", extra={"path": str(path), "error": error})
-        return removed
+        return sorted(removed)
 
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None:
         """Returns pod uid and name of containers that have *resource*, by the kubelet's checkpoint; ``None`` if it
@@ -159,15 +164,28 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
     return written
 
 
-def _remove(path: Path) -> None:
-    """Removes a tree, without following links: containers choose its content and depth.
+def is_old(path: Path, now: float) -> bool:
+    """Reports whether *path* has not changed for `MIN_AGE_S`, by the one file time that containers cannot set.
 
-    Removes as much as possible. Raises: OSError, the first reason why something is left.
+    Raises: OSError.
     """
-    done = subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.PIPE, text=True, errors="replace", check=False,
-                          env=os.environ | {"LC_ALL": "C"})
-    if done.returncode != 0:
-        raise OSError(done.stderr.partition("\n")[0])
+    return now - path.lstat().st_ctime > MIN_AGE_S
+
+
+def _remove(path: Path, timeout: float) -> None:
+    """Removes a tree, without following links: containers choose its content, size and depth.
+
+    Removes as much as possible within *timeout* seconds. Raises: OSError, the first reason why something is left.
+    """
+    command = ["timeout", "--signal=KILL", f"{timeout:.3f}", "rm", "-rf", "--", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace",
+                          env=os.environ | {"LC_ALL": "C"}) as process:
+        assert process.stderr is not None
+        reason = process.stderr.readline().strip()
+        for _ in process.stderr:  # a line for each file that is left: not kept in memory
+            pass
+    if process.returncode != 0:
+        raise OSError(reason or "the removal takes long and is continued later")
 
 
 @contextlib.contextmanager

@@ -102,8 +102,8 @@ class DevicePluginProgram:
         self._other_keys = other_allocation_keys(catalog)
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
-        self._clean_up_node = partial(clean_up_node, config.node, cluster, host, self._mig, self._allocator,
-                                      self._deferred, sweep_specs=self._start_time.sweep)
+        self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
+        self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
                                         now=partial(datetime.now, UTC), on_cards=self._on_cards,
                                         is_lock_free=self._is_lock_free if self._is_start_time else None)
@@ -138,7 +138,8 @@ class DevicePluginProgram:
             "cards": [card.uuid for card in self._inventory.cards()]})
         watching = [("pods", self._node_pods.run)] if self._node_pods is not None else []
         for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
-                          ("node", self._registrar.run), ("kubelet", self._serve_cards), ("cleanup", self._clean_up)):
+                          ("node", self._registrar.run), ("kubelet", self._serve_cards), ("cleanup", self._clean_up),
+                          ("sweep", self._sweep)):
             self._start_thread(name, run)
 
     def unready_reason(self) -> str:
@@ -266,10 +267,26 @@ class DevicePluginProgram:
                 log.exception("cleanup failed")
             self._deferred.wait(RETRY_WRITES_S)
 
+    def _sweep(self) -> None:
+        """Removes files at intervals, in a thread of its own: how many there are is up to containers."""
+        while not self._stopped.is_set():
+            try:
+                self._sweep_node()
+            except Exception:
+                log.exception("sweep failed")
+            self._stopped.wait(CLEANUP_S)
 
-def clean_up_node(node: str, cluster: Cluster, host: Host, mig: DynamicMig | None, allocator: Allocator,
-                  deferred: DeferredWrites, *, sweep_specs: Callable[[], None] = lambda: None) -> None:
-    """Cleans up: deferred writes, stale node locks, directories and specifications of containers, MIG instances.
+
+def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:
+    """Cleans up: deferred writes, stale node locks, MIG instances.
+
+    Logs what fails; never raises a HamiError.
+    """
+    _run_each(node, allocator.release_stale_lock, deferred.flush, *([mig.reconcile] if mig is not None else []))
+
+
+def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None]) -> None:
+    """Removes directories and specifications of containers that are gone.
 
     Logs what fails; never raises a HamiError.
     """
@@ -277,8 +294,11 @@ def clean_up_node(node: str, cluster: Cluster, host: Host, mig: DynamicMig | Non
         if directories := host.directories():  # before the pods: see Host.sweep
             if removed := host.sweep(directories, {pod.ref.uid for pod in cluster.pods_on(node)}):
                 log.info("container directories removed", extra={"directories": removed})
-    for step in (allocator.release_stale_lock, deferred.flush, remove_directories, sweep_specs,
-                 *([mig.reconcile] if mig is not None else [])):
+    _run_each(node, remove_directories, sweep_specs)
+
+
+def _run_each(node: str, *steps: Callable[[], object]) -> None:
+    for step in steps:
         try:
             step()
         except HamiError as error:

@@ -29,7 +29,7 @@ LIMITS = {
 MOUNTS = (
     Mount(container_path=f"{VGPU}/libvgpu.so", host_path=f"{VGPU}/libvgpu.so.2", read_only=True),
     Mount(container_path=VGPU, host_path=f"{VGPU}/containers/uid_c"),
-    Mount(container_path="/tmp/vgpulock", host_path="/tmp/vgpulock"),
+    Mount(container_path="/tmp/vgpulock", host_path=f"{VGPU}/containers/uid_c"),
 )
 PRELOAD = Mount(container_path="/etc/ld.so.preload", host_path=f"{VGPU}/ld.so.preload", read_only=True)
 

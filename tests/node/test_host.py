@@ -3,7 +3,10 @@
 import ctypes
 import json
 import os
+import shutil
 import stat
+import time
+import tracemalloc
 
 import pytest
 from pytest import param
@@ -30,7 +33,12 @@ def host(root):
 def host_of(root, **options):
     config = PluginConfig(node="n1", hook_path=str(root.parent), kubelet_socket=str(root.parent / "kubelet.sock"),
                           dev_root=str(root.parent), pass_device_specs=True)
-    return Host(config, **{"version": "2", "lock_directory": str(root.parent / "vgpulock")} | options)
+    return Host(config, **{"version": "2"} | options)
+
+
+def later_host(root):
+    """The host when everything that is there now is old."""
+    return host_of(root, now=lambda: os.stat(root).st_ctime + 2 * MIN_AGE_S)
 
 
 def tree(path):
@@ -68,17 +76,39 @@ def test_device_nodes_of_instances_follow_the_kernel_s_table(root, host):
         host.facts(limited=False, instances=[(3, 1, 7)])
 
 
-def test_a_container_gets_an_empty_directory_open_to_all_users(root, host):
-    before = os.umask(0o077)
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0])
+def test_a_container_gets_a_directory_open_to_all_users_below_one_of_ours(root, host, umask):
+    before = os.umask(umask)
     try:
-        host.prepare("u-1", "c")
-        (root / "containers" / "u-1_c" / "old.cache").touch()
         host.prepare("u-1", "c")
     finally:
         os.umask(before)
     directory = root / "containers" / "u-1_c"
-    assert tree(root / "containers") == ["u-1_c"]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, root.parent / "vgpulock")] == [0o777, 0o777]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)] == [0o777, 0o700]
+
+
+def test_the_directory_of_an_earlier_version_is_closed(root, host):
+    (root / "containers").mkdir(mode=0o755)
+    host.prepare("u-1", "c")
+    assert stat.S_IMODE((root / "containers").stat().st_mode) == 0o700
+
+
+def test_an_earlier_directory_is_put_aside_whatever_its_size(root, host):
+    """Nothing in it is read or removed while the kubelet, and all pods of the node, wait for Allocate."""
+    host.prepare("u-1", "c")
+    (root / "containers" / "u-1_c" / "old.cache").touch()
+    host.prepare("u-1", "c")
+    [aside] = host.directories() - {"u-1_c"}
+    assert tree(root / "containers") == sorted([aside, f"{aside}/old.cache", "u-1_c"])
+    later = later_host(root)
+    assert later.sweep(later.directories(), {"u-1"}) == [aside]
+
+
+def test_a_directory_is_kept_with_its_content_for_a_container_that_starts_again(root, host):
+    host.prepare("u-1", "c", keep=True)
+    (root / "containers" / "u-1_c" / "old.cache").touch()
+    host.prepare("u-1", "c", keep=True)
+    assert tree(root / "containers") == ["u-1_c", "u-1_c/old.cache"]
 
 
 def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path):
@@ -112,12 +142,54 @@ def test_directories_of_deleted_pods_are_removed(root):
         host.prepare(*name.split("_"))
     (root / "containers" / "u-2_c" / "x.cache").touch()
     (root / "containers" / "something else").mkdir()
-    later = host_of(root, now=lambda: os.stat(root).st_mtime + 2 * MIN_AGE_S)
+    later = later_host(root)
     directories = later.directories()
     assert host.sweep(directories, {"u-1"}) == []  # too young
     assert later.sweep(directories, {"u-1"}) == ["u-2_c", "u-2_d"]
     assert tree(root / "containers") == ["something else", "u-1_c"]
     assert later.sweep(directories, {"u-1"}) == []
+
+
+def test_a_file_time_in_the_future_keeps_no_directory(root, host):
+    host.prepare("u-1", "c")
+    os.utime(root / "containers" / "u-1_c", (2**33, 2**33))
+    later = later_host(root)
+    assert later.sweep(later.directories(), set()) == ["u-1_c"]
+
+
+@pytest.fixture
+def slow_removal(tmp_path, monkeypatch):
+    """Removes no directory of u-1, and says why in very many lines."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "rm"
+    program.write_text('#!/bin/sh\ncase "$3" in *u-1*) yes "$3: no" | head -c 20000000 >&2; exec sleep 60;; esac\n'
+                       f'exec {shutil.which("rm")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def test_a_directory_that_takes_long_delays_no_other(root, host, slow_removal, caplog):
+    for name in "abcdef":
+        host.prepare("u-1" if name == "d" else "u-2", name)
+    later = later_host(root)
+    tracemalloc.start()
+    started = time.monotonic()
+    removed = later.sweep(later.directories(), set(), tree_s=2)
+    assert (time.monotonic() - started < 30, tracemalloc.get_traced_memory()[1] < 2**20) == (True, True)
+    tracemalloc.stop()
+    assert removed == ["u-2_a", "u-2_b", "u-2_c", "u-2_e", "u-2_f"]
+    stuck = str(root / "containers" / "u-1_d")
+    assert [(one.path, str(one.error)) for one in caplog.records] == [(stuck, f"{stuck}: no")]
+
+
+def test_a_sweep_ends_when_its_time_is_over(root, host, slow_removal):
+    for name in "abc":
+        host.prepare("u-1", name)
+    later = later_host(root)
+    started = time.monotonic()
+    assert later.sweep(later.directories(), set(), tree_s=60, round_s=1) == []
+    assert time.monotonic() - started < 30
+    assert later.sweep(later.directories(), set(), round_s=0) == []
 
 
 PR_SET_SECUREBITS, SECBIT_NOROOT = 28, 1
@@ -150,7 +222,7 @@ def left(path):
 
 
 def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(root, caplog, shipped_capabilities):
-    moment = later_moment = os.stat(root).st_mtime + 2 * MIN_AGE_S
+    moment = later_moment = os.stat(root).st_ctime + 2 * MIN_AGE_S
     later = host_of(root, now=lambda: moment)
     for name in "ab":
         later.prepare(f"u-{name}", "c")
@@ -173,12 +245,9 @@ def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(ro
 def test_a_container_gets_an_empty_directory_whatever_was_left_there(root, host, shipped_capabilities):
     host.prepare("u-1", "c")
     closed(root / "containers" / "u-1_c" / "m")
+    (root / "containers" / "u-1_c").chmod(0)
     host.prepare("u-1", "c")
-    [aside] = host.directories() - {"u-1_c"}
     assert tree(root / "containers" / "u-1_c") == []
-    (root / "containers" / aside / "m").chmod(0o700)
-    later = host_of(root, now=lambda: os.stat(root).st_mtime + 2 * MIN_AGE_S)
-    assert later.sweep(later.directories(), {"u-1"}) == [aside]
 
 
 def test_links_in_a_directory_are_not_followed(root, host, tmp_path):
@@ -189,17 +258,18 @@ def test_links_in_a_directory_are_not_followed(root, host, tmp_path):
     for place in (inner, inner.parent):
         (place / "directory").symlink_to(precious)
         (place / "link").symlink_to(precious / "file")
-    host.prepare("u-1", "c")
-    assert (tree(precious), tree(root / "containers")) == (["file"], ["u-1_c"])
+    later = later_host(root)
+    assert later.sweep(later.directories(), set()) == ["u-1_c"]
+    assert (tree(precious), tree(root / "containers")) == (["file"], [])
 
 
 def test_no_directory_is_too_deep(root, host):
     host.prepare("u-1", "c")
-    path = directory = str(root / "containers" / "u-1_c")
+    path = str(root / "containers" / "u-1_c")
     for _ in range(1500):
         os.mkdir(path := f"{path}/d")
-    host.prepare("u-1", "c")
-    assert os.listdir(directory) == []
+    later = later_host(root)
+    assert later.sweep(later.directories(), set()) == ["u-1_c"]
 
 
 CONTAINER = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "AllocResp": "EgA="}

@@ -16,7 +16,7 @@ from hami.plugin.allocator import Allocator, Clock
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
-from hami.plugin.program import clean_up_node
+from hami.plugin.program import clean_up_node, sweep_node
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
@@ -201,8 +201,8 @@ class Stage:
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
             self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
             clock=Clock(lambda: self.time, self.sleep))
-        self.clean_up = functools.partial(clean_up_node, NODE, self.cluster, self.host, self.mig, self.allocator,
-                                          self.deferred)
+        self.clean_up = functools.partial(clean_up_node, NODE, self.mig, self.allocator, self.deferred)
+        self.sweep = functools.partial(sweep_node, NODE, self.cluster, self.host, lambda: None)
 
     def remember(self, container, name="p"):
         """The kubelet writes down that the container has its devices, if its checkpoint can be read at all."""

@@ -366,19 +366,19 @@ def test_cleanup_releases_a_stale_lock(pod, released):
     assert stage.node_lock == (None if released else lock_of(ONE))
 
 
-def test_cleanup_removes_directories_of_deleted_pods():
+def test_a_sweep_removes_directories_of_deleted_pods():
     stage = Stage(ONE)
     stage.host.prepared = [("uid-p", "c"), ("uid-old", "c")]
-    stage.clean_up()
+    stage.sweep()
     assert stage.host.prepared == [("uid-p", "c")]
 
 
-def test_cleanup_keeps_a_directory_created_after_the_pods_were_listed():
-    """It belongs to a pod that is bound and served during the cleanup."""
+def test_a_sweep_keeps_a_directory_created_after_the_pods_were_listed():
+    """It belongs to a pod that is bound and served during the sweep."""
     stage = Stage(ONE)
     stage.host.prepared = [("uid-old", "c")]
     stage.cluster.on_call = lambda call: call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
-    stage.clean_up()
+    stage.sweep()
     assert stage.host.prepared == [("uid-new", "c")]
 
 
@@ -388,6 +388,7 @@ def test_cleanup_survives_an_api_server_that_does_not_answer():
     stage.cluster.fail("node", AWAY)
     stage.cluster.fail("pods_on", AWAY)
     stage.clean_up()
+    stage.sweep()
     assert stage.node_lock == lock_of(ONE)
 
 

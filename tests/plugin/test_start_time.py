@@ -1,7 +1,7 @@
 """Start-time mode: what containers get when they start."""
 
 import json
-import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ from hami.errors import AllocationRefused, ClusterError, Conflict, HostError
 from hami.node.cdi import Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.checkpoint import CheckpointEntry
-from hami.node.container_specs import MIN_AGE_S, ContainerSpecs, device_name, spec_names
+from hami.node.container_specs import ContainerSpecs, device_name, spec_names
+from hami.node.host import MIN_AGE_S
 from hami.plugin import api_pb2 as api
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
@@ -22,8 +23,6 @@ from tests.plugin.stage import (
     ALLOCATED, CARDS, FPGA, GPU, INIT, NODE, PHASE, SIDECAR, TO_ALLOCATE, A, B, C, FakeHost, Stage, asking, ids,
     lock_of, placed, share,
 )
-
-NOW = 1_000_000.0
 
 
 def bound(*containers, **fields):
@@ -70,7 +69,7 @@ class StartStage(Stage):
 
     def start(self):
         super().start()
-        self.specs = ContainerSpecs(self.folder, now=lambda: NOW)
+        self.specs = ContainerSpecs(self.folder, now=lambda: time.time() + 2 * MIN_AGE_S)
         grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=self.watch)
         self.allocator = StartTimeAllocator(self.config, self.cluster, NVIDIA, self.host, grants, self.specs,
                                             node_pods=self.watch, edits=self._edits)
@@ -155,7 +154,8 @@ def test_a_container_gets_its_limits_and_files(stage):
     assert env == {"NVIDIA_VISIBLE_DEVICES": A, "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30"}
     assert {(one["containerPath"], one["hostPath"], one["options"][0]) for one in one.edits(name)["mounts"]} == {
         ("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu/libvgpu.so", "ro"),
-        ("/usr/local/vgpu", "/usr/local/vgpu/containers/uid-p_c", "rw"), ("/tmp/vgpulock", "/tmp/vgpulock", "rw"),
+        ("/usr/local/vgpu", "/usr/local/vgpu/containers/uid-p_c", "rw"),
+        ("/tmp/vgpulock", "/usr/local/vgpu/containers/uid-p_c", "rw"),
         ("/etc/ld.so.preload", "/usr/local/vgpu/ld.so.preload", "ro")}
     assert (one.host.prepared, one.host.kept) == ([("uid-p", "c")], [True])
     assert one.cluster.calls == [], "everything is known from the watch"
@@ -439,8 +439,6 @@ def test_only_specifications_that_the_kubelet_does_not_name_are_removed(stage):
     foreign = one.admit("a", *ids(B), resource="example.com/other")
     for name in (kept, foreign, gone):
         one.specs.write(name, {})
-    for path in one.folder.iterdir():
-        os.utime(path, (NOW - MIN_AGE_S - 1,) * 2)
     one.host.unreadable = HostError("away")
     with pytest.raises(HostError):
         one.allocator.sweep()
