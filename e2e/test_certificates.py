@@ -38,7 +38,7 @@ class Trust:
 
     def __init__(self, kube: Kube) -> None:
         secret = kube.find("Secret", SECRET, NAMESPACE) or {"data": {}}
-        (webhook,) = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
+        *_, webhook = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
         self.data = {key: base64.b64decode(text) for key, text in secret["data"].items()}
         self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpus
 from e2e.pods import container, pod
 from e2e.sandbox import ALLOCATED, Sandbox
+from e2e.scheduler import Scheduler
 from e2e.vendors import MUTEX, PHASE, VENDORS
 
 Object = dict[str, Any]
@@ -411,3 +415,45 @@ def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox: Sandbox,
         finally:
             sandbox.kube.delete("ClusterRoleBinding", bound["metadata"]["name"])
         plugin.close()
+
+
+# -- strict mode
+
+
+@pytest.fixture
+def strict(scheduler: Scheduler, tmp_path: Path) -> None:
+    """``strict`` in the device configuration."""
+    config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
+    config["nvidia"]["strict"] = True
+    (tmp_path / "device-config.yaml").write_text(yaml.safe_dump(config))
+    scheduler.run_with(device_config_file=str(tmp_path / "device-config.yaml"))
+
+
+@pytest.mark.parametrize("fields, field", [
+    ({"envFrom": [{"configMapRef": {"name": "limits", "optional": True}}]}, "envFrom"),
+    ({"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}, "env CUDA_DISABLE_CONTROL=true"),
+    ({"volumeMounts": [{"name": "v", "mountPath": "/etc/ld.so.preload"}]},
+     "volumeMounts[0].mountPath=/etc/ld.so.preload"),
+], ids=["envFrom", "variable", "volume"])
+def test_strict_mode_refuses_what_could_lift_limits(sandbox: Sandbox, tenant: Kube, strict: None, fields: Object,
+                                                    field: str) -> None:
+    def own(name: str, **asked: int) -> Object:
+        item = pod(name, containers=[container(**asked) | fields])
+        item["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+        return item
+
+    tenant.create(own("plain"), sandbox.namespace)
+    with pytest.raises(ApiError, match=re.escape(f"container main: {field} is not permitted in strict mode")):
+        tenant.create(own("asking", gpu=1), sandbox.namespace)
+
+
+def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandbox, running: str,
+                                                                  strict: None) -> None:
+    """The label that hides a new pod from the webhook does not help."""
+    sandbox.create(pod("plain"))
+    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox:1"}]}}
+    for item in (running, "plain"):
+        sandbox.kube.merge_patch("Pod", item, {"metadata": {"labels": IGNORE}}, sandbox.namespace)
+    with pytest.raises(ApiError, match="ephemeralContainers are not permitted in strict mode"):
+        sandbox.kube.merge_patch("Pod", running, debug, sandbox.namespace, subresource="ephemeralcontainers")
+    sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")

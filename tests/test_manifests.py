@@ -162,3 +162,12 @@ def test_the_documented_kustomizations_exist():
     commands = re.findall(r"kubectl apply -k (\S+)", "".join(page.read_text() for page in pages))
     assert set(commands) > {"."}  # that of the reader, which e2e/test_manifests.py builds
     assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in commands if folder != ".")
+
+
+def test_the_webhook_sees_ephemeral_containers_whatever_labels_a_pod_has():
+    webhooks = {one["name"]: one for one in yaml.safe_load((BASE / "webhook.yaml").read_text())["webhooks"]}
+    pods, ephemeral = webhooks["vgpu.hami.io"], webhooks["ephemeralcontainers.hami.io"]
+    assert ephemeral["clientConfig"] == pods["clientConfig"]
+    assert not {"objectSelector", "matchConditions"} & ephemeral.keys()
+    (rule,) = ephemeral["rules"]
+    assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["pods/ephemeralcontainers"])

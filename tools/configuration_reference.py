@@ -59,6 +59,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "defaultCores": "default cores of each device in percent",
     "defaultGPUNum": "devices for a container that requests only memory or cores; 0 for none",
     "overwriteEnv": "hides all devices from containers without a request",
+    "strict": "refuses what a pod can do to lift limits or to see other devices: docs/threat-model.md",
     "gpuCorePolicy": "how the limiter enforces the cores of a container",
     "runtimeClassName": "runtime class set on pods with devices that name none; empty for none",
     "deviceSplitCount": "containers that may share a device",

@@ -17,17 +17,20 @@ _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A request of the API server. *pod*: the object as received, ``None`` if there is none."""
+    """A request of the API server. *pod*: the object as received, ``None`` if there is none. *subresource*: the part
+    of the pod that is written, empty for the pod itself."""
 
     uid: str
     namespace: str
     pod: Mapping[str, Any] | None
     api_version: str
     kind: str
+    subresource: str = ""
 
 
 class _Request(msgspec.Struct):
     uid: str | None = None
+    subresource: str | None = msgspec.field(name="subResource", default=None)
     namespace: str | None = None
     object: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = None
 
@@ -45,7 +48,8 @@ def parse_review(body: bytes) -> Review:
     """The review in *body*. Raises: MalformedInput."""
     wire = convert(decode("body", _JSON, body), _AdmissionReview, lambda path: path or _V1[1])
     return Review(uid=wire.request.uid or "", namespace=wire.request.namespace or "", pod=wire.request.object,
-                  api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1])
+                  api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1],
+                  subresource=wire.request.subresource or "")
 
 
 def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "") -> bytes:

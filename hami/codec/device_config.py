@@ -79,9 +79,9 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     *memory_factor*: MiB for each unit of the memory resource. *default_memory* is in MiB, 0 for the whole device;
     *default_cores* in percent of one device. *default_gpu_num*: devices for a container that requests only memory or
-    cores, 0 for none. *overwrite_env*: hides all devices from containers without a request.
-    *gpu_core_policy*: how the limiter enforces cores. Only the device plugin reads the second group:
-    *preconfigured_device_memory* in MB, 0 for the device's own memory.
+    cores, 0 for none. *overwrite_env*: hides all devices from containers without a request. *strict*: does the same,
+    and refuses what could lift limits. *gpu_core_policy*: how the limiter enforces cores. Only the device plugin reads
+    the second group: *preconfigured_device_memory* in MB, 0 for the device's own memory.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, NvidiaConfig.
     """
 
@@ -95,6 +95,7 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     default_cores: Percent = 0
     default_gpu_num: Count = msgspec.field(default=1, name="defaultGPUNum")
     overwrite_env: bool = False
+    strict: bool = False
     gpu_core_policy: Literal["default", "force", "disable"] = "default"
     runtime_class_name: ObjectName = ""
 

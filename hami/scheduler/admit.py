@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Admitter:
         pod = review.pod
         if not pod:
             return Denied("there is no content to decode", 400)
+        if review.subresource == "ephemeralcontainers":
+            return self._admit_ephemeral(pod)
         try:
             decoded = convert_pod(pod)
         except MalformedInput as error:
@@ -74,6 +77,14 @@ class Admitter:
             return Denied("exceeding resource quota")
         return Admitted(mutated)
 
+    def _admit_ephemeral(self, pod: Mapping[str, Any]) -> Admitted | Denied:
+        """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
+        vendors = (vendor for container in _containers(pod.get("spec") or {})
+                   for vendor in _requested_by(self._cache.vendors, container))
+        if any(vendor.refuses_ephemeral for vendor in vendors):
+            return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
+        return Admitted(pod)
+
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or name == self._settings.scheduler_name:
             return False
@@ -94,9 +105,18 @@ def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any]
 
 def _vendors_of(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:
     """Returns the vendors whose admission applies to *container*."""
-    resources = container.get("resources") or {}
-    asked = vendors.requested_by(resources.get("limits") or {}, resources.get("requests") or {})
+    asked = _requested_by(vendors, container)
     return asked + tuple(vendor for vendor in vendors.admitting_all if vendor not in asked)
+
+
+def _requested_by(vendors: Catalog, container: Mapping[str, Any]) -> tuple[Vendor, ...]:
+    resources = container.get("resources") or {}
+    return vendors.requested_by(resources.get("limits") or {}, resources.get("requests") or {})
+
+
+def _containers(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Returns the containers that are part of the pod from the beginning, init containers first."""
+    return itertools.chain(spec.get("initContainers") or (), spec.get("containers") or ())
 
 
 def _changed(pod: Mapping[str, Any], field: str, index: int, admission: Admission) -> Mapping[str, Any]:
@@ -113,7 +133,7 @@ def _changed(pod: Mapping[str, Any], field: str, index: int, admission: Admissio
 
 def _privileged(spec: Mapping[str, Any]) -> str | None:
     """Returns the name of the first privileged container, init containers first."""
-    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+    for container in _containers(spec):
         context = container.get("securityContext")
         if isinstance(context, dict) and context.get("privileged") is True:
             return str(container.get("name") or "")

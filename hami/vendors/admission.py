@@ -82,7 +82,11 @@ class Draft:
     def variables(self) -> list[tuple[str, str | None]]:
         """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
         return [(name, value if isinstance(value := entry.get("value"), str) else None)
-                for entry in self._entries() if isinstance(name := entry.get("name"), str)]
+                for entry in self.entries("env") if isinstance(name := entry.get("name"), str)]
+
+    def replaces(self, name: str) -> bool:
+        """Reports whether admission sets the environment variable *name*, so that the container's own has no effect."""
+        return name in self._env
 
     def set_annotation(self, key: str, value: str) -> None:
         """Sets an annotation of the pod."""
@@ -102,16 +106,17 @@ class Draft:
             changed["resources"] = resources | {
                 part: {**(resources.get(part) or {}), **amounts} for part, amounts in added.items()}
         if self._env:
-            kept = [entry for entry in self._entries() if entry.get("name") not in list(self._env)]
+            kept = [entry for entry in self.entries("env") if entry.get("name") not in list(self._env)]
             changed["env"] = [*kept, *({"name": name, "value": value} for name, value in self._env.items())]
         container = changed if added or self._env else self._container
         return Admission(container, found, self._pod_spec, self._annotations)
 
-    def _entries(self) -> list[Mapping[str, Any]]:
-        env = self._container.get("env") or []
-        if not isinstance(env, list) or not all(isinstance(entry, dict) for entry in env):
-            raise MalformedInput("env", env, "expected a list of name and value")
-        return env
+    def entries(self, field: str) -> list[Mapping[str, Any]]:
+        """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""
+        found = self._container.get(field) or []
+        if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+            raise MalformedInput(field, found, "expected a list of mappings")
+        return found
 
 
 Step = Callable[[Draft], None]

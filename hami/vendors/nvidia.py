@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from hami.codec.device_config import NvidiaConfig
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
@@ -11,6 +13,11 @@ from hami.vendors.request import WHOLE
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
 _OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 _VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
+_STRICT_VARIABLES = frozenset({
+    "CUDA_DISABLE_CONTROL", "CUDA_REDIRECT", "GPU_CORE_UTILIZATION_POLICY", "LD_AUDIT", "LD_PRELOAD"})
+_LIMITER_PATHS = ("/etc/ld.so.preload", "/usr/local/vgpu", "/tmp/vgpulock")
+_PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})  # not /tmp: programs need it, and its lock limits nothing
+_SHOWN = 100  # characters of a value in a message
 
 
 def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
@@ -38,8 +45,10 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
     if found:
         _check_variables(draft)
         draft.set_runtime_class(config.runtime_class_name)
-    elif config.overwrite_env:
-        draft.set_env("NVIDIA_VISIBLE_DEVICES", "none")
+    if config.strict:
+        _check_strictly(draft, found)
+    if (config.overwrite_env or config.strict) and not draft.rounded(vendor.count):
+        draft.set_env(_VISIBLE, "none")
     return found
 
 
@@ -63,6 +72,31 @@ def _check_variables(draft: Draft) -> None:
             message = (f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory "
                        f"and cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
             raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
+
+
+def _check_strictly(draft: Draft, found: bool) -> None:
+    """Rejects what a specification can do to lift limits, or to see more devices. *found*: it requests devices."""
+    for name, value in draft.variables:
+        shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
+        if name == _VISIBLE and value not in _NOTHING:
+            raise _refused(draft, shown, f"request devices as {draft.vendor.count}")
+        if found and name in _STRICT_VARIABLES and not draft.replaces(name):
+            raise _refused(draft, shown, "it can lift the limits of devices")
+    if not found:
+        return
+    if draft.entries("envFrom"):
+        raise _refused(draft, "envFrom", "it can set variables of the limiter; name its variables under env instead")
+    for index, mount in enumerate(draft.entries("volumeMounts")):
+        given = str(mount.get("mountPath"))
+        path = "/" + posixpath.normpath("/" + given).lstrip("/")
+        if path in _PATHS_ABOVE or any(f"{path}/".startswith(f"{one}/") for one in _LIMITER_PATHS):
+            field = f"volumeMounts[{index}].mountPath={given[:_SHOWN]}"
+            raise _refused(draft, field, "it can hide files of the limiter")
+
+
+def _refused(draft: Draft, field: str, reason: str) -> MalformedInput:
+    message = f"container {draft.name}: {field} is not permitted in strict mode: {reason}"
+    return MalformedInput(f"container {draft.name}", field, reason, message=message)
 
 
 def _wants_whole_devices(draft: Draft) -> bool:

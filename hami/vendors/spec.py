@@ -207,7 +207,8 @@ class Vendor:
     *inventory*: returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
     *admit*: changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput
     with a message for the pod's author. Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for
-    containers without the vendor's resources.
+    containers without the vendor's resources. *refuses_ephemeral*: a pod that requests the vendor's devices may not get
+    ephemeral containers.
     *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
     *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
     named rules and functions. *allows_repeats*: one container may take a device several times.
@@ -253,6 +254,7 @@ class Vendor:
     inventory: Inventory
     admit: Callable[[Draft], bool] | None = None
     admits_all: bool = False
+    refuses_ephemeral: bool = False
     parse_request: ParseRequest | None = None
     check_node: CheckNode | None = None
     rules: tuple[Rule | CheckDevice, ...] = ()

@@ -50,6 +50,8 @@ def test_parse(document, api_version):
     param('{"request":{}}', Review("", "", None, "admission.k8s.io/v1", "AdmissionReview"), id="nothing but a request"),
     param('{"request":{"uid":"x","object":null},"kind":null}',
           Review("x", "", None, "admission.k8s.io/v1", "AdmissionReview"), id="null object"),
+    param('{"request":{"subResource":"ephemeralcontainers"}}',
+          Review("", "", None, "admission.k8s.io/v1", "AdmissionReview", "ephemeralcontainers"), id="subresource"),
     param('{"request":{"object":{"novel":{"x":[{}]}}}}',
           Review("", "", {"novel": {"x": [{}]}}, "admission.k8s.io/v1", "AdmissionReview"), id="unknown fields"),
 ])

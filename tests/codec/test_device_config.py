@@ -233,6 +233,7 @@ def test_sections_of_third_parties_are_handed_on_as_they_stand(text, known, extr
     ("defaultCores: 30", "default_cores", 30),
     ("overwriteEnv: true", "overwrite_env", True),
     ("overwriteEnv: yes", "overwrite_env", True),
+    ("strict: true", "strict", True),
     ("gpuCorePolicy: force", "gpu_core_policy", "force"),
     ("gpuCorePolicy: ''", "gpu_core_policy", "default"),
     ("runtimeClassName: nvidia", "runtime_class_name", "nvidia"),

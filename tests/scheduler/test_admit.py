@@ -134,3 +134,34 @@ def test_admission_does_not_change_its_argument():
 def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
     answer = admit(raw(asking(), meta={where: {key: "x"}}, scheduler=scheduler))
     assert isinstance(answer, Denied) and answer.code == 403 and key in answer.message
+
+
+def ephemeral(*containers, **options):
+    """The verdict about a placed pod that gets an ephemeral container."""
+    spec = {"ephemeralContainers": [{"name": "debug", "image": "x"}], "nodeName": "n1"}
+    thing = raw(*containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": {ASSIGNED_NODE: "n1"}})
+    review = Review("u", "default", thing, "v1", "AdmissionReview", "ephemeralcontainers")
+    verdict = admitter(**options).admit(review)
+    return verdict.message if isinstance(verdict, Denied) else verdict.pod is thing
+
+
+def test_a_pod_with_devices_gets_no_ephemeral_container_in_strict_mode():
+    assert ephemeral(asking(), asking(ONE), strict=True) == (
+        "ephemeralContainers are not permitted in strict mode on a pod that requests devices")
+    assert ephemeral(asking(), asking(ONE)) is ephemeral(asking(), strict=True) is True
+
+
+@pytest.mark.parametrize(("thing", "message"), [
+    (raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}])), "container c: envFrom is not permitted in strict mode"),
+    (raw(asking(ONE), asking(name="d", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+     "container d: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode"),
+    (raw(asking(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+     "container c: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode")])
+def test_pods_that_only_strict_mode_denies(thing, message):
+    assert isinstance(admit(thing), Admitted)
+    assert message in admit(thing, strict=True).message
+
+
+def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
+    _, beside = admit(raw(asking(ONE), asking(name="d")), strict=True).pod["spec"]["containers"]
+    assert beside["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]

@@ -12,6 +12,7 @@ from hami.vendors import admission
 from tests.builders import NVIDIA, nvidia
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
+STRICT = nvidia(strict=True)
 
 
 def admit(vendor, limits=None, pod_spec=None, **fields):
@@ -36,6 +37,9 @@ def env_of(admission):
     param(nvidia(overwrite_env=True), {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="no card to be seen"),
     param(nvidia(overwrite_env=True), ONE, {}, id="its own card to be seen"),
     param(nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}, id="a card by default"),
+    param(nvidia(overwrite_env=True), {"nvidia.com/gpu": "0"}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="zero cards"),
+    param(STRICT, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="strict mode"),
+    param(STRICT, ONE, {}, id="strict mode with a card"),
 ])
 def test_environment(vendor, limits, env):
     assert env_of(admit(vendor, limits)) == env
@@ -54,7 +58,7 @@ def test_entries_with_odd_names_stay():
 
 @pytest.mark.parametrize("env", ["A=1", {"A": "1"}, ["A=1"], [None], 3])
 def test_an_environment_that_is_none(env):
-    with pytest.raises(MalformedInput, match="^env: expected a list of name and value"):
+    with pytest.raises(MalformedInput, match="^env: expected a list of mappings"):
         admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env)
 
 
@@ -94,8 +98,8 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
 
 
 @pytest.mark.parametrize("vendor, all_of_them", [
-    (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True),
-], ids=["default", "environment overwritten", "core policy"])
+    (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True), (STRICT, True),
+], ids=["default", "environment overwritten", "core policy", "strict"])
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
     assert vendor.admits_all is all_of_them
 
@@ -127,3 +131,61 @@ def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(
         admit(NVIDIA, ONE, env=env)
     assert str(caught.value) == (f"container c sets {entry['name']}, which is reserved for the device plugin: request "
                                  "memory and cores as resources, such as nvidia.com/gpumem")
+
+
+def env(name, value):
+    return {"env": [{"name": "A", "value": "1"}, {"name": name, "value": value}]}
+
+
+def mounted(path):
+    return {"volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "v", "mountPath": path}]}
+
+
+FROM_ELSEWHERE = {"env": [{"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"configMapKeyRef": {}}}]}
+LIFTS, HIDES = "it can lift the limits of devices", "it can hide files of the limiter"
+
+
+@pytest.mark.parametrize("fields, field, why", [
+    param({"envFrom": [{"configMapRef": {"name": "m"}}]}, "envFrom", "it can set variables of the limiter", id="from"),
+    param(env("CUDA_DISABLE_CONTROL", "true"), "env CUDA_DISABLE_CONTROL=true", LIFTS, id="without the limiter"),
+    param(FROM_ELSEWHERE, "env CUDA_DISABLE_CONTROL", LIFTS, id="value from elsewhere"),
+    param(env("CUDA_REDIRECT", "/x.so"), "env CUDA_REDIRECT=/x.so", LIFTS, id="another library"),
+    param(env("GPU_CORE_UTILIZATION_POLICY", "disable"), "env GPU_CORE_UTILIZATION_POLICY=disable", LIFTS, id="cores"),
+    param(env("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", LIFTS, id="preload"),
+    param(env("LD_AUDIT", "x" * 1000), f"env LD_AUDIT={'x' * 100}", LIFTS, id="long value"),
+    *(param(mounted(path), f"volumeMounts[1].mountPath={path}", HIDES, id=path) for path in (
+        "/etc/ld.so.preload", "/etc", "/etc/", "/", "/usr/local/vgpu", "/usr/local/vgpu/libvgpu.so", "/usr/local",
+        "/usr", "/tmp/vgpulock", "//etc//ld.so.preload", "/data/../etc/./ld.so.preload", "etc/ld.so.preload")),
+])
+def test_strict_mode_refuses_what_could_lift_limits_of_a_container_with_a_card(fields, field, why):
+    admit(NVIDIA, ONE, **fields)
+    admit(STRICT, {"nvidia.com/priority": "1"}, **fields)
+    with pytest.raises(MalformedInput) as caught:
+        admit(STRICT, ONE, **fields)
+    assert str(caught.value).startswith(f"container c: {field} is not permitted in strict mode: {why}")
+
+
+@pytest.mark.parametrize("fields", [
+    env("LD_LIBRARY_PATH", "/x"), env("NVIDIA_DRIVER_CAPABILITIES", "all"), env("NVIDIA_VISIBLE_DEVICES", "void"),
+    {"env": None, "envFrom": [], "volumeMounts": None}, mounted("/tmp"), mounted("/usr/local/vgpus"),
+    mounted("/usr/lib"), mounted("/etc/ld.so.preload.d"), mounted("/data/etc")], ids=str)
+def test_strict_mode_leaves_the_rest_alone(fields):
+    admit(STRICT, ONE, **fields)
+
+
+@pytest.mark.parametrize("entry", [{"value": "all"}, {"value": "GPU-1"}, {}, {"valueFrom": {}}], ids=str)
+@pytest.mark.parametrize("limits", [None, {"nvidia.com/priority": "1"}, {"cpu": "1"}], ids=str)
+def test_strict_mode_refuses_visible_devices_without_a_request(limits, entry):
+    fields = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES"} | entry]}
+    admit(NVIDIA, limits, **fields)
+    with pytest.raises(MalformedInput, match="^container c: env NVIDIA_VISIBLE_DEVICES(=.*)? is not permitted in "
+                                             "strict mode: request devices as nvidia.com/gpu$"):
+        admit(STRICT, limits, **fields)
+
+
+def test_strict_mode_accepts_what_admission_has_written():
+    """A copy of an admitted pod is admitted."""
+    vendor = nvidia(strict=True, gpu_core_policy="force")
+    before = admit(vendor, ONE | {"nvidia.com/priority": "1"}).container
+    assert env_of(admission.admit(vendor, {"spec": {}}, before)) == {
+        "CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "force"}
