@@ -62,6 +62,7 @@ def test_without_flags_the_defaults_hold():
     (["--node-scheduler-policy=spread"], "node_scheduler_policy", "spread"),
     (["--gpu-scheduler-policy=topology-aware,mutex"], "gpu_scheduler_policy", "topology-aware,mutex"),
     (["--force-overwrite-default-scheduler=false"], "force_overwrite_default_scheduler", False),
+    (["--foreign-reservations"], "foreign_reservations", True),
     (["--node-label-selector=gpu=on,zone!=b"], "node_selector", "gpu=on,zone!=b"),
     (["--node-lock-timeout=90s"], "node_lock_timeout", 90.0),
     (["--leader-elect"], "leader_elect", True),

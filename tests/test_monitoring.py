@@ -41,7 +41,8 @@ def scraped():
     registry.register(MetricSources(
         reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
-        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, certificate_expiry=lambda: 1.0))
+        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, edits_refused=lambda: 1,
+        certificate_expiry=lambda: 1.0))
     snapshot = small_cache().snapshot()
     cut = DeviceUsage(gpu("GPU-m", mode="mig"), 1, partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
     snapshot = replace(snapshot, nodes={**snapshot.nodes, "gpu-1": {"NVIDIA": (cut,)}})

@@ -58,12 +58,14 @@ class Snapshot:
 class Cache:
     """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *on_lock_change* is called with the name of each node whose locks have changed.
+    *on_lock_change* is called with the name of each node whose locks have changed. *foreign_reservations*: what another
+    scheduler has written on an unbound pod counts for some time.
     """
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
                  on_lock_change: Callable[[str], None] = lambda node: None,
-                 yield_lock: Callable[[], None] = lambda: time.sleep(YIELD_S)) -> None:
+                 yield_lock: Callable[[], None] = lambda: time.sleep(YIELD_S),
+                 foreign_reservations: bool = False) -> None:
         self.vendors = vendors
         self.policies = policies
         self._clock = clock
@@ -76,7 +78,8 @@ class Cache:
         self.nodes = NodeCache(vendors, self._lock, self._index, clock=clock, now=now, on_lock_change=on_lock_change,
                                on_device_change=lambda node: self.pods.rebook(node))
         self.reservations = Reservations(self._index, self._lock, self.nodes.lock_free, clock=clock, now=now)
-        self.pods = PodCache(vendors, self._lock, self._index, self.reservations, self.nodes, clock=clock, now=now)
+        self.pods = PodCache(vendors, self._lock, self._index, self.reservations, self.nodes,
+                             foreign_reservations=foreign_reservations, clock=clock, now=now)
         self.quotas = QuotaCache(self._lock)
 
     # Filter

@@ -1,4 +1,8 @@
-"""The pods that hold or request devices, as last seen. Fed by the pod watch; makes no calls."""
+"""The pods that hold or request devices, as last seen. Fed by the pod watch; makes no calls.
+
+A pod holds what was written on its Binding, until it ends. This process knows what it has written itself; of other
+pods it believes what they carry when they are first seen bound. Later edits of the annotations add details at most.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from datetime import datetime
 
 from hami.cache.binding import assigned_at, assigned_node, bound_at, expected_label, is_allocating
 from hami.cache.nodes import NodeCache
-from hami.cache.reservations import Reservations
+from hami.cache.reservations import BindingStage, Reservations
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
-from hami.model import Pod, PodRef
-from hami.scheduling.index import Index
-from hami.scheduling.read_booking import read_booking
+from hami.model import ContainerKind, Pod, PodRef
+from hami.scheduling.index import Booking, Index
+from hami.scheduling.read_booking import read_booking, refines
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
@@ -30,6 +34,7 @@ class PodRecord:
     *assigned_node*, *label*: the node that its annotations and its label name. *allocating*: a device plugin still has
     to allocate its devices. *assigned_at*, *bound_at*: Unix seconds, 0 if not known. *seen_at*: on the monotonic clock.
     *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
+    *allocation*: a hash of the annotations from which the devices of a bound pod are read.
     """
 
     ref: PodRef
@@ -48,6 +53,7 @@ class PodRecord:
     seen_at: float
     vendors: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    allocation: int = 0
 
     @property
     def is_settled(self) -> bool:
@@ -64,18 +70,21 @@ class PodRecord:
 class PodCache:
     """Pods by uid.
 
-    What their annotations say that they hold is booked in *index*. *lock* is the cache's: it guards the records, the
-    index and the reservations, and is never held across I/O; only single look-ups do without it.
-    The annotations of an unbound pod that has a reservation of this process do not count.
+    What they hold is booked in *index*. *lock* is the cache's: it guards the records, the index and the reservations,
+    and is never held across I/O; only single look-ups do without it.
+    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time, unless the pod
+    has a reservation of this process.
     """
 
     def __init__(self, vendors: Catalog, lock: threading.RLock, index: Index, reservations: Reservations,
-                 nodes: NodeCache, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+                 nodes: NodeCache, *, foreign_reservations: bool, clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
         self._vendors = vendors
         self._lock = lock
         self._index = index
         self._reservations = reservations
         self._nodes = nodes
+        self._foreign_reservations = foreign_reservations
         self._clock = clock
         self._now = now
         self._records: dict[str, PodRecord] = {}
@@ -84,6 +93,14 @@ class PodCache:
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._unreadable: dict[str, Pod] = {}  # those whose annotations cannot be read completely
+        # bookings until and after the init containers, of pods for which they differ
+        self._after_init: dict[str, tuple[Booking, Booking]] = {}
+        self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
+        self._allocation_keys = frozenset(
+            key for vendor in vendors if vendor.allocated
+            for key in (vendor.allocated, *((*vendor.pod_keys, *vendor.extra_keys) if vendor.read_shares else ())))
+        self.edits_refused = 0
+        """The number of edits of bound pods' annotations that would have changed what they hold."""
 
     def upsert(self, pod: Pod) -> None:
         """Stores *pod* unless a later version is known."""
@@ -161,21 +178,29 @@ class PodCache:
         with self._lock:
             return [pod.ref for pod in self._unreadable.values()]
 
+    def take_edited(self) -> list[PodRef]:
+        """Returns the pods of which edits have been refused since the last call."""
+        with self._lock:
+            edited, self._edited = self._edited, {}
+            return list(edited)
+
     def rebook(self, node: str) -> None:
         """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
         for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
-            self._book_annotations(pod)
+            self._believe(pod)
 
     def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
-        problems = self._book(pod, requesting)
+        allocation = self._allocation(pod) if pod.node_name else 0
+        problems = self._book(pod, requesting, allocation)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_at(pod), bound_at=bound_at(pod), requests_devices=requesting,
-            terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors, problems=problems)
+            terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors, problems=problems,
+            allocation=allocation)
         namesake = self._records.get(self._uids.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
             self._uids[pod.ref.namespace, pod.ref.name] = uid
@@ -186,33 +211,94 @@ class PodCache:
         if pod.node_name:
             self._reservations.confirm(uid)
 
-    def _book(self, pod: Pod, requesting: bool) -> tuple[str, ...]:
+    def _allocation(self, pod: Pod) -> int:
+        """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""
+        return hash(frozenset(item for item in pod.annotations.items() if item[0] in self._allocation_keys))
+
+    def _book(self, pod: Pod, requesting: bool, allocation: int) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
             self._unbook(uid)
             self._reservations.forget(uid)
             return ()
-        # A pod that requests no devices cannot have been assigned any, whatever its annotations say.
-        if pod.node_name or (requesting and self._is_foreign_reservation(pod)):
-            return self._book_annotations(pod)
+        if pod.node_name and requesting:
+            return self._book_bound(pod, allocation)
+        if requesting and self._is_foreign_reservation(pod):
+            return self._believe(pod)
         self._unbook(uid)
         return ()
 
-    def _book_annotations(self, pod: Pod) -> tuple[str, ...]:
-        booking, problems = read_booking(pod, assigned_node(pod), self._vendors, self._index.usages)
+    def _book_bound(self, pod: Pod, allocation: int) -> tuple[str, ...]:
+        """Books what was written on the Binding of *pod*, or keeps it. Returns why parts of it cannot be read."""
+        known = self._records.get(pod.ref.uid)
+        if known is not None and known.node and not known.terminated:
+            believed, problems = known.allocation, known.problems
+            if (bookings := self._after_init.get(pod.ref.uid)) is not None:
+                self._hold(bookings, pod.init_done)
+        else:
+            written = self._as_written(pod)
+            believed, problems = self._allocation(written), self._believe(written)
+        if allocation != believed:
+            self._refine(pod)
+        return problems
+
+    def _as_written(self, pod: Pod) -> Pod:
+        """Returns *pod* with the annotations of its Binding if this process has written it, else as it is."""
+        reservation = self._reservations.find(pod.ref.uid)
+        if (reservation is None or reservation.stage is not BindingStage.FINISHED
+                or reservation.node != pod.node_name):
+            return pod
+        return replace(pod, annotations={**pod.annotations, **reservation.annotations})
+
+    def _refine(self, pod: Pod) -> None:
+        """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
+        uid = pod.ref.uid
+        booked = self._index.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
+        bookings = self._after_init.get(uid, (booked, booked))
+        later, _ = self._read(pod)
+        if all(refines(*pair, self._index.usages) for pair in zip(later, bookings)):
+            self._hold(later, pod.init_done)
+        else:
+            self.edits_refused += 1
+            self._edited[pod.ref] = None
+
+    def _believe(self, pod: Pod) -> tuple[str, ...]:
+        """Books what the annotations of *pod* say. Returns why parts of them cannot be read."""
+        uid = pod.ref.uid
+        bookings, problems = self._read(pod)
+        self._hold(bookings, pod.init_done)
+        if problems:
+            self._unreadable[uid] = pod
+        else:
+            self._unreadable.pop(uid, None)
+        return problems
+
+    def _read(self, pod: Pod) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
+        """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
+        node, usages = assigned_node(pod), self._index.usages
+        if not any(container.kind is ContainerKind.INIT for container in pod.containers):
+            booking, problems = read_booking(pod, node, self._vendors, usages)
+            return (booking, booking), problems
+        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, usages)
+        then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, usages)
+        return (first, then), problems
+
+    def _hold(self, bookings: tuple[Booking, Booking], init_done: bool) -> None:
+        """Books one of the *bookings* of a pod until and after its init containers, and remembers both."""
+        booking = bookings[init_done]
         if booking.charges:
             self._index.book(booking)
         else:
-            self._index.unbook(pod.ref.uid)
-        if problems:
-            self._unreadable[pod.ref.uid] = pod
+            self._index.unbook(booking.uid)
+        if bookings[0] != bookings[1]:
+            self._after_init[booking.uid] = bookings
         else:
-            self._unreadable.pop(pod.ref.uid, None)
-        return problems
+            self._after_init.pop(booking.uid, None)
 
     def _unbook(self, uid: str) -> None:
         """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
+        self._after_init.pop(uid, None)
         if uid not in self._reservations:
             self._index.unbook(uid)
         if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
@@ -221,7 +307,7 @@ class PodCache:
     def _is_foreign_reservation(self, pod: Pod) -> bool:
         """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""
         uid = pod.ref.uid
-        return (uid not in self._reservations and uid not in self._decided
+        return (self._foreign_reservations and uid not in self._reservations and uid not in self._decided
                 and _is_fresh(assigned_at(pod), self._now().timestamp()))
 
     def _bury(self, uid: str, was_allocating: bool) -> None:

@@ -1,7 +1,7 @@
 """Reservations: devices held for pods until the pod watch shows them bound.
 
 A reservation is assumed by a filter, kept while its Binding is waited for and written, and confirmed when the pod watch
-shows the pod bound: from then on the pod's annotations count. One that is not needed any more is forgotten.
+shows the pod bound: from then on the pod has a booking of its own. One that is not needed any more is forgotten.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Reservations:
                 self._index.unbook(uid)
 
     def confirm(self, uid: str) -> None:
-        """Removes the reservation of a pod that the watch shows bound: what its annotations say is booked instead."""
+        """Removes the reservation of a pod that the watch shows bound, whose booking is the pod's from now on."""
         with self._lock:
             self._reservations.pop(uid, None)
 

@@ -57,6 +57,9 @@ SCHEDULING = (
     Flag("--gpu-scheduler-policy", Value("policy", parse_device_policy_flag), "Default policy that selects devices: "
          f"{', '.join(DEVICE_POLICIES)}, or several separated by commas."),
     Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler."),
+    Flag("--foreign-reservations", BOOLEAN, "Count for 60s what another scheduler has written on a pod that is not "
+         "bound yet. For an upgrade from HAMi, whose scheduler does so: while it is set, whoever may write these "
+         "annotations can claim devices."),
     Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, such as "
          "gpu=on,zone!=b; empty for all. The API server validates it after the start.", "node_selector"),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "

@@ -62,7 +62,7 @@ class Controller(PeriodicTask):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings)
+        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits)
         for duty in (self._remind_kube_scheduler, self._request_reports, self._reconcile_pods, self._release_locks,
                      self._report_problems, self._label_replicas):
             if self._leadership.leads():
@@ -80,6 +80,15 @@ class Controller(PeriodicTask):
                     self._cache.pods.upsert(pod)
                 if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
                     self._cache.reservations.clear_unknown(reservation)
+
+    def _report_edits(self) -> None:
+        """Tells of edits of bound pods' allocations. Only the leader does, but every replica sees them."""
+        edited = self._cache.pods.take_edited()
+        for ref in edited if self._leadership.leads() else ():
+            log.warning("edit of an allocation refused", extra={"pod": ref})
+            self._events.record(ref, "Warning", "AllocationEditRefused", (
+                "the annotations of the pod's allocation were changed after it was bound: it still holds the devices "
+                "that its Binding named"))
 
     def _remind_kube_scheduler(self) -> None:
         """Annotates a node that a pending pod fits by now: kube-scheduler retries pods when a node changes."""

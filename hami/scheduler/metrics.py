@@ -29,8 +29,8 @@ class MetricSources(Collector):
     *reserved*: number of unbound reservations. *waiting*: pods that wait for a node lock, by node. *ages*: seconds
     since the API server's last answer, by resource. *unreadable_inventories*: keyed by node and vendor.
     *unreadable_pods*: pods whose allocation cannot be read. *events*: number of events by outcome. *handshakes*: number
-    of requests written to nodes. *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None
-    without one.
+    of requests written to nodes. *edits_refused*: number of edits that would have changed what bound pods hold.
+    *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None without one.
     """
 
     reserved: Callable[[], int]
@@ -41,6 +41,7 @@ class MetricSources(Collector):
     unreadable_pods: Callable[[], Sized]
     events: Mapping[str, Callable[[], int]]
     handshakes: Callable[[], int]
+    edits_refused: Callable[[], int]
     certificate_expiry: Callable[[], float | None] = lambda: None
 
     def collect(self) -> Iterator[Metric]:
@@ -60,6 +61,9 @@ class MetricSources(Collector):
                         {(outcome,): count() for outcome, count in self.events.items()})
         yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
                                   value=self.handshakes())
+        yield CounterMetricFamily(
+            PREFIX + "allocation_edits_refused", "Edits of annotations that would have changed what bound pods hold",
+            value=self.edits_refused())
         if (expiry := self.certificate_expiry()) is not None:
             yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
 

@@ -75,7 +75,7 @@ class SchedulerProgram:
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = Cache(
             vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
-            on_lock_change=self._lock_states.wake_node)
+            on_lock_change=self._lock_states.wake_node, foreign_reservations=settings.foreign_reservations)
         self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
 
@@ -173,6 +173,7 @@ class SchedulerProgram:
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.handshakes_requested,
+            edits_refused=lambda: cache.pods.edits_refused,
             certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
 
     def _families(self) -> list[Family]:

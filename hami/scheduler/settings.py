@@ -58,6 +58,7 @@ class Settings:
     node_scheduler_policy: str = "binpack"
     gpu_scheduler_policy: str = "spread"
     force_overwrite_default_scheduler: bool = True
+    foreign_reservations: bool = False
     node_selector: str = ""
     node_lock_timeout: float = 300.0
 

@@ -1,16 +1,23 @@
-"""Reads a pod's booking from its annotations. What cannot be read counts as taken, so no device is given out twice."""
+"""Reads a pod's booking from its annotations, and compares it with an earlier one.
+
+What cannot be read counts as taken, so no device is given out twice. What the pod's specification does not request
+does not count, whatever the annotations say.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
-from hami.model import DeviceUsage, Pod
+from hami.model import Allocation, DeviceUsage, Pod
 from hami.scheduling.index import Booking
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
+from hami.vendors.mig import in_mig_mode
+from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 
 
@@ -20,14 +27,19 @@ def read_booking(pod: Pod, node: str, vendors: Catalog,
 
     If an annotation cannot be read or contradicts another, every device of the node (from *usages*) that the
     scheduler-owned annotations mention counts as fully used: an idle device is better than one allocated twice.
+    Vendors that the pod does not request are left out, and shares beyond the number of devices that it requests.
     """
+    most = most_shares(vendors, pod.containers)
     kinds = [container.kind for container in pod.containers]
     charges: list[tuple[str, tuple[Charge, ...]]] = []
     problems: list[str] = []
     for vendor in vendors.allocated_in(pod.annotations):
+        if vendor.key not in most:
+            continue
         try:
             shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
             shares = vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares
+            shares = _first(most[vendor.key], shares)
             taken = peak_charges(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:
             problems.append(str(error))
@@ -35,6 +47,45 @@ def read_booking(pod: Pod, node: str, vendors: Catalog,
         if taken:
             charges.append((vendor.key, taken))
     return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
+
+
+def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage]) -> bool:
+    """Reports whether *later*, read after an edit of the annotations, says the same as *booked* or adds details to it.
+
+    A device plugin adds the identities of the MIG instances that it has created. One of HAMi v2.5 to v2.9 writes the
+    instance of a share without a placement in a form that takes the whole device. Such a share lets no other pod on the
+    device anyway.
+    """
+    before, after = _by_device(booked), _by_device(later)
+    if before.keys() != after.keys():
+        return False
+    changed = [key for key in before if _without_identities(before[key]) != _without_identities(after[key])]
+    if not changed:
+        return True
+    in_mig = {(vendor, usage.device.uuid) for vendor, devices in usages(booked.node).items() for usage in devices
+              if in_mig_mode(usage)}
+    return all(key in in_mig and not before[key].partitions and _covers(after[key], before[key]) for key in changed)
+
+
+def _by_device(booking: Booking) -> dict[tuple[str, str], Charge]:
+    return {(vendor, charge.uuid): charge for vendor, charges in booking.charges for charge in charges}
+
+
+def _without_identities(charge: Charge) -> Charge:
+    return replace(charge, partitions=tuple(replace(partition, instance=()) for partition in charge.partitions))
+
+
+def _covers(later: Charge, charge: Charge) -> bool:
+    return later.slots >= charge.slots and later.memory_mib >= charge.memory_mib and later.cores >= charge.cores
+
+
+def _first(most: int, containers: Allocation) -> Allocation:
+    """Returns *containers* with their first *most* shares."""
+    kept = []
+    for shares in containers:
+        kept.append(shares[:most])
+        most -= len(kept[-1])
+    return tuple(kept)
 
 
 def _mentioned_devices(pod: Pod, usages: Sequence[DeviceUsage]) -> tuple[Charge, ...]:

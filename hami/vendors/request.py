@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Catalog, CoreUnit, Vendor
 
 WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
@@ -19,6 +20,21 @@ Quantities = frozenset[tuple[str, str]]
 def requests_devices(vendors: Catalog, containers: Sequence[Container]) -> bool:
     """Reports whether any of *containers* requests devices."""
     return any(device_requests(vendors, container) for container in containers)
+
+
+def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[str, int]:
+    """Returns the most shares of devices that a pod with *containers* can hold, by vendor; requests for others hold 0.
+
+    A container holds as many shares as it requests devices. Where it requests single cores, each may be on a device
+    of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
+    and on the configuration at the time of the decision, and a share never takes more than its one device.
+    """
+    most: Counter[str] = Counter()
+    for container in containers:
+        for request in device_requests(vendors, container):
+            counts_cores = vendors[request.vendor].core_unit is CoreUnit.MASK
+            most[request.vendor] += max(request.count, request.cores if counts_cores else 0)
+    return most
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:

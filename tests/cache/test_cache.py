@@ -317,14 +317,6 @@ def test_the_watch_resolves_an_unknown_outcome():
 
 # what the watch shows
 
-def test_the_annotations_of_a_confirmed_pod_are_booked():
-    cache = SmallCache()
-    cache.place(ASKS)
-    cache.reservations.finish_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
-    cache.pods.upsert(bound_to("pod1", "GPU-0,NVIDIA,700,7:;", *ASKS.containers))
-    assert cache.used() == (1, 700, 7) and cache.used("GPU-1") == (0, 0, 0)
-
-
 def test_a_pod_bound_elsewhere_is_booked_there():
     cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
     asked = pod(gpus(1, memory=3000, cores=0))

@@ -119,13 +119,6 @@ def test_finished_init_containers_release_their_devices(containers, text, before
     assert cache.used() == after
 
 
-def test_changed_annotations_of_a_bound_pod_are_read_again():
-    cache = SmallCache()
-    cache.pods.upsert(bound_to("a", ALLOCATION))
-    cache.pods.upsert(bound_to("a", "GPU-1,NVIDIA,1000,0:;", version="51"))
-    assert cache.free() and cache.used("GPU-1") == (1, 1000, 0)
-
-
 def test_two_uids_never_share_a_booking():
     cache = SmallCache()
     for uid in ("a", "b"):
@@ -134,7 +127,7 @@ def test_two_uids_never_share_a_booking():
 
 
 def test_one_uid_is_booked_where_it_is_bound():
-    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")))
+    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")), foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, resource_version="1"))
     assert cache.used(node="n1") == (1, 3000, 30)
     cache.pods.upsert(assigned_elsewhere(cache, node_name="n2", resource_version="2"))
@@ -152,19 +145,21 @@ def test_devices_in_an_unreadable_allocation_count_as_fully_used():
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_an_unreadable_allocation_also_counts_for_devices_registered_later(bound):
-    cache = SmallCache(node("n1"))
+    cache = SmallCache(node("n1"), foreign_reservations=True)
     broken = "GPU-0,NVIDIA,3000:;"
     cache.pods.upsert(bound_to("a", broken) if bound else assigned_elsewhere(cache, text=broken))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="2"))
     assert cache.used() == (10, 46068, 100)
 
 
-def test_a_repaired_allocation_is_booked_as_written():
+def test_a_repaired_allocation_is_believed_after_a_restart():
     cache = SmallCache()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51"))
-    cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="2"))
-    assert cache.used() == (1, 3000, 30) and cache.pods.get("uid-a").problems == ()
+    assert cache.used() == (10, 8000, 100) and len(cache.pods.get("uid-a").problems) == 1
+    restarted = SmallCache()
+    restarted.pods.upsert(bound_to("a", ALLOCATION, version="51"))
+    assert restarted.used() == (1, 3000, 30) and restarted.pods.get("uid-a").problems == ()
 
 
 # reservations of other schedulers
@@ -172,23 +167,32 @@ def test_a_repaired_allocation_is_booked_as_written():
 @pytest.mark.parametrize(("age", "counts"), [(0, True), (FOREIGN_TTL_S - 1, True), (FOREIGN_TTL_S, False),
                                              (10 * FOREIGN_TTL_S, False), (-10 * FOREIGN_TTL_S, False)])
 def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
-    cache = SmallCache()
+    cache = SmallCache(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, age))
     assert cache.free() is not counts
 
 
-def test_a_foreign_reservation_expires():
+@pytest.mark.parametrize("text", [ALLOCATION, "GPU-0 GPU-1"])
+def test_a_foreign_reservation_counts_only_during_an_upgrade(text):
     cache = SmallCache()
+    cache.pods.upsert(assigned_elsewhere(cache, text=text))
+    assert cache.free() and cache.free("GPU-1") and cache.pods.unreadable() == []
+
+
+def test_a_foreign_reservation_expires():
+    cache = SmallCache(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache))
+    assert not cache.free()
     cache.time.seconds += FOREIGN_TTL_S
     cache.expire()
     assert cache.free()
 
 
 def test_a_foreign_reservation_ends_when_we_filter_the_pod():
-    cache = SmallCache()
+    cache = SmallCache(foreign_reservations=True)
     asked = assigned_elsewhere(cache, resource_version="1")
     cache.pods.upsert(asked)
+    assert not cache.free()
     assert cache.assume(asked, []).__class__.__name__ == "Refusal"
     assert cache.free()
     cache.pods.upsert(assigned_elsewhere(cache, resource_version="2", phase="Pending"))
@@ -197,7 +201,7 @@ def test_a_foreign_reservation_ends_when_we_filter_the_pod():
 
 @pytest.mark.parametrize("end", ["lapses", "we decide"])
 def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end):
-    cache = SmallCache()
+    cache = SmallCache(foreign_reservations=True)
     asked = assigned_elsewhere(cache, text="GPU-0,NVIDIA,3000:;")
     cache.pods.upsert(asked)
     assert cache.pods.unreadable() == [asked.ref] and cache.used() == (10, 8000, 100)
@@ -209,14 +213,16 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
     assert cache.free() and cache.pods.unreadable() == [] and cache.pods.get(asked.ref.uid).problems == ()
 
 
-def test_a_foreign_reservation_of_a_pod_that_requests_no_device_is_ignored():
-    cache = SmallCache()
-    cache.pods.upsert(assigned_elsewhere(cache, containers=(gpus(0),)))
-    assert cache.free()
+@pytest.mark.parametrize("fields", [{}, {"node_name": "n1"}], ids=["unbound", "bound"])
+@pytest.mark.parametrize("text", [ALLOCATION, "GPU-0,NVIDIA"])
+def test_the_annotations_of_a_pod_that_requests_no_device_are_ignored(text, fields):
+    cache = SmallCache(foreign_reservations=True)
+    cache.pods.upsert(assigned_elsewhere(cache, text=text, containers=(gpus(0),), **fields))
+    assert cache.free() and cache.pods.unreadable() == []
 
 
 def test_our_reservation_overrides_old_annotations():
-    cache = SmallCache()
+    cache = SmallCache(foreign_reservations=True)
     cache.place(pod(gpus(1, memory=100, cores=1)))
     cache.pods.upsert(assigned_elsewhere(cache, text="GPU-0,NVIDIA,8000,100:;"))
     assert cache.used("GPU-1") == (1, 100, 1) and cache.free()

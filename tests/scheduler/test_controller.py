@@ -111,6 +111,21 @@ def test_the_label_of_an_earlier_node_is_replaced(bindings):
     assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and made.cache.pods.unsettled() == []
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_leader_tells_of_each_edit_of_an_allocation_once(leads):
+    made = world(bound(), leads=leads)
+    for text in (";", "GPU-1,NVIDIA,10,0:;"):
+        found = made.fake.pods["default", "a"]
+        made.fake.put_pod(replace(found, annotations={**found.annotations, NVIDIA.allocated: text}))
+        made.watch()
+        for _ in range(3):
+            made.controller.tick()
+            made.relist()
+    assert made.events.reasons() == ["AllocationEditRefused"] * (2 if leads else 0)
+    assert made.cache.pods.edits_refused == 2
+    assert [usage.memory_used_mib for usage in device_usage(made.cache)["n1"]] == [10]
+
+
 def stale():
     return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
 

@@ -24,7 +24,8 @@ def metrics(registry):
 def sources(**changed):
     """The sources of an idle process."""
     idle = {"reserved": lambda: 0, "waiting": dict, "ages": {}, "leads": lambda: False,
-            "unreadable_inventories": dict, "unreadable_pods": list, "events": {}, "handshakes": lambda: 0}
+            "unreadable_inventories": dict, "unreadable_pods": list, "events": {}, "handshakes": lambda: 0,
+            "edits_refused": lambda: 0}
     return MetricSources(**(idle | changed))
 
 
@@ -82,6 +83,7 @@ def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
     ({"unreadable_pods": lambda: ["a", "b"]}, "unreadable_allocations", {}, 2),
     ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
     ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
+    ({"edits_refused": lambda: 3}, "allocation_edits_refused_total", {}, 3),
     ({"certificate_expiry": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
     ({}, "certificate_expiry_timestamp_seconds", {}, None),
 ])

@@ -1,12 +1,12 @@
-"""What pods' annotations say that they take; nothing is free by mistake."""
+"""What pods' annotations say that they take; nothing is free by mistake, and nothing is taken that is not requested."""
 
 import pytest
 from pytest import param
 
 from hami.scheduling.read_booking import read_booking
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, pod, usage
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, gpus, pod, usage
 
-TWO = container(), container()
+TWO = gpus(), gpus()
 NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, memory_mib=2000)]}
 WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100)
 
@@ -31,7 +31,7 @@ def test_readable(text, charges):
 
 @pytest.mark.parametrize("init_done, taken", [(False, 900), (True, 300)])
 def test_init_containers_count_until_they_are_done(init_done, taken):
-    found, _ = read("GPU-a,NVIDIA,900,0:;GPU-a,NVIDIA,300,0:;", container(kind=INIT), container(kind=APP),
+    found, _ = read("GPU-a,NVIDIA,900,0:;GPU-a,NVIDIA,300,0:;", gpus(kind=INIT), gpus(kind=APP),
                     init_done=init_done)
     assert found == booking("uid-pod1", "n1", charge("GPU-a", 1, taken, 0))
 
@@ -49,6 +49,23 @@ def test_what_cannot_be_read_counts_as_whole_devices(text, charges):
     found, (problem,) = read(text)
     assert found == booking("uid-pod1", "n1", *charges)
     assert problem.startswith("hami.io/vgpu-devices-allocated: ")
+
+
+@pytest.mark.parametrize("containers, text, charges", [
+    param((container(),), "GPU-a,NVIDIA,300,30:;", [], id="no device"),
+    param((gpus(0), container({"hygon.com/dcunum": 1})), "GPU-a,NVIDIA,300,30:;", [], id="devices of another vendor"),
+    param((container(),), "GPU-a GPU-b", [], id="no device, unreadable"),
+    param((gpus(),), "GPU-a,NVIDIA,300,30:GPU-b,NVIDIA,1,1:;", [charge("GPU-a", 1, 300, 30)], id="fewer devices"),
+    param((gpus(), gpus(0)), "GPU-a,NVIDIA,300,30:;GPU-b,NVIDIA,1,1:;", [charge("GPU-a", 1, 300, 30)],
+          id="fewer containers"),
+    param((gpus(0), gpus()), "GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
+    param((gpus(2), gpus(kind=INIT)), "GPU-a,NVIDIA,3,3:;GPU-a,NVIDIA,3,3:GPU-b,NVIDIA,1,1:;",
+          [charge("GPU-a", 1, 3, 3), charge("GPU-b", 1, 1, 1)], id="all that is requested"),
+    param((gpus(memory=1),), "GPU-a,NVIDIA,900,30:;", [charge("GPU-a", 1, 900, 30)],
+          id="more memory of the one device: as before a change of the configuration"),
+])
+def test_what_the_pod_does_not_request_is_not_taken(containers, text, charges):
+    assert read(text, *containers)[0] == booking("uid-pod1", "n1", *charges)
 
 
 def test_what_is_still_to_be_allocated_does_not_count_twice():

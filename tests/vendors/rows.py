@@ -13,7 +13,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
 from hami.vendors.admission import admit
-from hami.vendors.request import device_request
+from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 from tests.builders import APP, container
 
@@ -94,6 +94,9 @@ class Fits:
             texts = render_vendor_annotations(self.vendor, AnnotationContext(
                 pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
             assert texts.pop(self.vendor.allocated) == self.outcome
+            if self.request is None:
+                most = most_shares(Catalog([self.vendor]), pod.containers)
+                assert sum(map(len, found)) <= most[self.vendor.key], "more would not be read back"
             if self.vendor.to_allocate:
                 assert texts.pop(self.vendor.to_allocate) == self.outcome
             assert texts == self.written

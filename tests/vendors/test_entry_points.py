@@ -16,7 +16,7 @@ from hami.codec.register import render_devices_json
 from hami.errors import HamiError
 from hami.model import Node
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
-from tests.builders import NVIDIA, container, device_usage, gpu, gpus, node, pod
+from tests.builders import NVIDIA, container, device_usage, gpu, node, pod
 from tests.world import Clock
 
 EXAMPLE = Path(__file__).parent.parent / "example_vendor"
@@ -156,7 +156,8 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     clock = Clock()
     cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     cache.nodes.upsert(node("n1", gpu(), annotations={"hami.io/node-acme-register": "x"}))
-    cache.pods.upsert(pod(gpus(), node_name="n1", annotations={
+    requested = container({"acme.example/card": 1, NVIDIA.count: 1})
+    cache.pods.upsert(pod(requested, node_name="n1", annotations={
         "hami.io/vgpu-node": "n1", "hami.io/acme-devices-allocated": "ACME-0,Acme,1,1:;",
         NVIDIA.allocated: "GPU-0,NVIDIA,100,10:;"}))
     assert cache.nodes.problems() == {

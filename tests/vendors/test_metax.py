@@ -8,7 +8,7 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
-from hami.model import Container, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
+from hami.model import Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, VerdictCache
 from hami.scheduling.index import Index
 from hami.scheduling.read_booking import read_booking
@@ -161,7 +161,7 @@ def test_score_of_sgpus_goes_before_usage(usages, shares, score, policy):
 def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     shares = taken(annotations=annotations)
     assert {share.co_tenants for share in shares} == {(tag,)}
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
               annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
     booking, problems = read_booking(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
@@ -180,7 +180,7 @@ def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index = Index()
     index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"), Container(name="d")),
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1), container(S1)),
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
     index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
     (usage,) = index.usages("n")["Metax-SGPU"]
@@ -191,7 +191,7 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     index = Index()
     index.set_devices("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
     burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(Container(name="c"),),
+    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
               annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
     index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
     refused = decide(VerdictCache(index), burst, ["n"], BINPACK)

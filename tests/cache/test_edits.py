@@ -1,0 +1,287 @@
+"""Edits of the annotations of bound pods: what was written on the Binding counts until the pod ends."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.cache.cache import Cache, Policies
+from hami.codec.keys import ASSIGNED_NODE
+from hami.scheduling.decide import Choice
+from tests.builders import INIT, NVIDIA, container, device_usage, gpu, gpus, node, pod, quota
+from tests.cache.caches import SmallCache, bound_to
+from tests.cache.edits import edited
+from tests.vendors.chart import CHART
+from tests.vendors.test_mig import card, entry
+from tests.world import Clock
+
+ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
+TWO = gpus(2)
+
+
+def edit(cache, before, text=None, version="51", **fields):
+    """Delivers *before* with another allocation (none: without), at a later version."""
+    annotations = {key: value for key, value in before.annotations.items() if key != NVIDIA.allocated}
+    if text is not None:
+        annotations[NVIDIA.allocated] = text
+    changed = replace(before, annotations=annotations, resource_version=version, **fields)
+    cache.pods.upsert(changed)
+    return changed
+
+
+@pytest.mark.parametrize("text", [
+    param(None, id="removed"), param("", id="emptied"), param(";", id="no shares"),
+    param("GPU-0,NVIDIA,1,0:;", id="less"), param("GPU-0,NVIDIA,8000,100:;", id="more"),
+    param("GPU-1,NVIDIA,3000,30:;", id="another device"), param("GPU-0,NVIDIA,3000:;", id="unreadable"),
+    param("GPU-0 GPU-1", id="unreadable, of all devices"), param("GPU-0[1-0],NVIDIA,3000,30:;", id="as if in MIG mode"),
+    param("GPU-0,NVIDIA,1500,15:GPU-1,NVIDIA,1500,15:;", id="one share of two"), param("x" * 2**20, id="huge")])
+def test_an_edit_of_a_bound_pod_changes_no_booking(text):
+    cache = SmallCache()
+    bound = bound_to("a", ALLOCATION, TWO)
+    cache.pods.upsert(bound)
+    before = cache.snapshot()
+    edit(cache, bound, text)
+    after = cache.snapshot()
+    assert (after.bookings, after.used, after.nodes) == (before.bookings, before.used, before.nodes)
+    assert cache.pods.edits_refused == 1 and cache.pods.take_edited() == [bound.ref]
+    assert cache.pods.unreadable() == [] and cache.pods.get(bound.ref.uid).problems == ()
+
+
+def test_an_edit_is_refused_once_however_often_the_pod_is_seen():
+    cache = SmallCache()
+    bound = bound_to("a", ALLOCATION)
+    cache.pods.upsert(bound)
+    for version in ("51", "52", "53"):
+        edit(cache, bound, ";", version, phase="Running")
+    assert (cache.pods.edits_refused, len(cache.pods.take_edited()), cache.pods.take_edited()) == (1, 1, [])
+    edit(cache, bound, "GPU-1,NVIDIA,1,1:;", "54")
+    assert cache.pods.edits_refused == 2
+    edit(cache, bound, ALLOCATION, "55")
+    assert cache.pods.edits_refused == 2, "it is as the Binding said again"
+
+
+def test_an_edited_pod_releases_its_devices_when_it_ends():
+    for end in ("terminated", "deleted"):
+        cache = SmallCache()
+        bound = bound_to("a", ALLOCATION)
+        cache.pods.upsert(bound)
+        last = edit(cache, bound, ";")
+        if end == "terminated":
+            edit(cache, bound, ";", "52", phase="Succeeded")
+        else:
+            cache.pods.remove(last)
+        assert cache.free()
+
+
+def test_a_quota_counts_what_the_binding_said():
+    cache = SmallCache()
+    cache.quotas.upsert(quota(gpumem=3000))
+    bound = bound_to("a", ALLOCATION)
+    cache.pods.upsert(bound)
+    edit(cache, bound)
+    assert cache.place(pod(gpus(1, memory=1, cores=0), name="next")) is None
+
+
+def test_an_allocation_that_comes_after_the_binding_is_not_booked():
+    cache = SmallCache()
+    bound = pod(gpus(), name="a", node_name="n1", resource_version="50")
+    cache.pods.upsert(bound)
+    edit(cache, bound, ALLOCATION)
+    assert cache.free() and cache.pods.edits_refused == 1
+
+
+def test_an_unreadable_edit_books_nothing_that_registers_later():
+    cache = SmallCache(node("n1"))
+    bound = bound_to("a", ";", TWO)
+    cache.pods.upsert(bound)
+    edit(cache, bound, "GPU-0 GPU-1")
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), gpu("GPU-1", index=1), resource_version="2"))
+    assert cache.free() and cache.free("GPU-1")
+
+
+def bind(cache, asked, until="finished"):
+    """Filters and binds *asked*, as far as *until*. Returns the pod as the API server has it then."""
+    assert cache.place(asked) == "n1"
+    reservation = cache.reservations.start_binding(asked.ref, "n1")
+    annotations = cache.reservations.prepare_binding(reservation)
+    if until == "finished":
+        cache.reservations.finish_binding(reservation)
+    return replace(asked, node_name="n1", resource_version="50", annotations={**asked.annotations, **annotations})
+
+
+@pytest.mark.parametrize("text", [";", "GPU-0,NVIDIA,700,7:;", "GPU-1,NVIDIA,700", None])
+def test_our_own_binding_counts_even_if_it_was_edited_before_we_saw_it(text):
+    cache = SmallCache()
+    bound = bind(cache, pod(gpus(1, memory=3000, cores=30)))
+    edit(cache, bound, text)
+    assert cache.used("GPU-1") == (1, 3000, 30) and cache.free() and cache.reservations.unbound() == 0
+    assert cache.pods.edits_refused == 1 and cache.pods.get(bound.ref.uid).problems == ()
+
+
+def test_a_binding_of_another_process_counts_as_it_is_seen():
+    cache = SmallCache()
+    bound = bind(cache, pod(gpus(1, memory=3000, cores=30)), until="written")
+    edit(cache, bound, "GPU-0,NVIDIA,700,7:;")
+    assert cache.used() == (1, 700, 7) and cache.free("GPU-1") and cache.pods.edits_refused == 0
+
+
+def test_after_a_restart_the_pod_is_believed():
+    cache = SmallCache()
+    edit(cache, bound_to("a", ALLOCATION), "GPU-1,NVIDIA,1,1:;")
+    assert cache.used("GPU-1") == (1, 1, 1) and cache.free()
+
+
+# refinements
+
+CUT = node("n1", card("GPU-0"), card("GPU-1", 1), gpu("GPU-2", index=2))
+PLACES = "hami.io/vgpu-mig-allocations"
+ONE = "GPU-0,NVIDIA,9984,28:;"
+
+
+def cut(text, *entries, **fields):
+    places = {PLACES: json.dumps(entries)} if entries else {}
+    return pod(gpus(memory=8000), name="a", node_name="n1", annotations={NVIDIA.allocated: text} | places, **fields)
+
+
+def partitions(cache, index=0):
+    return device_usage(cache)["n1"][index].partitions
+
+
+def test_a_device_plugin_adds_the_identity_of_its_instance():
+    cache = SmallCache(CUT)
+    cache.pods.upsert(cut(ONE, entry(gpu="GPU-0")))
+    for number in (3, 4):  # the second after a reboot
+        cache.pods.upsert(cut(ONE, entry(gpu="GPU-0", migUUID="MIG-7", gpuInstanceID=number, computeInstanceID=0)))
+        assert [place.instance for place in partitions(cache)] == [("MIG-7", str(number), "0")]
+    assert cache.pods.edits_refused == 0
+
+
+@pytest.mark.parametrize("fields", [{"start": 2}, {"profile": "1g.5gb", "size": 1}, {"size": 1}])
+def test_an_instance_stays_where_it_was_placed(fields):
+    cache = SmallCache(CUT)
+    cache.pods.upsert(cut(ONE, entry(gpu="GPU-0")))
+    before = partitions(cache)
+    cache.pods.upsert(cut(ONE, entry(gpu="GPU-0", **fields)))
+    cache.pods.upsert(cut(ONE))
+    assert partitions(cache) == before and cache.pods.edits_refused == 2
+
+
+@pytest.mark.parametrize(("first", "later", "is_refined"), [
+    ("GPU-0,NVIDIA,4864,0:;", "GPU-0[1-0],NVIDIA,9728,15:;", True),
+    ("GPU-0[1-0],NVIDIA,9728,15:;", "GPU-0[1-1],NVIDIA,9728,15:;", True),
+    ("GPU-0,NVIDIA,4864,0:;", "GPU-1[1-0],NVIDIA,9728,15:;", False),
+    ("GPU-0[1-0],NVIDIA,9728,15:;", "GPU-0,NVIDIA,1,0:;", False),
+    ("GPU-0[1-0],NVIDIA,9728,15:;", ";", False),
+    ("GPU-2,NVIDIA,4864,0:;", "GPU-2[1-0],NVIDIA,9728,15:;", False)],
+    ids=["instance", "another instance of the card", "another card", "readable", "removed", "not in MIG mode"])
+def test_a_plugin_of_v25_to_v29_writes_the_instance(first, later, is_refined):
+    cache = SmallCache(CUT)
+    cache.pods.upsert(cut(first))
+    before = device_usage(cache)
+    cache.pods.upsert(cut(later))
+    assert cache.pods.edits_refused == (not is_refined)
+    assert [usage.slots_used for usage in device_usage(cache)["n1"]] == (
+        [7, 0, 0] if is_refined else [usage.slots_used for usage in before["n1"]])
+
+
+def test_finished_init_containers_release_their_devices_although_the_pod_was_edited():
+    cache = SmallCache()
+    bound = bound_to("a", "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,3000,10:;", gpus(kind=INIT), gpus())
+    cache.pods.upsert(bound)
+    for version, init_done, used in (("51", False, 7000), ("52", True, 3000), ("53", False, 7000), ("54", True, 3000)):
+        edit(cache, bound, ";", version, init_done=init_done)
+        assert cache.used()[1] == used
+    cache.pods.remove(bound)
+    assert cache.free()
+
+
+def test_devices_of_init_containers_alone_are_released_and_taken_again():
+    cache = SmallCache()
+    bound = bound_to("a", "GPU-0,NVIDIA,7000,40:;;", gpus(kind=INIT), container())
+    cache.pods.upsert(bound)
+    for version, init_done, used in (("51", True, 0), ("52", False, 7000), ("53", True, 0)):
+        edit(cache, bound, ";", version, init_done=init_done)
+        assert cache.used()[1] == used
+    assert cache.pods.edits_refused == 1
+
+
+@pytest.mark.parametrize("text", [";", "GPU-1,NVIDIA", "GPU-1,NVIDIA,1,1:;", None])
+def test_an_unreadable_allocation_keeps_the_devices_that_it_named_first(text):
+    """Also those of a node that registers later."""
+    cache = SmallCache(node("n1"))
+    bound = bound_to("a", "GPU-0,NVIDIA,3000:;", TWO)
+    cache.pods.upsert(bound)
+    edit(cache, bound, text)
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), gpu("GPU-1", index=1), resource_version="2"))
+    assert cache.used() == (10, 46068, 100) and cache.free("GPU-1")
+
+
+# a thousand edits
+
+SGPU = CHART["Metax-SGPU"]
+DEVICES = [f"GPU-{index}" for index in range(4)]
+NODES = (
+    node("n1", *(gpu(uuid, memory_mib=8000, index=index) for index, uuid in enumerate(DEVICES[:3])), annotations={
+        SGPU.register: json.dumps([{
+            "uuid": uuid, "bdf": uuid, "model": "C500", "totalDevCount": 4, "totalCompute": 100, "totalVRam": 8192,
+            "healthy": True} for uuid in ("sgpu-0", "sgpu-1")])}),
+    node("n2", card("GPU-3")),
+)
+WANTED = (
+    (gpus(1, memory=1000, cores=10),), (gpus(2, memory=500, cores=0), gpus(0)), (gpus(1, percent=20, cores=5),),
+    (gpus(1, memory=2000, cores=0, kind=INIT), gpus(1, memory=1000, cores=0)), (gpus(1, memory=4000, kind=INIT),),
+    (container({SGPU.count: 1, SGPU.memory: "512Mi", SGPU.cores: 10}),), (gpus(0),),
+)
+
+
+def identities_left_out(bookings):
+    return {one.uid: replace(one, charges=tuple((key, tuple(replace(charge, partitions=tuple(
+        replace(part, instance=()) for part in charge.partitions)) for charge in charges))
+        for key, charges in one.charges)) for one in bookings}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_thousand_random_edits_change_no_booking(seed):
+    """Nor does another pod wait because of them, nor is anything left when the pods have gone."""
+    rng, clock = random.Random(seed), Clock()
+    cache = Cache(CHART, Policies(), clock=clock, now=clock.now)
+    for one in NODES:
+        cache.nodes.upsert(one)
+    alive, version = {}, 100
+    uuids = [*DEVICES, "sgpu-0", "sgpu-1"]
+
+    def place(name):
+        asked = pod(*rng.choice(WANTED), name=name, annotations={"metax-tech.com/sgpu-qos-policy": "fixed-share"})
+        cache.pods.upsert(asked)
+        choice = cache.assume(asked, ["n1", "n2"])
+        if not isinstance(choice, Choice):
+            return replace(asked, node_name="n1") if choice is None else None
+        reservation = cache.reservations.start_binding(asked.ref, choice.node)
+        annotations = cache.reservations.prepare_binding(reservation)
+        cache.reservations.finish_binding(reservation)
+        return replace(asked, node_name=choice.node, annotations={**asked.annotations, **annotations})
+
+    for number in range(12):
+        if (placed := place(f"p{number}")) is not None:
+            cache.pods.upsert(placed)
+            alive[placed.ref] = placed
+    waiting = pod(gpus(1, memory=7000), name="waiting")
+    cache.pods.upsert(waiting)
+    before = identities_left_out(cache.snapshot().bookings)
+    assert len(before) > 3
+    for _ in range(1000):
+        version += 1
+        target = rng.choice([*alive.values(), waiting])
+        annotations = edited(rng, rng.choice((target.annotations, {}, {ASSIGNED_NODE: "n1"})), uuids)
+        cache.pods.upsert(replace(target, annotations=annotations, resource_version=str(version)))
+        if rng.random() < 0.01:
+            for one in NODES:
+                cache.nodes.upsert(replace(one, resource_version=str(version)))
+        assert identities_left_out(cache.snapshot().bookings) == before
+    assert cache.pods.edits_refused > 100
+    for placed in alive.values():
+        cache.pods.remove(placed)
+    assert cache.snapshot().used == {} and all(
+        usage.slots_used == usage.memory_used_mib == 0 for usages in device_usage(cache).values() for usage in usages)
