@@ -8,22 +8,39 @@ from hami.errors import MalformedInput
 from hami.model import Share
 from hami.quantity import parse_integer
 
+# An allocation is written to two of a pod's annotations, for which the API server allows 256 KiB together. That is
+# sufficient for 2,048 shares, such as 16 devices in each of 128 containers. Parsing that takes some 10 ms.
+LONGEST = 131_072  # characters
+MOST = 2048  # shares, and also containers
+# Parsed, a text takes up to 20 times as much memory; 512 characters are 8 shares.
+LONGEST_CACHED = 512
 
-@functools.lru_cache(maxsize=4096)
+
 def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     """Shares for each container, init containers first.
 
     Shape: for each container ``uuid,type,memory,cores:`` for each share, then ``;``. Placeholders without a uuid
     (HAMi up to v2.6) are dropped; fields after the fourth are ignored.
     Raises: MalformedInput: one unreadable share makes the whole text unreadable, and so does a negative amount,
-    which would make room where there is none.
+    which would make room where there is none. A text that is too long is not read at all.
     Source: HAMi v2.10, pkg/device/devices.go, DecodePodDevices.
     """
+    if len(text) <= LONGEST_CACHED:
+        return _cached_shares(field, text)
+    if len(text) > LONGEST or text.count(":") > MOST or text.count(";") > MOST:
+        raise MalformedInput(field, text, f"expected at most {LONGEST} characters, {MOST} shares and {MOST} containers")
+    return _shares(field, text)
+
+
+def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     entries = text.split(";")
     if entries[-1] == "":
         entries.pop()
     return tuple(tuple(share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid)
                  for entry in entries)
+
+
+_cached_shares = functools.lru_cache(maxsize=4096)(_shares)
 
 
 def render_shares(containers: tuple[tuple[Share, ...], ...]) -> str:

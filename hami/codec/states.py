@@ -13,6 +13,7 @@ from hami.errors import MalformedInput
 from hami.model import PodRef
 
 LOCK_FREE_LIMIT = 4096  # characters
+HANDSHAKE_LIMIT = 128  # characters that are read; a report has some 70
 _REQUESTING, _REPORTED = "Requesting", "Reported"
 _LAYOUTS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d %H:%M:%S")
 
@@ -41,12 +42,16 @@ class NodeLock:
     holder: tuple[str, str] | None
 
 
-@functools.lru_cache(maxsize=4096)  # nodes are observed far more often than their handshakes change
 def parse_handshake(text: str | None) -> Handshake:
     """The state of a handshake; OTHER if absent, ``Deleted_…`` or unreadable.
 
     Both date forms, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, are read as UTC.
     """
+    return _handshake(text and text[:HANDSHAKE_LIMIT])
+
+
+@functools.lru_cache(maxsize=4096)  # nodes are observed far more often than their handshakes change
+def _handshake(text: str | None) -> Handshake:
     if text is None or _REQUESTING not in text:
         reported = text is not None and text.startswith(_REPORTED)
         return Handshake(HandshakeState.REPORTED if reported else HandshakeState.OTHER)
@@ -93,14 +98,16 @@ def names_pod(lock: str, pod: PodRef) -> bool:
     return lock.endswith(f",{pod.namespace},{pod.name}")
 
 
-@functools.lru_cache(maxsize=256)
 def parse_lock_free(text: str | None) -> frozenset[str]:
     """The vendors in ``hami.io/lock-free``, as ``hami vendors`` prints them: ``NVIDIA,DCU``; none if absent.
 
     Names are not checked: one that is no vendor's has no effect. A text of more than 4096 characters names none.
     """
-    if text is None or len(text) > LOCK_FREE_LIMIT:
-        return frozenset()
+    return frozenset() if text is None or len(text) > LOCK_FREE_LIMIT else _lock_free(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _lock_free(text: str) -> frozenset[str]:
     return frozenset(parse_list(text) or ())
 
 

@@ -13,6 +13,7 @@ from hami.vendors.spec import Catalog, CoreUnit, Vendor
 WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
 CACHE_SIZE = 4096  # different quantities of containers
+MOST_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
 
@@ -40,9 +41,14 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
     """Returns the requests of *container*, sorted by vendor.
 
-    They depend on its quantities alone and most pods of a cluster have the same few, so results are cached.
+    They depend on its quantities of managed resources alone and most pods of a cluster have the same few, so results
+    are cached.
     """
-    return _requests(vendors, frozenset(container.limits.items()), frozenset(container.requests.items()))
+    return _requests(vendors, _managed(vendors, container.limits), _managed(vendors, container.requests))
+
+
+def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
+    return frozenset((name, text) for name, text in amounts.items() if name in vendors.resources)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)

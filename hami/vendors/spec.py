@@ -305,6 +305,7 @@ class Catalog:
                 if name and owners.setdefault(name, vendor) is not vendor:
                     raise MalformedInput(f"vendor {vendor.key}", name,
                                          f"expected a name of its own, this one is {owners[name].key}'s")
+        self.resources = self._by_resource.keys()
         self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
 
     def __iter__(self) -> Iterator[Vendor]:

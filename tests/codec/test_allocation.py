@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.allocation import LONGEST, LONGEST_CACHED, MOST, parse_shares, render_shares
 from hami.errors import MalformedInput
 from hami.model import Share
 from tests.builders import share
@@ -65,3 +65,25 @@ def test_anything_is_read_or_malformed(text):
         parse_shares("allocated", text)
     except MalformedInput as error:
         assert error.field == "allocated"
+
+
+def test_the_largest_allocation_is_read():
+    """16 devices in each of 128 containers."""
+    uuid = "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"
+    containers = 128 * ((share(uuid, 2**31 - 1, 100),) * 16,)
+    assert len(text := render_shares(containers)) <= LONGEST
+    assert parse_shares("allocated", text) == containers
+
+
+@pytest.mark.parametrize("text", ["x" * (LONGEST + 1), "a,,0,0:" * (MOST + 1), ";" * (MOST + 1), "a,,0,0:;" * 100_000],
+                         ids=["characters", "shares", "containers", "all"])
+def test_a_text_that_is_too_long_is_not_parsed(text):
+    with pytest.raises(MalformedInput, match="expected at most 131072 characters, 2048 shares and 2048 containers"):
+        parse_shares("allocated", text)
+
+
+def test_only_short_texts_are_cached():
+    """A tenant who writes long texts could otherwise fill the memory."""
+    short = "a,T,1,2:" * (LONGEST_CACHED // 8)
+    assert parse_shares("allocated", short) is parse_shares("allocated", short)
+    assert parse_shares("allocated", short + ";") is not parse_shares("allocated", short + ";")

@@ -106,3 +106,9 @@ def test_anything_is_read_or_malformed(text):
         assert parse_lock(text).at.tzinfo is not None
     except MalformedInput as error:
         assert error.field == "hami.io/mutex.lock"
+
+
+def test_long_texts_are_not_cached():
+    assert parse_handshake("Reported" + "x" * 5000) is parse_handshake("Reported" + "x" * 6000)
+    long = "NVIDIA" + "x" * LOCK_FREE_LIMIT
+    assert parse_lock_free(long) == frozenset() and parse_lock_free(long) is not parse_lock_free(long)

@@ -44,6 +44,8 @@ def test_init_containers_count_until_they_are_done(init_done, taken):
     param("GPU-a-1,x", [WHOLE_A], id="part of a longer word"),
     param("GPU-z,NVIDIA,x,0:;", [], id="a device that the node does not have"),
     param("a,b", [], id="garbage"),
+    param("GPU-z,NVIDIA,0,0:;" * 3000 + "GPU-b,NVIDIA,1,1:;", [WHOLE_B], id="too many shares"),
+    param("GPU-" * 50_000 + "GPU-a", [WHOLE_A], id="too long"),
 ])
 def test_what_cannot_be_read_counts_as_whole_devices(text, charges):
     found, (problem,) = read(text)

@@ -5,8 +5,8 @@ from pytest import param
 
 from hami.errors import MalformedInput
 from hami.vendors.admission import Draft, check_amounts
-from hami.vendors.request import amounts, device_request
-from tests.builders import NVIDIA, container, nvidia, request
+from hami.vendors.request import amounts, device_request, device_requests
+from tests.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 
@@ -47,3 +47,10 @@ def test_what_makes_a_request_void_is_objected_to(text):
 
 def test_what_can_be_used_is_not_objected_to():
     check_amounts(draft({GPU: "2147483647", MEMORY: "3k", PERCENT: "-1"}))
+
+
+def test_resources_of_others_are_not_kept():
+    """A tenant who requests thousands of them could otherwise fill the memory."""
+    first, second = (container({GPU: 1, name: 1}, requests={name: 1}) for name in ("example.com/a", "example.com/b"))
+    assert device_requests(ONLY_NVIDIA, first) is device_requests(ONLY_NVIDIA, second)
+    assert device_requests(ONLY_NVIDIA, first) == (request(1, 0, 100),)
