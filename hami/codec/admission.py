@@ -12,6 +12,7 @@ import msgspec
 
 from hami.codec.documents import convert, decode
 
+SHORT_LIST = 32  # entries; jsonpatch takes quadratic time to find those that were removed, added or moved
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 
@@ -65,7 +66,8 @@ def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str =
 
 def render_denied(review: Review | None, code: int, message: str) -> bytes:
     """Denies the pod. *code*: the HTTP status shown to the user; the response itself is always 200."""
-    reason = {403: "Forbidden", 400: "BadRequest", 413: "RequestEntityTooLarge"}.get(code, "InternalError")
+    reason = {403: "Forbidden", 400: "BadRequest", 413: "RequestEntityTooLarge",
+              503: "ServiceUnavailable"}.get(code, "InternalError")
     response = {"uid": review.uid if review else "", "allowed": False,
                 "status": {"status": "Failure", "message": message, "reason": reason, "code": code}}
     return _rendered(review.api_version if review else _V1[0], review.kind if review else _V1[1], response)
@@ -90,6 +92,8 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [operation for place, pair in enumerate(zip(before, after))
                 for operation in _difference(*pair, f"{path}/{place}")]
+    if isinstance(before, list) and len(before) > SHORT_LIST:
+        return [{"op": "replace", "path": path, "value": after}]
     return [operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
             for operation in jsonpatch.make_patch(before, after).patch]
 

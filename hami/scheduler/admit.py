@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,13 @@ from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
 from hami.codec.objects import convert_pod
 from hami.errors import MalformedInput
+from hami.model import Pod
 from hami.scheduler.settings import Settings
 from hami.vendors.admission import admit
-from hami.vendors.spec import Admission, Catalog, Vendor
+from hami.vendors.request import MOST_CONTAINERS
+from hami.vendors.spec import Catalog, Vendor
+
+MOST_RESOURCES = 128  # names in limits and requests of a container
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ class Admitter:
             return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
         if self._is_of_another_scheduler(decoded.scheduler_name):
             return Admitted(pod, "pod already has different scheduler assigned")
+        if (problem := _beyond_bounds(decoded)) is not None:
+            vendors = self._cache.vendors
+            is_managed = vendors.admitting_all or any(_requested_by(vendors, one) for one in _containers(spec))
+            return Denied(problem) if is_managed else Admitted(pod)
         try:
             mutated, requests_devices = _mutate(self._cache.vendors, pod)
         except MalformedInput as error:
@@ -91,16 +100,38 @@ class Admitter:
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 
+def _beyond_bounds(pod: Pod) -> str | None:
+    """Returns what *pod* has too much of, as a message for its author."""
+    if len(pod.containers) > MOST_CONTAINERS:
+        return f"pod has {len(pod.containers)} containers, expected at most {MOST_CONTAINERS}"
+    for container in pod.containers:
+        names = len(container.limits.keys() | container.requests.keys())
+        if names > MOST_RESOURCES:
+            return f"container {container.name} names {names} resources, expected at most {MOST_RESOURCES}"
+    return None
+
+
 def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     """Returns *pod* after admission (the same object if it is unchanged), and whether it requests devices."""
+    spec, metadata = dict(pod["spec"]), pod.get("metadata") or {}
+    given, added = metadata.get("annotations") or {}, dict[str, str]()
+    draft = {"spec": spec, "metadata": {"annotations": ChainMap(added, given)}}
     requests_devices = False
     for field in ("initContainers", "containers"):
-        for index, container in enumerate(pod["spec"].get(field) or ()):
+        admitted = []
+        for container in spec.get(field) or ():
             for vendor in _vendors_of(vendors, container):
-                admission = admit(vendor, pod, pod["spec"][field][index])
-                pod = _changed(pod, field, index, admission)
+                admission = admit(vendor, draft, container)
+                container = admission.container
+                spec |= admission.pod_spec
+                added |= admission.annotations
                 requests_devices = requests_devices or admission.found
-    return pod, requests_devices
+            admitted.append(container)
+        if admitted:
+            spec[field] = admitted
+    if added:
+        pod = {**pod, "metadata": {**metadata, "annotations": {**given, **added}}}
+    return pod if spec == pod["spec"] else {**pod, "spec": spec}, requests_devices
 
 
 def _vendors_of(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:
@@ -117,18 +148,6 @@ def _requested_by(vendors: Catalog, container: Mapping[str, Any]) -> tuple[Vendo
 def _containers(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Returns the containers that are part of the pod from the beginning, init containers first."""
     return itertools.chain(spec.get("initContainers") or (), spec.get("containers") or ())
-
-
-def _changed(pod: Mapping[str, Any], field: str, index: int, admission: Admission) -> Mapping[str, Any]:
-    spec, metadata = pod["spec"], pod.get("metadata") or {}
-    if admission.container is not spec[field][index]:
-        spec = {**spec, field: [*spec[field][:index], admission.container, *spec[field][index + 1:]]}
-    if admission.pod_spec:
-        spec = {**spec, **admission.pod_spec}
-    if admission.annotations:
-        metadata = {**metadata, "annotations": {**(metadata.get("annotations") or {}), **admission.annotations}}
-        pod = {**pod, "metadata": metadata}
-    return pod if spec is pod["spec"] else {**pod, "spec": spec}
 
 
 def _privileged(spec: Mapping[str, Any]) -> str | None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_node_policy, parse_weights
 from hami.codec.register import parse_bool
+from hami.errors import MalformedInput
 from hami.model import (
     Budget, ContainerKind, DevicePolicy, DeviceUsage, NodePolicy, Pod, Request, Selector, Share, Weights,
 )
-from hami.vendors.request import device_requests
+from hami.vendors.request import MOST_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
 
@@ -71,13 +72,15 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
 
     *device_policy*: the default if the pod's annotation does not set one. *budgets*: what quotas leave for the pod's
     namespace, by vendor; a vendor without an entry has no limit.
-    Raises: MalformedInput if the weights annotation cannot be read.
+    Raises: MalformedInput if the weights annotation cannot be read, or there are more than MOST_CONTAINERS.
     """
     containers = tuple(
         ContainerRequest(container.kind, device_requests(vendors, container)) for container in pod.containers)
     requested = {request.vendor for container in containers for request in container.requests}
     if not requested:
         return None
+    if len(containers) > MOST_CONTAINERS:
+        raise MalformedInput("containers", len(containers), f"expected at most {MOST_CONTAINERS}")
     annotations = pod.annotations
     weights = annotations.get(WEIGHTS)
     return PodRequest(

@@ -1,13 +1,17 @@
 """Admission: which pods are denied and why, and what is changed in the others."""
 
+import json
+import sys
+
 import pytest
 
-from hami.codec.admission import Review
+from hami.codec.admission import Review, parse_review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.scheduler.admit import MOST_RESOURCES, Admitted, Admitter, Denied
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
+from hami.vendors.request import MOST_CONTAINERS
 from tests.builders import NVIDIA, quota
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -165,3 +169,77 @@ def test_pods_that_only_strict_mode_denies(thing, message):
 def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
     _, beside = admit(raw(asking(ONE), asking(name="d")), strict=True).pod["spec"]["containers"]
     assert beside["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
+
+
+# bounds
+
+NAMES = {f"example.com/{n}": 1 for n in range(20_000)}
+
+
+@pytest.mark.parametrize(("thing", "message"), [
+    (raw(*[asking()] * 100_000, asking(ONE)), f"pod has 100001 containers, expected at most {MOST_CONTAINERS}"),
+    (raw(asking(ONE), inits=[asking()] * MOST_CONTAINERS), f"pod has {MOST_CONTAINERS + 1} containers"),
+    (raw(asking(), asking({**NAMES, **ONE})), f"container c names 20001 resources, expected at most {MOST_RESOURCES}"),
+    (raw(asking(NAMES), asking(ONE)), "container c names 20000 resources"),
+    (raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})), "container c names 20001 resources"),
+], ids=["containers", "init containers", "resources", "resources of another container", "requests"])
+def test_a_pod_beyond_a_bound_is_refused_if_it_requests_devices(thing, message):
+    answer = admit(thing)
+    assert isinstance(answer, Denied) and answer.code == 403 and answer.message.startswith(message)
+
+
+@pytest.mark.parametrize("thing", [raw(*[asking()] * 100_000), raw(asking(NAMES), *[asking({"cpu": 1})] * 1000)],
+                         ids=["containers", "resources"])
+def test_a_pod_beyond_a_bound_without_devices_is_admitted(thing):
+    answer = admit(thing)
+    assert isinstance(answer, Admitted) and answer.pod is thing
+
+
+@pytest.mark.parametrize("config", [{"overwrite_env": True}, {"gpu_core_policy": "force"}], ids=str)
+def test_no_pod_exceeds_a_bound_where_all_containers_are_changed(config):
+    assert isinstance(admit(raw(*[asking()] * (MOST_CONTAINERS + 1)), **config), Denied)
+
+
+def test_a_pod_at_the_bounds_is_admitted():
+    names = {f"example.com/{n}": 1 for n in range(MOST_RESOURCES - 1)}
+    assert isinstance(admit(raw(*[asking({**names, **ONE})] * MOST_CONTAINERS)), Admitted)
+
+
+def calls(function, *args):
+    """Returns the number of calls that *function* makes, those of functions in C included."""
+    count = 0
+
+    def profile(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def variables(size):
+    """A container with *size* variables, half of which the webhook replaces by one."""
+    names = ("CUDA_TASK_PRIORITY" if n % 2 else f"V{n}" for n in range(size))
+    return raw(asking(ONE | {"nvidia.com/priority": 1}, env=[{"name": name, "value": "1"} for name in names]))
+
+
+@pytest.mark.parametrize("make", [
+    variables, lambda size: raw(*[asking()] * size), lambda size: raw(*[asking(ONE)] * size),
+    lambda size: raw(asking({f"example.com/{n}": 1 for n in range(size)} | ONE)),
+    lambda size: raw(asking(ONE), meta={"annotations": {f"key-{n}": "" for n in range(size)}}),
+], ids=["variables", "containers", "containers with devices", "resources", "annotations"])
+def test_the_time_of_admission_is_linear(make):
+    admission = admitter()
+
+    def handle(body):
+        review = parse_review(body)
+        answer = admission.admit(review)
+        if isinstance(answer, Admitted):
+            render_allowed(review, answer.pod)
+
+    small, large = (json.dumps({"request": {"object": make(size)}}).encode() for size in (500, 2000))
+    assert calls(handle, large) < 5 * calls(handle, small)

@@ -71,3 +71,9 @@ def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
 def test_node_policy(annotation, default, policy):
     annotations = {} if annotation is None else {"hami.io/node-scheduler-policy": annotation}
     assert node_policy_of(pod(gpus(), annotations=annotations), default) is policy
+
+
+def test_a_pod_with_too_many_containers_is_not_placed():
+    with pytest.raises(MalformedInput, match="containers: expected at most 128: '129'"):
+        make_pod_request(pod(gpus(), *[CPU] * 128), ONLY_NVIDIA, "spread", {})
+    assert make_pod_request(pod(*[CPU] * 1000), ONLY_NVIDIA, "spread", {}) is None
