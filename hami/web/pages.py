@@ -85,8 +85,17 @@ class PageServer:
         return str(host), port
 
 
+@dataclass(slots=True)
+class _Client:
+    """An open connection. *deadline*: on the monotonic clock."""
+
+    deadline: float
+    has_asked: bool = False
+    is_ending: bool = False
+
+
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, up to a limit."""
+    """One thread for each connection. At the limit, a new connection ends another."""
 
     block_on_close = False
 
@@ -97,15 +106,25 @@ class _Server(ThreadingHTTPServer):
         self.name = name
         self.pages = pages
         self._client_timeout = timeout
-        self._clients: dict[Any, float] = {}  # open connections, and the monotonic time at which each is ended
+        self._clients: dict[Any, _Client] = {}  # open connections
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._clients) >= CLIENTS:
-            log.warning("%s: too many connections, one refused", self.name, extra={"client": client_address[0]})
+        clients = {key: client for key, client in self._clients.copy().items() if not client.is_ending}
+        if len(clients) >= CLIENTS:
+            log.warning("%s: too many connections, one ended", self.name, extra={"client": client_address[0]})
+            # the oldest without a request, else the oldest
+            oldest = min(clients, key=lambda key: clients[key].has_asked)
+            self._end(oldest, clients[oldest])
+        if len(self._clients) >= 2 * CLIENTS:  # many of them are ending
             self.shutdown_request(request)
             return
-        self._clients[request] = time.monotonic() + self._client_timeout
+        self._clients[request] = _Client(time.monotonic() + self._client_timeout)
         super().process_request(request, client_address)
+
+    def note_request(self, request: Any) -> None:
+        """Called when the request of a connection has arrived."""
+        client = self._clients[request]
+        client.has_asked = True
 
     def shutdown_request(self, request: Any) -> None:
         """Called at the end of each connection, also if its thread could not be started."""
@@ -114,10 +133,15 @@ class _Server(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Called every POLL_SECONDS: ends connections whose time is up."""
-        for client, deadline in self._clients.copy().items():
-            if time.monotonic() > deadline:
-                with contextlib.suppress(OSError):
-                    client.shutdown(socket.SHUT_RDWR)
+        for request, client in self._clients.copy().items():
+            if time.monotonic() > client.deadline:
+                self._end(request, client)
+
+    def _end(self, request: Any, client: _Client) -> None:
+        """Ends a connection. Its thread notices when it reads or writes."""
+        client.is_ending = True
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         lost = isinstance(sys.exception(), OSError)
@@ -140,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.requestline, self.request_version, self.command = "", "", ""
             self.send_error(414)
         elif self.raw_requestline and self.parse_request():
+            self.server.note_request(self.request)
             self._send(self._page())
 
     def _page(self) -> Page:

@@ -56,6 +56,10 @@ def send(exporter, text):
         return read_all(connection)
 
 
+def connect(exporter):
+    return socket.create_connection(exporter.address, timeout=30)
+
+
 def read_all(connection):
     parts = []
     with contextlib.suppress(ConnectionResetError):  # the server closed it before reading everything
@@ -192,17 +196,49 @@ def test_a_slow_client_does_not_block_others(serve):
         assert b" 200 OK\r\n" in read_all(slow)
 
 
-def test_excess_connections_are_refused_until_others_close(serve, caplog):
+def test_idle_clients_do_not_block_scrapes(serve, caplog):
     exporter = serve()
-    crowd = [socket.create_connection(exporter.address, timeout=30) for _ in range(CLIENTS)]
-    assert send(exporter, b"") == b""
-    assert "metrics: too many connections, one refused" in caplog.messages
-    for one in crowd:
-        one.shutdown(socket.SHUT_WR)
-        assert read_all(one) == b""
-        one.close()
-    while ask_or_none(exporter) is None:  # the last place is given back a moment after its connection ends
-        pass
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(connect(exporter)) for _ in range(3 * CLIENTS)]
+        assert ask(exporter)[0] == 200
+        assert "metrics: too many connections, one ended" in caplog.messages
+        assert read_all(crowd[0]) == b""
+
+
+def test_clients_that_do_not_read_block_neither_scrapes_nor_their_threads(serve):
+    def endless():
+        while not left.is_set():
+            yield "f " + "1" * 1000
+
+    left = threading.Event()
+    families = [Family("f", "Endless", endless()) for _ in range(2 * CLIENTS)]
+    exporter = serve(lambda: [families.pop()] if families else [OURS])
+    with contextlib.ExitStack() as stack:
+        stack.callback(left.set)
+        for _ in range(2 * CLIENTS):
+            client = stack.enter_context(connect(exporter))
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert client.recv(1)
+        while ask_or_none(exporter) is None:  # connections that are ending still occupy their places for a moment
+            pass
+
+
+def test_a_client_with_a_request_is_ended_after_those_without(serve):
+    exporter, goes_on, has_begun = serve(lambda: [Family("f", "Slow", slow())]), threading.Event(), threading.Event()
+
+    def slow():
+        has_begun.set()
+        goes_on.wait(30)
+        yield "f 1"
+
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(connect(exporter))
+        first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert has_begun.wait(30)
+        crowd = [stack.enter_context(connect(exporter)) for _ in range(2 * CLIENTS)]
+        assert read_all(crowd[CLIENTS]) == b""
+        goes_on.set()
+        assert b"f 1\n" in read_all(first)
 
 
 def ask_or_none(exporter):
