@@ -18,7 +18,7 @@ from hami.runtime.options import (
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
 if TYPE_CHECKING:
-    from flask import Flask
+    from wsgiref.types import WSGIApplication
 
     from hami.scheduler.program import SchedulerProgram
 
@@ -206,7 +206,7 @@ def run_scheduler(settings: Settings) -> int:
                          is_made_later=bool(settings.self_signed_cert_dir))
     programs: list[SchedulerProgram] = []
 
-    def make_app() -> Flask:
+    def make_app() -> WSGIApplication:
         from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
 
         program = SchedulerProgram(settings)

@@ -1,12 +1,14 @@
 """The WSGI application: admission, the extender verbs, health. It decodes, calls and encodes; it decides nothing.
 
-The answer to a verb always has status 200 and a well-formed body: kube-scheduler and the API server read the outcome
-from the body.
+The answer to a verb has status 200 and a well-formed body: kube-scheduler and the API server read the outcome from the
+body. Only where the body of the request could not be read, the status says so too.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
+from hami.web.bodies import FREE
 from hami.web.tls import client_is_trusted
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,10 @@ MIB = 1 << 20
 WEBHOOK_LIMIT = 7 * MIB
 FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 BIND_LIMIT = MIB
+PIECE = 65_536  # bytes that are read at a time
+REVIEWS = 32  # reviews up to FREE bytes that are decoded at a time; decoded, they take up to 30 times as much
 RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the threads if there are few
+LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"
 
@@ -70,6 +76,8 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
 
 
 def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None:
+    small, large = threading.BoundedSemaphore(REVIEWS), threading.BoundedSemaphore(1)
+
     @app.post("/webhook")
     def webhook() -> flask.Response:
         """Mutating admission of pods."""
@@ -79,8 +87,9 @@ def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None
             nonlocal review
             if problem := _content_problem() or ("" if body else "request body is empty"):
                 raise MalformedInput("body", "", problem, message=problem)
-            review = admission.parse_review(body)
-            return _admit(admitter, review)
+            with small if len(body) <= FREE else large:
+                review = admission.parse_review(body)
+                return _admit(admitter, review)
 
         return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
                      observe)
@@ -89,7 +98,7 @@ def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None
 def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
     verdict = admitter.admit(review)
     if isinstance(verdict, Denied):
-        log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message})
+        log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]})
         return admission.render_denied(review, verdict.code, verdict.message), "refused"
     return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
 
@@ -131,20 +140,26 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
 
 def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refuse: Callable[[str, int], bytes],
           observe: Observe) -> flask.Response:
-    """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status."""
+    """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
+
+    The status of the response is 200 unless the body could not be read.
+    """
     begun = time.monotonic()
-    outcome = "error"
+    outcome, status = "error", 200
     try:
         answer, outcome = act(_body(limit))
     except RequestEntityTooLarge:
         answer = refuse(f"request body is larger than {limit} bytes", 413)
+    except HTTPException as error:  # the body does not arrive, or there is no memory for it
+        status = error.code or 500
+        answer = refuse(error.description or error.name, status)
     except HamiError as error:
         answer = refuse(str(error), 400)
     except Exception:
         log.exception("verb failed", extra={"verb": name})
         answer = refuse("internal error, see the scheduler's log", 500)
     observe(name, outcome, time.monotonic() - begun)
-    return _json(answer)
+    return _json(answer, status)
 
 
 def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
@@ -197,11 +212,13 @@ def _answer_error(error: Exception) -> flask.Response:
 
 
 def _body(limit: int) -> bytes:
-    flask.request.max_content_length = limit
-    body = flask.request.get_data(cache=False)
-    if flask.request.content_length is None and len(body) >= limit:
-        raise RequestEntityTooLarge  # werkzeug cuts a body without a length there silently
-    return body
+    """Reads the body without ever holding it twice. Raises: HTTPException."""
+    if (flask.request.content_length or 0) > limit:
+        raise RequestEntityTooLarge
+    flask.request.max_content_length = limit + 1  # for a body without a length: its stream fails after so many bytes
+    body = io.BytesIO()
+    shutil.copyfileobj(flask.request.stream, body, PIECE)
+    return body.getvalue()
 
 
 def _content_problem() -> str:

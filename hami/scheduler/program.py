@@ -7,8 +7,8 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from wsgiref.types import WSGIApplication
 
-import flask
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from hami.cache.cache import Cache, Policies
@@ -34,6 +34,7 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
 from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
 from hami.vendors.entry_points import catalog
+from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
 
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server, unless the settings say otherwise
 EVENTS_PER_SECOND = 50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
 NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane as much as its Binding
+BODY_BUDGET = 64 << 20  # bytes of reviews that arrive or are worked on; anybody can send them
 DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
 JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 
@@ -108,10 +110,10 @@ class SchedulerProgram:
             loops["certificates"] = self._certificates.run
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in loops.items()]
 
-    def app(self) -> flask.Flask:
+    def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
-        return create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
-                          threads=self._settings.threads)
+        return BodyBudget(create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
+                                     threads=self._settings.threads), BODY_BUDGET)
 
     def start(self) -> None:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""

@@ -54,6 +54,7 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
         "workers": 1, "worker_class": _Worker, "threads": threads, "worker_connections": 2 * threads, "timeout": 60,
         # longer than the 90 s of Go's clients, which do not repeat a POST on a connection that we close
         "graceful_timeout": grace, "keepalive": 120, "when_ready": _ignore_signals,
+        "limit_request_fields": 32, "limit_request_field_size": 4096,  # 128 KiB, which a slow client can occupy
         "forwarded_allow_ips": "",  # a client's X-Forwarded-* headers are never believed
         # a normal exit would wait for all threads
         "worker_exit": lambda _, worker: os._exit(0 if worker.booted else Arbiter.WORKER_BOOT_ERROR),

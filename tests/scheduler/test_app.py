@@ -9,14 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from werkzeug.test import create_environ, run_wsgi_app
+from werkzeug.test import Client, create_environ, run_wsgi_app
 
+from e2e.eventually import eventually
 from hami import __version__
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.register import render_devices_json
 from hami.errors import NodeLocked
 from hami.scheduler import app as module
+from hami.scheduler.admit import Denied
 from hami.scheduler.app import create_app
+from hami.web.bodies import BodyBudget
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -222,6 +225,55 @@ def test_a_body_without_a_length_is_limited_too(web):
     environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Endless(), "wsgi.input_terminated": True}
     body, status, _ = run_wsgi_app(web.client.application, environ)
     assert status == "200 OK" and b"larger than" in b"".join(body)
+
+
+@pytest.mark.parametrize(("path", "limit"), [("/webhook", module.WEBHOOK_LIMIT), ("/bind", module.BIND_LIMIT)])
+def test_a_body_of_the_limit_is_read(web, path, limit):
+    answer = web.post(path, b" " * limit)
+    assert "larger" not in json.dumps(answer)
+
+
+def test_a_review_beyond_the_budget_of_all_requests_gets_503(web):
+    client = Client(BodyBudget(web.client.application, 1000))
+    body = json.dumps(REVIEW).encode()
+    answer = client.post("/webhook", data=body + b" " * 100_000, content_type="application/json",
+                         environ_overrides=STRANGER)
+    assert answer.status_code == 503 and answer.content_type == "application/json"
+    assert json.loads(answer.data)["response"]["status"] == {
+        "status": "Failure", "message": "too many large requests at once, try again later",
+        "reason": "ServiceUnavailable", "code": 503}
+    assert web.observed == [("webhook", "error")]
+    assert client.post("/webhook", data=body, content_type="application/json", environ_overrides=STRANGER).json[
+        "response"]["allowed"] is True
+
+
+def test_large_reviews_are_worked_on_one_after_another(web):
+    running, most, goes_on = [], [], threading.Event()
+
+    def admit(review):
+        running.append(review)
+        most.append(len(running))
+        goes_on.wait(10)
+        running.remove(review)
+        return Denied("no")
+
+    web.replica.verbs.admitter.admit = admit
+    large = json.dumps(REVIEW).encode() + b" " * 100_000
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(web.post, "/webhook", large) for _ in range(3)]
+        small = pool.submit(web.post, "/webhook", REVIEW)
+        eventually(lambda: len(running) == 2, "not running", timeout=10)
+        goes_on.set()
+        assert all(answer.result()["response"]["allowed"] is False for answer in (*waiting, small))
+    assert max(most) == 2
+
+
+def test_the_log_quotes_only_the_beginning_of_a_pod(web, caplog):
+    caplog.set_level("INFO")
+    review = json.loads(json.dumps(REVIEW).replace(': 1}', ': "' + "9" * 100_000 + 'x"}'))
+    assert web.post("/webhook", review)["response"]["allowed"] is False
+    (record,) = (record for record in caplog.records if record.message == "pod denied")
+    assert len(record.reason) == module.LOGGED
 
 
 class Endless:

@@ -82,8 +82,8 @@ PROGRAM = textwrap.dedent("""
 class Server:
     """One running server; ``log`` holds its lines."""
 
-    def __init__(self, **options):
-        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(options)], stderr=subprocess.PIPE,
+    def __init__(self, program=PROGRAM, **options):
+        self.process = subprocess.Popen([sys.executable, "-c", program, json.dumps(options)], stderr=subprocess.PIPE,
                                         text=True, start_new_session=True)
         self.log = []
         self._news = threading.Condition()
