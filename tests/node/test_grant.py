@@ -141,3 +141,12 @@ def test_device_nodes_of_instances():
 def test_instances_are_only_made_visible():
     assert visible_devices_grant(CONFIG, ["MIG-1", "MIG-2"], [CARDS[0]], HOST, "t-1") == Grant(
         env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})
+
+
+@pytest.mark.parametrize("other", [Recipient(pod_uid="uid", container="d", token="t-2"),
+                                   Recipient(pod_uid="uid-2", container="c", token="t-2")], ids=["container", "pod"])
+def test_two_containers_share_no_path_that_they_may_write_to(other):
+    def writable(to):
+        return {mount.host_path for mount in one(to=to).mounts if not mount.read_only}
+    assert writable(recipient()) == {f"{VGPU}/containers/uid_c"}
+    assert not writable(recipient()) & writable(other)
