@@ -17,7 +17,7 @@ import msgspec
 
 from hami.node.cdi import VERSION, Document
 from hami.node.grant import Grant
-from hami.node.host import host_errors, is_old
+from hami.node.host import MIN_AGE_S, host_errors
 from hami.runtime.files import write_atomically
 
 KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
@@ -87,7 +87,7 @@ class ContainerSpecs:
         for name in sorted(set(names) - set(used)):
             path = self._path(name)
             with host_errors("cannot remove a CDI specification"), contextlib.suppress(FileNotFoundError):
-                if is_old(path, self._now()):
+                if self._now() - path.stat().st_mtime > MIN_AGE_S:
                     path.unlink()
                     removed.append(name)
         return removed

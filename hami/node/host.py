@@ -30,7 +30,7 @@ from hami.runtime.once import OncePerKey
 log = logging.getLogger(__name__)
 
 MIN_AGE_S = 300.0
-"""Seconds for which a directory or file of a container is kept even if no container has it."""
+"""Seconds for which a directory or specification is kept even if no container has it."""
 TREE_S, ROUND_S = 20.0, 60.0
 """Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
@@ -117,7 +117,7 @@ class Host:
                 break
             path = self._containers / name
             try:
-                if is_old(path, self._now()):
+                if self._now() - path.lstat().st_ctime > MIN_AGE_S:  # containers can set all other times
                     _remove(path, min(tree_s, left))
                     removed.append(name)
             except FileNotFoundError:
@@ -162,14 +162,6 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
         if write_atomically(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
             written.append(PRELOAD)
     return written
-
-
-def is_old(path: Path, now: float) -> bool:
-    """Reports whether *path* has not changed for `MIN_AGE_S`, by the one file time that containers cannot set.
-
-    Raises: OSError.
-    """
-    return now - path.lstat().st_ctime > MIN_AGE_S
 
 
 def _remove(path: Path, timeout: float) -> None:

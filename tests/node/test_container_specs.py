@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 
 import pytest
 from pytest import param
@@ -14,6 +13,7 @@ from hami.node.grant import DeviceNode, Grant, Mount
 from hami.node.host import MIN_AGE_S
 
 NAME, OTHER = "0123456789abcdef", "f" * 16
+NOW = 1_000_000.0
 CARD = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw"}],
         "mounts": [{"hostPath": "/lib.so", "containerPath": "/lib.so", "options": ["ro"]}],
         "hooks": [{"hookName": "createContainer", "path": "/hook"}]}
@@ -21,12 +21,15 @@ CARD = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/n
 
 @pytest.fixture
 def specs(tmp_path):
-    """An empty folder."""
-    return ContainerSpecs(tmp_path / "cdi")
+    """An empty folder, at a fixed time."""
+    return ContainerSpecs(tmp_path / "cdi", now=lambda: NOW)
 
 
-def written(tmp_path, name=NAME):
-    return tmp_path / "cdi" / f"hami.io-container-{name}.json"
+def written(tmp_path, name=NAME, age=0.0):
+    path = tmp_path / "cdi" / f"hami.io-container-{name}.json"
+    if age:
+        os.utime(path, (NOW - age, NOW - age))
+    return path
 
 
 def edits(document):
@@ -79,18 +82,19 @@ def test_an_unchanged_file_is_not_written(specs, tmp_path):
 def test_only_unused_old_files_of_ours_are_removed(specs, tmp_path):
     folder = tmp_path / "cdi"
     assert specs.names() == frozenset()
-    for name in (NAME, OTHER):
+    for name in (NAME, OTHER, "1" * 16):
         specs.write(name, {})
+    for name in (NAME, OTHER):
+        written(tmp_path, name, MIN_AGE_S + 1)
     foreign = ["nvidia.json", f"hami.io-container-{NAME}.yaml", "hami.io-container-x.json", "hami.json"]
     for name in foreign:
         (folder / name).touch()
         os.utime(folder / name, (0, 0))
-    assert specs.names() == {NAME, OTHER}
-    assert specs.sweep(specs.names(), {OTHER}) == [], "it may belong to a container that starts"
-    later = ContainerSpecs(folder, now=lambda: time.time() + 2 * MIN_AGE_S)
-    assert later.sweep(later.names(), {OTHER}) == [NAME]
-    assert later.sweep({NAME}, ()) == [], "another process has removed it"
-    assert {path.name for path in folder.iterdir()} == {*foreign, written(tmp_path, OTHER).name}
+    assert specs.names() == {NAME, OTHER, "1" * 16}
+    assert specs.sweep(specs.names(), {OTHER}) == [NAME]
+    assert specs.sweep({"2" * 16}, ()) == [], "another process has removed it"
+    assert {path.name for path in folder.iterdir()} == {
+        *foreign, written(tmp_path, OTHER).name, written(tmp_path, "1" * 16).name}
 
 
 @pytest.mark.parametrize("call", [
