@@ -17,19 +17,19 @@ from gunicorn.workers.gthread import TConn
 
 
 class Connection(TConn):  # type: ignore[misc]
-    """One client. *deadline*: when its request must have arrived."""
+    """One client. *deadline*: when its request must have arrived. *patience*: milliseconds for which a thread may wait
+    for a request; the event loop waits for later ones."""
 
     deadline: float
+    patience: int
 
-    def wait_for_data(self, timeout: float) -> bool:
-        """Reports whether the client has sent something; gunicorn would wait for the first bytes in a thread."""
-        return bool(super().wait_for_data(0))
-
-    def continues(self, milliseconds: int) -> bool:
-        """Waits for the next request. Reports whether its first bytes are there."""
+    def wait_for_data(self, timeout: float = 0) -> bool:
+        """Reports whether the first bytes of a request arrive soon. Ignores gunicorn's *timeout*, five seconds."""
+        if self.parser is not None and self.parser.unreader.buf.getvalue():
+            return True
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
-        return bool(self.parser.unreader.buf.getvalue() or poll.poll(milliseconds))
+        return bool(poll.poll(self.patience))
 
     def init(self) -> None:
         """Called before each request."""

@@ -139,8 +139,9 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             busy = self.nr_conns - len(self.pending_conns) - len(self.keepalived_conns)
             is_busy = 2 * busy > self.cfg.threads
             conn.deadline = time.monotonic() + self.app.read_seconds / (5 if is_busy else 1)
+            conn.patience = STAY_MILLISECONDS if self.alive and not is_busy else 0
             keep = super().handle(conn)
-            if keep is not True or is_busy or not self.alive or not conn.continues(STAY_MILLISECONDS):
+            if keep is not True or not conn.patience or not conn.wait_for_data():
                 break
         if not keep and time.monotonic() < conn.deadline:
             util.close_graceful(conn.sock, timeout=1.0)  # until the client has closed its side
