@@ -126,9 +126,47 @@ def test_containers_are_restricted_and_volumes_are_used(file):
         confined = container["securityContext"]
         assert (confined["allowPrivilegeEscalation"], confined["readOnlyRootFilesystem"]) == (False, True)
         assert confined["capabilities"] == RIGHTS.get(container["name"], {"drop": ["ALL"]})
-        assert "limits" not in container["resources"] and set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
     mounted = {mount["name"] for container in containers for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+def mebibytes(text):
+    return int(text.removesuffix("Mi"))
+
+
+@pytest.mark.parametrize("file", CONTAINERS.values(), ids=lambda file: file.stem)
+def test_memory_is_limited_and_cpu_is_not(file):
+    """A container whose memory somebody fills ends alone; with a limit on CPU, the webhook would be slow instead."""
+    spec = pod_spec(file)
+    for container in spec["containers"] + spec.get("initContainers", []):
+        given = container["resources"]
+        if container["name"] == "kube-scheduler":
+            assert "limits" not in given  # its memory grows with the cluster
+        else:
+            assert given["limits"].keys() == {"memory"}
+            assert mebibytes(given["limits"]["memory"]) >= 4 * mebibytes(given["requests"]["memory"])
+
+
+@pytest.mark.parametrize(("name", "priority"), [
+    ("extender", "system-cluster-critical"), ("device-plugin", "system-node-critical")])
+def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
+    """The kernel ends the processes of a node-critical pod last, so one that takes too much memory would end others."""
+    assert pod_spec(CONTAINERS[name])["priorityClassName"] == priority
+
+
+def test_metrics_are_for_labelled_namespaces_only():
+    """They name the pods, namespaces, devices and quotas of the whole cluster."""
+    policies = {item["metadata"]["name"]: item["spec"]
+                for item in yaml.safe_load_all((BASE / "network-policy.yaml").read_text())}
+    assert policies.keys() == {"hami-scheduler", "hami-device-plugin"}
+    assert policies["hami-device-plugin"] == {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "hami-device-plugin"}},
+        "policyTypes": ["Ingress"], "ingress": []}
+    webhook, metrics = policies["hami-scheduler"]["ingress"]
+    assert webhook == {"ports": [{"port": "https"}]}
+    assert metrics == {"ports": [{"port": "metrics"}],
+                       "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
 
 
 def test_host_paths_are_mounted_at_the_same_path():
