@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,7 @@ class Charge:
 
 def charge_shares(usages: Sequence[DeviceUsage], shares: Iterable[Share]) -> tuple[DeviceUsage, ...]:
     """Returns *usages* with *shares* added, one slot for each share."""
-    by_uuid: dict[str, list[Share]] = {}
-    for share in shares:
-        by_uuid.setdefault(share.uuid, []).append(share)
+    by_uuid = _by_uuid(shares)
     return tuple(_charged(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
                  for usage in usages)
 
@@ -56,8 +55,8 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[S
     charges = _peaks(kinds, containers, init_done)
     if any(share.partitions or share.co_tenants for shares in containers for share in shares):
         running = [shares for kind, shares in zip(kinds, containers) if kind is not ContainerKind.INIT or not init_done]
-        return tuple(_with_details(charge, [share for shares in running for share in shares
-                                            if share.uuid == charge.uuid]) for charge in charges)
+        by_uuid = _by_uuid(itertools.chain.from_iterable(running))
+        return tuple(_with_details(charge, by_uuid[charge.uuid]) for charge in charges)
     return charges
 
 
@@ -68,6 +67,13 @@ def total_charge(charges: Iterable[Charge]) -> tuple[int, int]:
         memory += charge.memory_mib
         cores += charge.cores
     return memory, cores
+
+
+def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:
+    by_uuid: dict[str, list[Share]] = {}
+    for share in shares:
+        by_uuid.setdefault(share.uuid, []).append(share)
+    return by_uuid
 
 
 def _charged(usage: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:

@@ -1,5 +1,7 @@
 """What a pod's shares amount to over its life."""
 
+from dataclasses import replace
+
 import pytest
 from pytest import param
 
@@ -61,3 +63,25 @@ def test_charge_shares():
 ])
 def test_over(taken, over):
     assert usage(A, *taken).is_overcommitted is over
+
+
+class CountedText(str):
+    """A text that counts comparisons of all its kind."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        CountedText.comparisons += 1
+        return str.__eq__(self, other)
+
+
+@pytest.mark.parametrize("co_tenants", [(), ("online",)], ids=["plain", "with details"])
+def test_the_time_for_charges_is_linear(co_tenants):
+    def comparisons(size):
+        CountedText.comparisons = 0
+        devices = [CountedText(f"GPU-{n}") for n in range(size)]
+        peak_charges([APP], [[replace(share(device, 1, 1), co_tenants=co_tenants) for device in devices]])
+        return CountedText.comparisons
+
+    assert comparisons(800) <= 5 * comparisons(200) + 800

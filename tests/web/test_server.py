@@ -238,6 +238,14 @@ def test_a_chunked_body_arrives_whole(shared):
         assert read_to_end(client).endswith(b"\r\n\r\nabcde")
 
 
+@pytest.mark.parametrize("headers", [b"X: y\r\n" * 33, b"X: " + b"y" * 4096 + b"\r\n"], ids=["many", "long"])
+def test_many_or_long_headers_are_refused(shared, headers):
+    """A client that never completes them occupies memory."""
+    with shared.connect(b"GET /hello HTTP/1.1\r\n" + headers + b"\r\n") as client:
+        assert client.recv(100).split(b" ")[1] == b"431"
+    assert shared.get() == (200, "/hello")
+
+
 def test_the_caller_cannot_change_path_or_scheme_by_header(shared):
     with shared.connect(b"GET /about HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /x\r\nPATH_INFO: /boom\r\n"
                         b"X-Forwarded-Proto: https\r\nConnection: close\r\n\r\n") as client:
