@@ -53,12 +53,12 @@ class Admitter:
         pod = review.pod
         if not pod:
             return Denied("there is no content to decode", 400)
-        if review.subresource == "ephemeralcontainers":
-            return self._admit_ephemeral(pod)
         try:
             decoded = convert_pod(pod)
         except MalformedInput as error:
             return Denied(str(error), 400)
+        if review.subresource == "ephemeralcontainers":
+            return self._admit_ephemeral(pod)
         spec = pod.get("spec") or {}
         if not spec.get("containers"):
             return Denied("pod has no containers")
