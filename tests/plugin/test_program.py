@@ -103,6 +103,34 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
     assert LOCK not in cluster.nodes["n1"].annotations
 
 
+def test_a_sweep_that_does_not_end_delays_no_other_work(run, kubelet, cluster, directory):
+    """A tenant decides how many files there are to remove."""
+    cluster.put_pod(ONE)
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
+    (directory / "hook/vgpu/containers/u-9_c").mkdir(parents=True)
+    (directory / "limiter").mkdir()
+    (directory / "limiter/libvgpu.so").write_text("")
+    blocked, unblocked, released = threading.Event(), threading.Event(), threading.Event()
+
+    def on_call(call):
+        if call.method == "pods_on" and not blocked.is_set():  # for the first sweep
+            blocked.set()
+            unblocked.wait(60)
+        elif call.method == "annotate_node" and LOCK in call.annotations:
+            released.set()
+
+    cluster.on_call = on_call
+    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(directory / "limiter"))
+    try:
+        assert blocked.wait(20)
+        kubelet.registered.get(timeout=20)
+        with calling(directory / "nvidia-gpu.sock") as plugin:
+            plugin.allocate([f"{A}-0"])
+        assert released.wait(20)
+    finally:
+        unblocked.set()
+
+
 def test_cdi_specifications_are_written_before_the_plugin_registers(run, kubelet, directory):
     libraries = directory / "driver/usr/lib64"
     libraries.mkdir(parents=True)
