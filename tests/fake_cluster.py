@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from urllib3.exceptions import ConnectTimeoutError
+
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
@@ -249,6 +251,13 @@ class FakeCluster:
 def no_answer(message: str = "read timed out") -> ClusterError:
     """Returns the error of a call without an answer."""
     return ClusterError(message)
+
+
+def never_sent() -> ClusterError:
+    """Returns the error of a call that found no connection."""
+    error = ClusterError("connect timeout")
+    error.__cause__ = ConnectTimeoutError()
+    return error
 
 
 def _present(thing, what):

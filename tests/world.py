@@ -12,7 +12,7 @@ from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
-from hami.scheduler.bind import BIND_DEADLINE_S, Binder
+from hami.scheduler.bind import PATIENCE_S, Binder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
@@ -68,10 +68,13 @@ class RecordedMetrics:
 
 
 class FakeLeadership:
-    """The leadership of a replica that leads while ``leading`` is true."""
+    """The leadership of a replica that leads while ``leading`` is true, since ``began``."""
 
-    def __init__(self, leading=True):
-        self.leading = leading
+    def __init__(self, leading, began):
+        self.leading, self.began = leading, began
+
+    def since(self):
+        return self.began
 
     def leads_until(self):
         return float("inf") if self.leading else 0.0
@@ -153,27 +156,27 @@ class WatchedCluster(FakeCluster):
 class Replica:
     """One process of the scheduler on *cluster*, which it has just listed.
 
-    Unless it is *patient*, a bind does not wait: it fails if it cannot take its locks at once.
+    Unless it is *patient*, a bind does not wait: it fails if it cannot take its locks at once. *leadership*: makes its
+    leadership; by default one that *leads* or not. *sleep*: between attempts of a Binding.
     """
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
-                 settings=SETTINGS, patient=False):
-        self.fake, self.clock, self.leadership = fake, clock, FakeLeadership(leads)
+                 settings=SETTINGS, patient=False, leadership=None, sleep=lambda seconds: None):
+        self.fake, self.clock, self.cluster = fake, clock, cluster or fake
+        self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock.now())
         self.events, self.metrics = Journal(), RecordedMetrics()
-        self.cluster = cluster or fake
         self.lock_states = LockStates(self.metrics.lock_wait)
         self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
                            on_lock_change=self.lock_states.wake_node)
         self.locks = NodeLocks(
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
-            leading_since=lambda: self.since, clock=clock, now=clock.now)
+            leading_since=self.leadership.since, clock=clock, now=clock.now)
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
-                             clock=lambda: clock() - (0 if patient else 2 * BIND_DEADLINE_S))
+                             clock=clock, sleep=sleep, patience_s=PATIENCE_S if patient else 0.0)
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)
         self.controller = Controller(
             self.cluster, self.cache, self.locks, self.events, self.leadership, settings, now=clock.now)
-        self.since = clock.now()
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()
 

@@ -100,9 +100,10 @@ class Reservations:
             return sum(one.stage is not BindingStage.FINISHED for one in self._reservations.values())
 
     def are_binding(self) -> bool:
-        """Reports whether a pod is being bound."""
+        """Reports whether a pod is being bound, or a Binding without an answer may still be written."""
         with self._lock:
-            return any(one.stage in (BindingStage.WAITING, BindingStage.WRITING) for one in self._reservations.values())
+            return any(one.outcome_unknown or one.stage in (BindingStage.WAITING, BindingStage.WRITING)
+                       for one in self._reservations.values())
 
     def refs(self) -> list[PodRef]:
         """Returns the pods that have a reservation."""
@@ -147,6 +148,7 @@ class Reservations:
         with self._lock:
             if self.is_current(reservation):
                 reservation.stage, reservation.since = BindingStage.FINISHED, self._clock()
+                reservation.outcome_unknown = False  # an earlier attempt has no effect any more
 
     def cancel_binding(self, reservation: Reservation) -> None:
         """Records that the bind failed. The reservation stays until it expires, so the bind can be tried again."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +23,7 @@ import yaml
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
@@ -31,6 +34,7 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536
+_DISCARD_ON_CLOSE = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 _KINDS: Mapping[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: Gone}
 
 
@@ -49,6 +53,8 @@ class Api:
     def __init__(self, configuration: Configuration, *, timeout: float = 10.0, pool: int = 32) -> None:
         """*timeout*: seconds that a call may take. *pool*: connections that are kept open between calls."""
         configuration.connection_pool_maxsize = pool
+        # the kernel would go on sending a request that has timed out, and it could arrive a minute later
+        configuration.socket_options = [*HTTPConnection.default_socket_options, _DISCARD_ON_CLOSE]
         self._configuration = configuration
         self._base, self._pool = _pool(RESTClientObject(configuration).pool_manager, configuration.host.rstrip("/"))
         self._timeout = timeout
@@ -67,7 +73,8 @@ class Api:
                 content_type: str = JSON, timeout: float | None = None) -> bytes:
         """Makes one call, in one attempt, and returns the body of the response.
 
-        *timeout*: seconds to wait for a connection and for each part of the response; by default the Api's own.
+        *timeout*: seconds to wait for a connection and for each part of the response; by default the Api's own. A body
+        is not sent later than that, so a write does not arrive afterwards.
         Raises: NotFound, Conflict, Gone or another ClusterError with the server's status and message; a ClusterError
         without a status if there was no response, in which case a write may have taken effect (see `is_unsent`).
         """
@@ -84,14 +91,16 @@ class Api:
              content_type: str = JSON, *, timeout: float | None = None,
              preload_content: bool = True) -> urllib3.BaseHTTPResponse:
         """Like `request`, but returns the response. *preload_content*: whether its body is read already."""
+        seconds = self._timeout if timeout is None else timeout
+        until = time.monotonic() + seconds
         headers = self._headers()
         if body is not None:
-            headers["Content-Type"] = content_type
+            headers |= {"Content-Type": content_type, "Content-Length": str(len(body))}
         url = f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
-        limit = urllib3.Timeout(total=self._timeout if timeout is None else timeout)
         try:
-            response = self._pool.urlopen(method, url, body=body, headers=headers, retries=False, redirect=False,
-                                          timeout=limit, preload_content=preload_content)
+            response = self._pool.urlopen(
+                method, url, body=_in_time(body, until) if body is not None else None, headers=headers, retries=False,
+                redirect=False, timeout=urllib3.Timeout(total=seconds), preload_content=preload_content)
             if response.status < 400:
                 return response
             data = response.data
@@ -190,6 +199,14 @@ def is_unsent(error: BaseException) -> bool:
 def is_disconnect(error: BaseException) -> bool:
     """Reports whether the connection broke before the response was complete. The call may have taken effect."""
     return isinstance(error, ClusterError) and isinstance(error.__cause__, ProtocolError)
+
+
+def _in_time(body: bytes, until: float) -> Iterator[bytes]:
+    """Yields *body* once there is a connection. Looking up the host, trying its addresses and the TLS handshake are
+    not covered by timeouts as a whole. Raises: ConnectTimeoutError after *until* (monotonic clock)."""
+    if time.monotonic() > until:
+        raise ConnectTimeoutError("connected too late, the request is not sent")
+    yield body
 
 
 def _pool(manager: urllib3.PoolManager,

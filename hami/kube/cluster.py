@@ -130,7 +130,7 @@ class Cluster:
 
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
-        """Binds the pod. One write sets its node, *annotations* and, from Kubernetes 1.35, *labels*.
+        """Binds the pod, in one attempt. One write sets its node, *annotations* and, from Kubernetes 1.35, *labels*.
 
         Raises: NotFound; Conflict if the pod is already bound or another pod has that name now.
         """
@@ -139,7 +139,7 @@ class Cluster:
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta,
                    "target": {"apiVersion": "v1", "kind": "Node", "name": node}}
         path = _path("pods", ref.namespace, ref.name)
-        self._write("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
+        self._api.request("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""

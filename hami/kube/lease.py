@@ -61,12 +61,14 @@ class Candidate:
 class LeaderCallbacks:
     """Called in the election's thread, where they must return soon, because no renewal happens meanwhile.
 
-    *on_stopped* is called when the leadership has ended, never before *on_started*.
+    *on_stopped* is called when the leadership has ended, never before *on_started*. *is_writing*: reports whether a
+    write that only the leader may make could still arrive. The lease is not given away then.
     """
 
     on_started: Callable[[], object]
     on_stopped: Callable[[], object]
     may_hand_over: Callable[[], bool] = lambda: False
+    is_writing: Callable[[], bool] = lambda: False
 
 
 class Election:
@@ -127,7 +129,7 @@ class Election:
         self._release()
 
     def stop(self) -> None:
-        """Ends `run`. The caller finishes its writes first, because a successor may lead at once."""
+        """Ends `run`. The caller finishes its writes first: otherwise the lease is not released."""
         self._stopping.set()
         self._wake.set()
 
@@ -196,7 +198,7 @@ class Election:
     def _hands_over(self, held: LeaseRecord) -> bool:
         """Hands the lease over if it is requested and the callback allows it. Reports whether it did."""
         successor = held.annotations.get(HANDOVER_KEY, "")
-        if successor in ("", self._identity) or not self._callbacks.may_hand_over():
+        if successor in ("", self._identity) or self._callbacks.is_writing() or not self._callbacks.may_hand_over():
             return False
         self._lose(f"handed over to {successor}")
         self._notify()  # before the write, after which the successor may lead
@@ -279,8 +281,15 @@ class Election:
             self._report(error)
 
     def _free(self, held: LeaseRecord | None) -> None:
-        """Clears the holder of *held*, the lease as last known. Another holder's lease is not changed."""
-        if held is not None and held.holder == self._identity:
+        """Clears the holder of *held*, the lease as last known. Another holder's lease is not changed.
+
+        Must be called when the term has ended: a write that begins later does not find a leader, and one that has begun
+        before keeps the lease from being freed. Then it expires, or is taken again.
+        """
+        if self._callbacks.is_writing():
+            log.warning("lease not released, a write of the leader may still arrive",
+                        extra={"lease": self._candidate.lease, "identity": self._identity})
+        elif held is not None and held.holder == self._identity:
             freed = replace(held, holder="", duration_s=1, renew_time=self._stamp())
             self._observe(self._cluster.write_lease(freed, timeout=self._timeout()))
             log.info("lease released", extra={"lease": self._candidate.lease, "identity": self._identity})

@@ -1,8 +1,9 @@
 """The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
 
 The order is: take the node's locks if its device plugins need them, read the pods that another process may have bound
-there, check the reservation, write the Binding. A Binding without an answer is looked up; until its outcome is known,
-its reservation and its locks stay.
+there, check the reservation and the leadership, write the Binding. An attempt that did not reach the API server is
+followed by another one, which looks at all of that again. A Binding without an answer is looked up; until its outcome
+is known, its reservation and its locks stay.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from hami.cache.binding import carries_allocation
 from hami.cache.cache import Cache
 from hami.cache.reservations import Reservation
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
+from hami.kube.retry import brief_retry
 from hami.model import PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import KeepsLocks, NodeLocks
@@ -24,8 +27,8 @@ from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
-BIND_DEADLINE_S = 25.0  # below the 30 s that kube-scheduler waits
-BINDING_TIMEOUT_S = 10.0  # for one Binding, or less if the leadership ends before
+PATIENCE_S = 25.0  # for the node locks: below the 30 s that kube-scheduler waits
+BINDING_TIMEOUT_S = 10.0  # for all attempts of a Binding, or less if the leadership ends before
 DRAIN_POLL_S = 0.02
 
 
@@ -41,13 +44,18 @@ class Binder:
     """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 *, clock: Callable[[], float]) -> None:
+                 *, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep,
+                 patience_s: float = PATIENCE_S) -> None:
+        """*clock* is the leadership's. *sleep* waits between attempts. *patience_s*: for how long a bind waits for the
+        node locks."""
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
         self._clock = clock
+        self._patience_s = patience_s
+        self._retry_unsent = brief_retry(is_unsent, sleep)
 
     def bind(self, ref: PodRef, node: str) -> None:
         """Binds the pod to *node* with the devices reserved for it.
@@ -73,19 +81,19 @@ class Binder:
         return True
 
     def _bind(self, ref: PodRef, node: str) -> None:
-        deadline = self._clock() + BIND_DEADLINE_S
+        deadline = self._clock() + self._patience_s
         reservations = self._cache.reservations
         if reservations.get(ref.uid) is None:
             if self._cache.is_bound(ref.uid, node):
                 return  # a retry of a bind whose answer was lost
             if not self._requests_devices(ref):
-                self._cluster.bind(ref, node, {}, {})
+                self._retry_unsent(self._cluster.bind, ref, node, {}, {})
                 return
         reservation = reservations.start_binding(ref, node)
         try:
             with self._locks.held(node, reservation.lock_keys, ref, deadline,
                                   lambda: reservations.is_current(reservation)):
-                self._write(reservation)
+                self._retry_unsent(self._write, reservation, self._clock() + BINDING_TIMEOUT_S)
         except (NotFound, Conflict):
             reservations.drop(reservation)
             raise
@@ -94,23 +102,33 @@ class Binder:
             raise
         reservations.finish_binding(reservation)
 
-    def _write(self, reservation: Reservation) -> None:
-        """Writes the Binding after a last check of what is known."""
+    def _write(self, reservation: Reservation, until: float) -> None:
+        """Writes the Binding in one attempt, after a last check of what is known, and not later than *until*."""
         self._read_foreign_pods(reservation.node)
         if self._cache.is_bound(reservation.ref.uid, reservation.node):
             return  # by an earlier attempt that had no answer
+        annotations = self._cache.reservations.prepare_binding(reservation)
+        try:
+            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
+                               timeout=self._seconds_left(until))
+        except ClusterError as error:
+            refused = error.status is not None and error.status < 500
+            if is_unsent(error) or (refused and not isinstance(error, Conflict)):
+                raise
+            self._resolve(reservation, error, refused)
+
+    def _seconds_left(self, until: float) -> float:
+        """Returns how long an attempt may take: the Binding must not arrive when another replica leads. It is asked
+        after the Binding is known to be under way: a leadership that is given up meanwhile is not handed over.
+
+        Raises: NodeLocked if there is no time left.
+        """
         leads_for = self._leadership.leads_until() - self._clock()
         if leads_for <= 0:
             raise NodeLocked("this replica of the scheduler no longer leads")
-        annotations = self._cache.reservations.prepare_binding(reservation)
-        try:  # the Binding must not arrive when another replica leads
-            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
-                               timeout=leads_for if leads_for < BINDING_TIMEOUT_S else None)
-        except ClusterError as error:
-            refused = error.status is not None and error.status < 500
-            if refused and not isinstance(error, Conflict):
-                raise
-            self._resolve(reservation, error, refused)
+        if (seconds := min(leads_for, until - self._clock())) <= 0:
+            raise NodeLocked("the API server cannot be reached in time")
+        return seconds
 
     def _read_foreign_pods(self, node: str) -> None:
         """Reads the pods that another process may have bound to *node*."""

@@ -24,13 +24,15 @@ class LockState:
 
     *turn* is held by the thread that works on the lock, also across I/O. *changed* is set when that thread should look
     at the lock again. *leftover*: the text of a lock that this process may have failed to release. *written*: the text
-    that we wrote last, and the uid of its pod.
+    that we wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the same pod has taken
+    over: it may be the text that an earlier one wrote within the same second.
     """
 
     turn: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Event = field(default_factory=threading.Event)
     leftover: str = ""
     written: tuple[str, str] = ("", "")
+    kept: str = ""
     _noted: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def since(self, fact: str, text: str, clock: float) -> float:
@@ -44,9 +46,9 @@ class LockState:
         """Records that this process may have failed to release the lock *text*."""
         self.leftover = text
 
-    def record_written(self, text: str, uid: str) -> None:
-        """Records that this process has written *text* for the pod."""
-        self.leftover, self.written = "", (text, uid)
+    def record_written(self, text: str, uid: str, *, again: bool) -> None:
+        """Records that this process has written *text* for the pod. *again*: for one that held the lock already."""
+        self.leftover, self.written, self.kept = "", (text, uid), text if again else ""
 
 
 class LockStates:

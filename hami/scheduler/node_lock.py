@@ -64,7 +64,8 @@ class _Need(enum.Enum):
 class _FoundLock:
     """Seconds since a lock was written (*age*) and since this process has seen it.
 
-    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term.
+    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term, or from
+    this process.
     *allocation_timeout*: the age after which its holder has not been allocated its devices in time.
     """
 
@@ -192,7 +193,7 @@ class NodeLocks:
             except ClusterError:
                 state.record_leftover(releasable)  # it may have been written all the same
                 raise
-            state.record_written(ours, ref.uid)
+            state.record_written(ours, ref.uid, again=again)
             self._nodes.upsert_answer(answer)
             return releasable
         return None
@@ -201,7 +202,7 @@ class NodeLocks:
         """Removes the lock if it still reads *text*. After a failure, :meth:`release_unneeded` tries it again."""
         known = self._nodes.lock_of(*lock)
         try:
-            if known is not None and known[0] and known[0] == text:
+            if known is not None and known[0] and known[0] == text != state.kept:
                 self._remove(lock, known[1])
         except NotFound:
             pass
@@ -240,7 +241,9 @@ class NodeLocks:
         seen_for = self._clock() - state.since("seen", text, self._clock())
         leading_for = (self._now() - self._leading_since()).total_seconds()
         age = max((self._now() - parsed.at).total_seconds(), seen_for)
-        found = _FoundLock(lock, text, age, seen_for, min(seen_for, leading_for) if age > leading_for + 1.0 else 0.0,
+        # a Binding of ours, also one from an earlier term of this process, may still be on its way
+        is_inherited = age > leading_for + 1.0 and text != state.written[0]
+        found = _FoundLock(lock, text, age, seen_for, min(seen_for, leading_for) if is_inherited else 0.0,
                            self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S)
         if parsed.holder is not None:
             return self._is_holder_done(found, *parsed.holder)

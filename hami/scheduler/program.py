@@ -146,7 +146,7 @@ class SchedulerProgram:
         settings = self._settings
         callbacks = LeaderCallbacks(
             leadership.started, leadership.stopped,
-            may_hand_over=lambda: leadership.is_idle() and not self._cache.reservations.are_binding())
+            may_hand_over=leadership.is_idle, is_writing=self._cache.reservations.are_binding)
         if not settings.leader_elect:
             return AlwaysLeader(callbacks)
         return Election(self._cluster, Candidate(

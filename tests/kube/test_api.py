@@ -3,11 +3,14 @@
 import base64
 import json
 import os
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kubernetes.client import Configuration
+from urllib3.connection import HTTPConnection
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
@@ -122,6 +125,35 @@ def test_a_refusal_says_what_the_status_says(server, status, kind):
     with pytest.raises(ClusterError, match=f"GET /x: {status}: because") as caught:
         api(server).request("GET", "/x")
     assert type(caught.value) is kind and caught.value.status == status
+
+
+def silent_server():
+    """Returns the error of a write to a server that does not answer, and what the server has received."""
+    received = b""
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ClusterError) as caught:
+        client = Api(Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        try:
+            client.request("POST", "/x", body=b"{}", timeout=0.05)
+        finally:
+            connection, _ = listener.accept()
+            with connection, pytest.raises(ConnectionResetError):
+                while part := connection.recv(65536):
+                    received += part
+    return caught.value, received
+
+
+def test_a_write_that_gets_its_connection_too_late_is_not_sent(monkeypatch):
+    """Name lookup, several addresses and the TLS handshake can take longer than the timeout."""
+    connect = HTTPConnection.connect
+    monkeypatch.setattr(HTTPConnection, "connect", lambda self: (time.sleep(0.06), connect(self)))
+    error, received = silent_server()
+    assert is_unsent(error) and b"{}" not in received
+
+
+def test_a_write_that_timed_out_is_discarded_by_the_kernel_too():
+    """Otherwise it would be sent again until the network is back, and arrive then: hence the reset."""
+    error, received = silent_server()
+    assert not is_unsent(error) and received.endswith(b"{}")
 
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway", b"[]", b'{"message": null}'])

@@ -175,7 +175,6 @@ def test_a_read_that_was_too_slow_or_refused_is_not_repeated(error):
 
 
 WRITES = [
-    pytest.param(lambda c: c.bind(REF, "n", {}, {}), id="bind"),
     pytest.param(lambda c: c.annotate_pod(REF, {}), id="annotate_pod"),
     pytest.param(lambda c: c.annotate_node("n", {}), id="annotate_node"),
     pytest.param(lambda c: c.create_event("n", {}), id="create_event"),
@@ -202,13 +201,14 @@ def test_a_write_that_may_have_happened_is_not_repeated(write, error):
 def test_repeating_ends():
     api, cluster = talk(*[REFUSED] * 3)
     with pytest.raises(ClusterError):
-        cluster.bind(REF, "n", {}, {})
+        cluster.annotate_node("n", {})
     assert len(api.calls) == 3
 
 
 @pytest.mark.parametrize("call", [lambda c: c.lease("n", "l"), lambda c: c.write_lease(LeaseRecord(
-    namespace="n", name="l")), lambda c: c.write_lease(LeaseRecord(namespace="n", name="l", resource_version="5"))])
-def test_an_election_repeats_by_itself(call):
+    namespace="n", name="l")), lambda c: c.write_lease(LeaseRecord(namespace="n", name="l", resource_version="5")),
+    lambda c: c.bind(REF, "n", {}, {})])
+def test_elections_and_binds_repeat_by_themselves(call):
     api, cluster = talk(REFUSED)
     with pytest.raises(ClusterError):
         call(cluster)

@@ -27,9 +27,10 @@ class World:
     def utc(self):
         return NOW + timedelta(seconds=self.now - 1000)
 
-    def join(self, identity, *, may_hand_over=lambda: False, has_ended=lambda identity: False, **options):
+    def join(self, identity, *, may_hand_over=lambda: False, is_writing=lambda: False,
+             has_ended=lambda identity: False, **options):
         callbacks = LeaderCallbacks(lambda: self.log.append((identity, "started", self.now)),
-                                    lambda: self.log.append((identity, "stopped", self.now)), may_hand_over)
+                                    lambda: self.log.append((identity, "stopped", self.now)), may_hand_over, is_writing)
         election = Election(self.cluster, Candidate(namespace="hami", lease="scheduler", identity=identity,
                                                     has_ended=has_ended), callbacks,
                             clock=lambda: self.now, now=self.utc, **options)
@@ -126,6 +127,18 @@ def test_release_looks_again_after_a_conflict_and_never_takes_from_others(world)
     a.stop()
     a.run()
     assert world.lease.holder == "b"
+
+
+def test_a_leader_that_stops_during_a_write_lets_its_lease_expire(world):
+    a = world.join("a", is_writing=lambda: True)
+    world.run(0)
+    world.join("b")
+    world.run(10)
+    a.stop()
+    a.run()
+    assert world.lease.holder == "a" and not a.is_leader() and world.log[-1][:2] == ("a", "stopped")
+    world.kill("a")
+    assert world.run_until_leader("b") > 8
 
 
 def test_a_write_without_answer_is_released_too(world):
@@ -242,9 +255,9 @@ def test_a_callback_that_fails_does_not_end_the_election(caplog):
     assert election.is_leader() and "callback of the election failed" in caplog.messages
 
 
-def hand_over_world(world, allowed=True):
+def hand_over_world(world, allowed=True, **callbacks):
     """Leader a, standbys b and c; b asks."""
-    world.join("a", may_hand_over=lambda: allowed)
+    world.join("a", may_hand_over=lambda: allowed, **callbacks)
     world.run(0)
     world.join("b"), world.join("c")
     world.run(20.5)
@@ -265,6 +278,25 @@ def test_a_leader_may_refuse_and_goes_on(world):
     hand_over_world(world, allowed=False)
     world.run(60)
     assert world.leaders() == ["a"] and world.lease.annotations == {HANDOVER_KEY: "b"}
+
+
+def test_a_leader_does_not_hand_over_during_a_write(world):
+    writing = [True]
+    hand_over_world(world, is_writing=lambda: writing[0])
+    world.run(60)
+    assert world.leaders() == ["a"] and world.log == [("a", "started", 1000.0)]
+    writing.clear()
+    writing.append(False)
+    assert world.run_until_leader("b") < 3
+
+
+def test_a_write_that_begins_just_before_the_hand_over_ends_the_term_but_keeps_the_lease(world):
+    """The write has seen a leader; the election sees the write only when the term has ended."""
+    writing = iter([False, True])
+    hand_over_world(world, is_writing=lambda: next(writing, False))
+    world.run_until_leader("b")
+    assert [entry[:2] for entry in world.log[1:]] == [
+        ("a", "stopped"), ("a", "started"), ("a", "stopped"), ("b", "started")]
 
 
 def test_others_leave_the_lease_to_the_one_that_asked_but_not_for_ever(world):

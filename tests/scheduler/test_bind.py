@@ -6,12 +6,12 @@ import pytest
 
 from hami.cache.reservations import Rejected
 from hami.codec.keys import NODE_LOCK
-from hami.errors import ClusterError, Conflict, HamiError, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from tests.cache.caches import read_pods
-from tests.fake_cluster import no_answer
+from tests.fake_cluster import never_sent, no_answer
 from tests.scheduler.replicas import cards, holding, replica
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")
@@ -66,7 +66,7 @@ def nothing_left(scheduler):
     (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
     (lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))), 'pod "pod1" not found', False),
     (lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
-    (lambda s: s.fake.fail("bind", ClusterError("too many", 429)), "too many", True),
+    (lambda s: s.fake.fail("bind", ClusterError("too many", 429), times=3), "too many", True),
     (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
     (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
     (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
@@ -144,6 +144,68 @@ def test_a_binding_takes_no_longer_than_the_leadership_lasts():
     scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
     bind(scheduler)
     assert scheduler.fake.calls_of("bind")[0].timeout == 5.0
+
+
+# attempts that do not reach the API server
+
+def test_a_binding_that_did_not_reach_the_api_server_is_tried_again():
+    scheduler = ready()
+    scheduler.fake.fail("bind", never_sent(), times=2)
+    bind(scheduler)
+    assert len(scheduler.fake.calls_of("bind")) == 3 and scheduler.fake.bindings == 1
+
+
+def test_a_binding_that_never_reaches_the_api_server_leaves_nothing_behind():
+    scheduler = ready()
+    scheduler.fake.fail("bind", never_sent(), times=3)
+    with pytest.raises(ClusterError, match="connect timeout"):
+        bind(scheduler)
+    assert nothing_left(scheduler) and not scheduler.cache.reservations.are_binding()
+
+
+def while_connecting(scheduler, happens):
+    """The first attempt finds no connection. Meanwhile something *happens*."""
+    def connect(call):
+        if call.method == "bind":
+            scheduler.fake.on_call = lambda call: None
+            happens()
+            raise never_sent()
+
+    scheduler.fake.on_call = connect
+
+
+def test_a_binding_is_not_tried_again_in_the_term_of_another_leader():
+    scheduler = ready()
+    while_connecting(scheduler, lambda: setattr(scheduler.leadership, "leading", False))
+    with pytest.raises(NodeLocked, match="no longer leads"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0 and len(scheduler.fake.calls_of("bind")) == 1
+
+
+def test_all_attempts_together_end_with_the_term():
+    scheduler = ready()
+    ends = scheduler.clock() + 7
+    scheduler.leadership.leads_until = lambda: ends
+    while_connecting(scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 5))
+    bind(scheduler)
+    assert [call.timeout for call in scheduler.fake.calls_of("bind")] == [7.0, 2.0]
+
+
+def test_all_attempts_together_take_no_longer_than_one():
+    scheduler = ready()
+    while_connecting(scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 10))
+    with pytest.raises(NodeLocked, match="cannot be reached in time"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0
+
+
+def test_a_second_attempt_looks_at_the_devices_again():
+    scheduler = ready()
+    read_pods(scheduler.cache, "n1")
+    while_connecting(scheduler, lambda: (allocated_elsewhere(scheduler), scheduler.watch()))
+    with pytest.raises(Rejected, match="taken by another pod meanwhile"):
+        bind(scheduler)
+    assert scheduler.fake.bindings == 0
 
 
 # Bindings without an answer
@@ -297,6 +359,16 @@ def test_filtering_again_cancels_the_waiting_bind():
     with pytest.raises(Rejected, match="replaced or dropped"):
         bind(scheduler)
     assert nothing_left(scheduler) and scheduler.cache.reservations.unbound() == 1
+
+
+def test_a_binding_without_an_answer_may_still_arrive():
+    scheduler = ready()
+    scheduler.fake.fail("bind", no_answer())
+    with pytest.raises(ClusterError):
+        bind(scheduler)
+    assert scheduler.cache.reservations.are_binding(), "the leadership must not be handed over"
+    scheduler.schedule(ASKED)
+    assert not scheduler.cache.reservations.are_binding()
 
 
 def test_drain_waits_for_binds_in_progress():

@@ -1,13 +1,15 @@
 """Under faults and kills, no device is handed out twice, no bound pod loses its devices, and no lock is left behind.
 
-A storm is a random but repeatable run of two replicas that share a cluster. What holds is judged after every step, by
-what the API server has alone. Between any call of one replica and its effect other things may happen.
+A storm is a random but repeatable run of two replicas that share a cluster and elect their leader with a Lease. What
+holds is judged after every step, by what the API server has alone. Between any call of one replica and its effect other
+things may happen: another replica may lead by then.
 """
 
 import logging
 import random
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -15,19 +17,23 @@ from hami.cache.cache import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
+from hami.kube.lease import Candidate, Election, LeaderCallbacks
+from hami.scheduler.leadership import Leadership
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
-from tests.fake_cluster import no_answer
+from tests.fake_cluster import never_sent, no_answer
 from tests.world import Clock, Replica, WatchedCluster
 
 PLACEMENTS, STORMS = 700, 15  # 10,500 Bindings
 LOCK_FREE_NODES = ("", "some", "all")  # of a storm, by its seed; "some" change now and then
 
-CALLS = ("pod", "node", "pods_on", "pods_labelled", "annotate_pod", "annotate_node", "bind")
+READS = ("pod", "node", "pods_on", "pods_labelled")
+CALLS = (*READS, "annotate_pod", "annotate_node", "bind")
 FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503),
           ClusterError("too many requests", 429), ClusterError("forbidden", 403))
 
 
-ON_THE_WAY = 1.5  # seconds after the leadership has moved in which a Binding may still arrive
+# A hung API server carries out a Binding so many seconds after another replica has taken the lease of one that expired.
+ON_THE_WAY = 1.5
 SETTLED = 0.5  # the same with lock-free nodes: the next leader waits until it has arrived (hami.kube.lease.SETTLE_S)
 
 
@@ -35,27 +41,85 @@ class Killed(BaseException):
     """The process is killed during a call."""
 
 
+@dataclass(eq=False)
+class Request:
+    """A write on its way: it arrives at *due*. *delayed*: by an API server that hung when the sender lost its lease."""
+
+    sender: Any
+    due: float
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    delayed: bool = False
+    error: Exception | None = None
+
+
 class Client:
     """The connection of one process: calls that fail, arrive late, are interrupted, or are its last."""
 
     def __init__(self, storm):
         self.storm = storm
-        self.dead = False
-        for name in CALLS:
+        self.dead = self.cut_off = False
+        for name in (*READS, "annotate_pod", "annotate_node"):
             setattr(self, name, lambda *a, _name=name, **o: self._call(_name, *a, **o))
+
+    def lease(self, namespace, name, **options):
+        if self.dead or self.cut_off:
+            raise no_answer()
+        return self.storm.fake.lease(namespace, name, **options)
+
+    def write_lease(self, lease, **options):
+        before = self.lease(lease.namespace, lease.name)
+        written = self.storm.fake.write_lease(lease, **options)
+        if before is not None and before.holder not in ("", lease.holder) and lease.holder:
+            self.storm.take_over()
+        if self.storm.stormy and self.storm.rng.random() < 0.01:
+            raise no_answer()
+        return written
+
+    def bind(self, *arguments, timeout, **options):
+        """It arrives within *timeout*, or later if the API server hangs; another replica may lead by then."""
+        storm, rng = self.storm, self.storm.rng
+        self._live()
+        assert timeout > 0, "no time for the Binding"
+        sent = storm.clock()
+        fate = rng.random() if storm.stormy else 1.0
+        if fate < 0.01:
+            raise rng.choice(FAULTS)
+        if fate < 0.03:
+            storm.unconnected += 1
+            storm.meanwhile(moves=0.5)
+            storm.advance(max(0.0, sent + timeout - storm.clock()))
+            self._live()
+            raise never_sent()
+        hung = fate < 0.04
+        due = sent + (rng.uniform(timeout, 25.0) if hung else rng.choice((0.0, rng.uniform(0.0, timeout))))
+        request = storm.send(self, due, "bind", arguments, options)
+        storm.meanwhile(moves=0.02)
+        self._live()
+        storm.advance(max(0.0, (sent + timeout if hung else due) - storm.clock()))
+        self._live()
+        if hung:  # a good time to ask for the leadership
+            for replica in storm.replicas:
+                replica.leadership.election.request_handover()
+            storm.advance(5.0)
+        if hung or fate < 0.05:
+            raise rng.choice(FAULTS[:3])
+        if request.error is not None:
+            raise request.error
+        self.dead = fate < 0.055
+        self._live()
 
     def _call(self, name, *arguments, **options):
         storm, rng = self.storm, self.storm.rng
         self._live()
-        storm.meanwhile(moves=0.02 if name == "bind" else 0)
+        storm.meanwhile()
         self._live()
-        if name == "bind" and storm.leader.client is not self and not storm.may_arrive():
-            raise no_answer()
         fate = rng.random() if storm.stormy else 1.0
         if fate < 0.01:
             raise rng.choice(FAULTS)
-        if fate < 0.02 and name in ("bind", "annotate_node"):
-            storm.late.append((storm.clock() + rng.uniform(0, 25), name, arguments, options))
+        if fate < 0.02 and name == "annotate_node":
+            storm.send(self, storm.clock() + rng.uniform(0, 25), name, arguments, options)
             raise no_answer()
         result = getattr(storm.fake, name)(*arguments, **options)
         if fate < 0.03:
@@ -72,8 +136,18 @@ class Client:
             raise Killed
 
 
+class StormLeadership(Leadership):
+    """A verb does not wait for the leadership: nothing else would run meanwhile."""
+
+    def wait_until_leading(self, timeout):
+        self._last_verb = self._clock()
+        if not self.leads():
+            self.election.request_handover()
+        return self.leads()
+
+
 class Storm:
-    """Two replicas, one of which leads; pods come and go; watches delay, lose, repeat and reorder events."""
+    """Two replicas, at most one of which leads; pods come and go; watches delay, lose, repeat and reorder events."""
 
     def __init__(self, seed):
         self.seed, self.rng = seed, random.Random(seed)
@@ -86,41 +160,53 @@ class Storm:
         self.assigned = {}
         self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
         self.kept = {}
-        self.kills = self.moves = 0
+        self.kills = self.moves = self.unconnected = 0
+        self.ended = set()
         self.replicas = [self.start(0), self.start(1)]
-        self.lead(0)
 
     def start(self, number):
-        replica = Replica(self.fake, self.clock, cluster=Client(self), leads=False,
+        replica = Replica(self.fake, self.clock, cluster=Client(self), leadership=self.join, sleep=self.advance,
                           policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
-        replica.number, replica.client = number, replica.cluster
+        replica.number, replica.client, replica.due = number, replica.cluster, self.clock()
         return replica
 
-    def lead(self, number):
-        """Elector goes to a replica; it acts once it has read the cluster afresh."""
-        for replica in self.replicas:
-            replica.leadership.leading = False
-        self.advance(1.0)  # no two write the same lock: it tells the second
-        self.moves, self.moved_at = self.moves + 1, self.clock()
-        self.late = [(min(due, self.clock() + self.on_the_way), *call) for due, *call in self.late]
-        if self.lock_free:
-            self.advance(SETTLED)
-        self.replicas[number].since = self.clock.now()
-        self.replicas[number].relist()
-        self.replicas[number].leadership.leading = True
+    def join(self, replica):
+        """Returns the leadership of a new process. Its successors know when it has ended."""
+        self.made += 1
+        replica.identity = f"process {self.made}"
 
-    @property
-    def on_the_way(self):
-        return SETTLED if self.lock_free else ON_THE_WAY
+        def elect(leadership):
+            callbacks = LeaderCallbacks(lambda: self.begin_term(leadership), leadership.stopped, leadership.is_idle,
+                                        lambda: replica.cache.reservations.are_binding())
+            return Election(replica.cluster, Candidate(
+                namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__),
+                callbacks, clock=self.clock, now=self.clock.now)
 
-    def may_arrive(self):
-        """Reports whether a Binding of the last leader may still arrive."""
-        since = self.clock() - self.moved_at
-        return since < SETTLED if self.lock_free else since <= ON_THE_WAY
+        return StormLeadership(elect, replica.relist, clock=self.clock, now=self.clock.now)
+
+    def begin_term(self, leadership):
+        self.moves += 1
+        leadership.started()
+
+    def elect(self, replica):
+        leadership = replica.leadership
+        replica.due = self.clock() + max(0.01, leadership.election.step())
+        if leadership.election.is_leader() and not leadership.leads():
+            leadership._try_to_catch_up(leadership._term)
+            replica.due = min(replica.due, self.clock() + 0.1)
+
+    def take_over(self):
+        """A replica has taken the lease of another, which expired."""
+        latest = self.clock() + (SETTLED if self.lock_free else ON_THE_WAY)
+        for request in self.late:
+            request.due, request.delayed = min(request.due, self.rng.uniform(self.clock(), latest)), True
 
     @property
     def leader(self):
-        return next(replica for replica in self.replicas if replica.leadership.leading)
+        """The replica that leads; another one if none does."""
+        leading = [replica for replica in self.replicas if replica.leadership.leads()]
+        assert len(leading) <= 1
+        return leading[0] if leading else self.rng.choice(self.replicas)
 
     def meanwhile(self, moves=0.0):
         """What else happens while a call is on its way; *moves*: how likely it is that the leadership is lost then."""
@@ -146,12 +232,9 @@ class Storm:
         self.check()
 
     def restart(self, number):
-        led = self.replicas[number].leadership.leading
-        self.replicas[number].leadership.leading = False
-        self.replicas[number] = self.start(number)
+        self.ended.add(self.replicas[number].identity)
         self.kills += 1
-        if led:
-            self.lead(self.rng.randrange(2))
+        self.replicas[number] = self.start(number)
 
     # what can happen
 
@@ -256,7 +339,16 @@ class Storm:
         self.advance(self.rng.choice((0.1, 1.0, 2.0)) if self.depth else self.rng.choice((0.1, 1.0, 5.0, 20.0)))
 
     def move(self):
-        self.lead(self.rng.randrange(2))
+        """The leader loses the API server until its term is over, or another replica asks for the leadership."""
+        leader = self.leader
+        if self.rng.random() < 0.5:
+            leader.client.cut_off = True
+            self.advance(self.rng.uniform(5, 15))
+            leader.client.cut_off = False
+        else:
+            for replica in self.replicas:
+                replica.leadership.election.request_handover()
+            self.advance(self.rng.uniform(1, 5))
 
     def kill(self):
         self.rng.choice(self.replicas).client.dead = True
@@ -270,15 +362,40 @@ class Storm:
             touched = replace(touched, annotations={**touched.annotations, LOCK_FREE: text})
         self.fake.put_node(touched)
 
+    def send(self, sender, due, name, arguments, options):
+        """Puts a write on its way."""
+        request = Request(sender, due, name, arguments, options)
+        self.late.append(request)
+        if due <= self.clock():
+            self.arrive(request)
+        return request
+
+    def arrive(self, request):
+        self.late.remove(request)
+        try:
+            getattr(self.fake, request.name)(*request.arguments, **request.options)
+        except ClusterError as error:
+            request.error = error
+            return
+        if request.name == "bind" and not (request.delayed and self.lock_free != "all"):
+            leaders = {replica.client for replica in self.replicas if replica.leadership.leads()}
+            assert leaders <= {request.sender}, "a Binding arrives in the term of another leader"
+
     def advance(self, seconds):
-        self.clock.seconds += seconds
-        due = [late for late in self.late if late[0] <= self.clock()]
-        self.late = [late for late in self.late if late[0] > self.clock()]
-        for _, name, arguments, options in due:
-            try:
-                getattr(self.fake, name)(*arguments, **options)
-            except ClusterError:
-                pass
+        """Lets time pass: writes arrive, and replicas take part in the election."""
+        end = self.clock() + seconds
+        while True:
+            request = min(self.late, key=lambda one: one.due, default=None)
+            replica = min(self.replicas, key=lambda one: one.due)
+            due = min(replica.due, request.due if request is not None else replica.due)
+            if due > end:
+                break
+            self.clock.seconds = max(self.clock.seconds, due)
+            if request is not None and request.due <= replica.due:
+                self.arrive(request)
+            else:
+                self.elect(replica)
+        self.clock.seconds = max(self.clock.seconds, end)
 
     # what must hold
 
@@ -343,7 +460,7 @@ def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
     storm.settle()
     assert {bool(call.annotations.get(NVIDIA.to_allocate)) for call in storm.fake.calls_of("bind")} == {
         "": {True}, "some": {True, False}, "all": {False}}[storm.lock_free]
-    assert storm.kills > 5 and storm.moves > 5
+    assert storm.kills > 5 and storm.moves > 10 and storm.unconnected > 5
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
     for replica in storm.replicas:
         replica.relist()

@@ -245,7 +245,7 @@ def test_a_new_leader_that_has_long_seen_the_lock_waits_as_long():
     scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
     scene.is_taken()
     scene.clock.seconds += 20
-    scene.replica.since = scene.clock.now()
+    scene.replica.leadership.began = scene.clock.now()
     assert not scene.is_taken(), "a Binding of the one before may still be on its way"
 
 
@@ -326,6 +326,16 @@ def test_a_lock_that_may_belong_to_a_binding_on_its_way_is_not_released():
     scene = Scene(f"{NOW},default,a", pod(gpus(), name="a"))
     scene.take()
     scene.release()
+    assert scene.lock == f"{NOW},default,a"
+
+
+def test_a_bind_does_not_release_the_lock_of_a_later_bind_of_its_pod():
+    scene = Scene(None, pod(gpus(), name="a"))
+    scene.take()
+    earlier = scene.held
+    scene.take()  # within the same second, so the text is the same
+    scene.hand_over()
+    earlier.__exit__(Conflict, Conflict("replaced", 409), None)
     assert scene.lock == f"{NOW},default,a"
 
 
@@ -553,7 +563,7 @@ def on_the_node(phase, **annotations):
 ])
 def test_a_bare_lock_of_a_killed_scheduler_is_taken_over_early(acting, pods, free):
     scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
-    scene.replica.since = scene.clock.now() - timedelta(seconds=acting)
+    scene.replica.leadership.began = scene.clock.now() - timedelta(seconds=acting)
     with pytest.raises(NodeLocked):
         scene.take(keys=(OWN,))
     scene.clock.seconds += 3
