@@ -151,6 +151,7 @@ class Storm:
 
     def __init__(self, seed):
         self.seed, self.rng = seed, random.Random(seed)
+        random.seed(seed)  # of the pauses between attempts
         self.clock = Clock()
         cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
         self.lock_free = LOCK_FREE_NODES[seed // 3 % 3]
