@@ -64,8 +64,8 @@ class _Need(enum.Enum):
 class _FoundLock:
     """Seconds since a lock was written (*age*) and since this process has seen it.
 
-    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term, or from
-    this process.
+    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term or its
+    own process.
     *allocation_timeout*: the age after which its holder has not been allocated its devices in time.
     """
 
