@@ -94,6 +94,13 @@ def test_only_kube_imports_the_client(path):
     assert "pytest_kind" not in tops, "its license (GPL) does not allow the package to import it"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_threads_are_watched(path):
+    """So that one which dies or hangs ends in a restart. Those of the web server are what the probe asks."""
+    made = {ast.unparse(node.func) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)}
+    assert "threading.Thread" not in made or package_of(path) == "web"
+
+
 def test_a_class_name_is_used_once():
     names = Counter(node.name for path in MODULES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []

@@ -188,6 +188,7 @@ def test_probes_use_ports_and_paths_that_are_served():
         asked = {container[probe]["httpGet"]["port"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
                  if probe in container}
         assert asked and {ports[port] for port in asked} <= opened, name
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
 
 
 def test_the_rules_of_the_operator_match_the_shipped_ones():

@@ -39,16 +39,16 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
-    from hami.plugin.program import Readiness, serve  # gRPC and NVML are only in the node's image
+    from hami.plugin.program import Health, serve  # gRPC and NVML are only in the node's image
     from hami.web.pages import PageServer
 
-    readiness = Readiness()
+    health = Health()
     if settings.health_bind_address is None:
-        return serve(settings, read, readiness=readiness)
-    pages = PageServer("health", settings.health_bind_address, {"/readyz": readiness.page},
+        return serve(settings, read, health=health)
+    pages = PageServer("health", settings.health_bind_address, {"/readyz": health.readyz, "/healthz": health.healthz},
                        flag="--health-bind-address")
     pages.start()
     try:
-        return serve(settings, read, readiness=readiness)
+        return serve(settings, read, health=health)
     finally:
         pages.stop()

@@ -45,6 +45,7 @@ from hami.model import MigProfile, Partition
 from hami.quantity import INT32_MAX
 from hami.runtime.files import write_atomically
 from hami.runtime.options import read_text
+from hami.runtime.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class MockCards:
         """Report each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
         while not stopped.is_set():
+            beat()
             self._refresh()
             entries = self.entries
             if entries is not self._returned:

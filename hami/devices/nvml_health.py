@@ -14,6 +14,7 @@ from hami.devices.cards import HealthReport
 from hami.devices.health import XidRules
 from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class XidWatch:
             log.info("health not watched: all XIDs are ignored")
             return
         while not stopped.is_set():
+            beat()
             events = None
             try:
                 events = self._nvml.nvmlEventSetCreate()
@@ -88,6 +90,7 @@ class XidWatch:
         nvml = self._nvml
         remaining_ms = RETRY_SECONDS * 1000
         while not stopped.is_set() and (is_complete or remaining_ms > 0):
+            beat()
             try:
                 event = nvml.nvmlEventSetWait(events, EVENT_TIMEOUT_MS)
             except nvml.NVMLError as error:

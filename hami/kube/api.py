@@ -27,6 +27,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
+from hami.runtime.watchdog import beat
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -91,6 +92,7 @@ class Api:
              content_type: str = JSON, *, timeout: float | None = None,
              preload_content: bool = True) -> urllib3.BaseHTTPResponse:
         """Like `request`, but returns the response. *preload_content*: whether its body is read already."""
+        beat()
         seconds = self._timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         headers = self._headers()

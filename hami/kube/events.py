@@ -21,6 +21,7 @@ from hami.kube.cluster import Cluster
 from hami.kube.retry import EVENT_WAIT, Backoff
 from hami.model import PodRef
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat, beat_before_wait
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class EventRecorder:
         """Writes recorded events until `stop`. Never raises."""
         delay = 0.0
         while not self._wait(delay):
+            beat()
             delay = self.write_next()
 
     def stop(self) -> None:
@@ -187,6 +189,7 @@ class EventRecorder:
 
     def _wait(self, seconds: float) -> bool:
         """Waits for that time, or for an event if it is inf. Reports whether to stop."""
+        beat_before_wait(seconds)
         with self._changed:
             if math.isinf(seconds):
                 self._changed.wait_for(lambda: self._stopping or self._is_anything_waiting())

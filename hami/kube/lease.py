@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat, beat_before_wait
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ class Election:
         """Takes part until `stop`, then releases the lease if it is held. Never raises."""
         while not self._stopping.is_set():
             self._wake.clear()
+            beat()
             delay = self.step()
             if not self._stopping.is_set():
                 self._wake.wait(delay)
@@ -317,6 +319,7 @@ class AlwaysLeader:
     def run(self) -> None:
         """Calls *on_started*, waits for `stop`, then calls *on_stopped*."""
         self._callbacks.on_started()
+        beat_before_wait()
         self._stopping.wait()
         self._callbacks.on_stopped()
 

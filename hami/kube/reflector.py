@@ -22,6 +22,7 @@ from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat, beat_before_wait
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Reflector(Generic[T]):
     def run(self) -> None:
         """Lists, then watches, until `stop`. Never raises."""
         while not self._stopping.is_set():
+            beat()
             try:
                 self._wake.clear()
                 if not self._version or self._is_list_requested():
@@ -262,7 +264,9 @@ class Reflector(Generic[T]):
                 return
             with stream:
                 self._last_contact = self._clock()
+                beat_before_wait(SILENCE_S)
                 for line in stream:
+                    beat_before_wait(SILENCE_S)
                     self._last_contact = self._clock()
                     event = self._take_event(line)
                     if latest is None:

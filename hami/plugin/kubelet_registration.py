@@ -21,6 +21,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import HamiError
 from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class KubeletRegistration:
         """Keeps the plugin registered until `stop`, then removes its socket."""
         try:
             while not self._stopped.is_set():
+                beat()
                 self._wake.clear()
                 if self._stopped.is_set() or self.try_tick() is Step.SERVE:
                     continue

@@ -45,6 +45,7 @@ from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
+from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
 from hami.vendors.catalog import vendors
 from hami.web.pages import Page
 
@@ -118,7 +119,7 @@ class DevicePluginProgram:
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[WatchedThread] = []
 
     def start(self) -> None:
         """Reads the cards, prepares the node, then serves. Raises: HamiError if one of the first two fails."""
@@ -151,6 +152,10 @@ class DevicePluginProgram:
             registrations = [one for one in self._registrations
                              if one is not self._card_registration or self._inventory.cards()]
         return "; ".join(one.unready_reason for one in registrations if one.unready_reason)
+
+    def hung_reason(self) -> str:
+        """Returns which threads have died or hang; empty if none."""
+        return problems(tuple(self._threads))
 
     def stop(self, *, last: bool) -> None:
         """Stops serving, then everything else. The *last* time the node is no longer lock-free, and unregistered if the
@@ -210,7 +215,9 @@ class DevicePluginProgram:
         """Serves once there is a card: otherwise the kubelet would list the resource with capacity 0."""
         if self._card_registration is None:
             log.info("no kubelet socket: the cards are only registered with the node")
-        elif self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is not None:
+            return
+        beat_before_wait()
+        if self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is not None:
             self._card_registration.run()
 
     def _serve_instances(self, resource: InstanceResource) -> None:
@@ -234,7 +241,7 @@ class DevicePluginProgram:
         self._start_thread(resource.resource, registration.run)
 
     def _start_thread(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread = WatchedThread(name, run)
         self._threads.append(thread)
         thread.start()
 
@@ -245,6 +252,7 @@ class DevicePluginProgram:
 
     def _watch_health(self) -> None:
         while not self._stopped.is_set():
+            beat()
             try:
                 self._source.watch_health(self._report, self._stopped)
                 return
@@ -257,6 +265,7 @@ class DevicePluginProgram:
         interval = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
         due = time.monotonic()
         while not self._stopped.is_set():
+            beat()
             try:
                 if time.monotonic() >= due:
                     due = time.monotonic() + interval
@@ -305,26 +314,34 @@ def _run_each(node: str, *steps: Callable[[], object]) -> None:
             log.warning("cleanup failed", extra={"node": node, "error": error})
 
 
-class Readiness:
-    """Reports to the kubelet's readiness probe whether the running program is ready."""
+class Health:
+    """Reports to the kubelet's probes whether the running program is ready, and whether its threads work."""
 
     def __init__(self) -> None:
         self._unready_reason: Callable[[], str] = lambda: "starting"
+        self._hung_reason: Callable[[], str] = str
 
-    def follow(self, unready_reason: Callable[[], str]) -> None:
-        """Reports what *unready_reason* returns from now on; empty means ready."""
-        self._unready_reason = unready_reason
+    def follow(self, unready_reason: Callable[[], str], hung_reason: Callable[[], str] = str) -> None:
+        """Reports what these return from now on; empty means ready, or that all threads work."""
+        self._unready_reason, self._hung_reason = unready_reason, hung_reason
 
-    def page(self, accept: str) -> Page:
+    def readyz(self, accept: str) -> Page:
         """Returns status 200 if the program is ready, otherwise 503 with the reason."""
-        reason = self._unready_reason()
-        return Page((f"{reason or 'ok'}\n".encode(),), status=503 if reason else 200)
+        return _health_page(self._unready_reason(), 503)
+
+    def healthz(self, accept: str) -> Page:
+        """Returns status 200, or 500 with the threads that have died or hang. A failed start is no reason."""
+        return _health_page(self._hung_reason(), 500)
+
+
+def _health_page(reason: str, status: int) -> Page:
+    return Page((f"{reason or 'ok'}\n".encode(),), status=status if reason else 200)
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
           make: Callable[[PluginSettings], DevicePluginProgram] = DevicePluginProgram,
           signals: queue.SimpleQueue[int] | None = None,
-          readiness: Readiness | None = None, on_started: Callable[[], None] = freeze_gc) -> int:
+          health: Health | None = None, on_started: Callable[[], None] = freeze_gc) -> int:
     """Runs until a stop signal; returns the exit status.
 
     *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *signals*: the queue of
@@ -332,9 +349,9 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
     """
     incoming = _listen() if signals is None else signals
     set_switch_interval()
-    readiness = readiness or Readiness()
+    health = health or Health()
     while True:
-        if (program := _start(settings, make, readiness)) is not None:
+        if (program := _start(settings, make, health)) is not None:
             on_started()
         fresh: PluginSettings | None = None
         while fresh is None:
@@ -353,16 +370,16 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
 
 
 def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram],
-           readiness: Readiness) -> DevicePluginProgram | None:
+           health: Health) -> DevicePluginProgram | None:
     try:
         program = make(settings)
         program.start()
     except HamiError as error:
         log.error("start failed", extra={"error": error, "retry_in_s": RESTART_S})
         failure = f"start failed: {error}"
-        readiness.follow(lambda: failure)
+        health.follow(lambda: failure)
         return None
-    readiness.follow(program.unready_reason)
+    health.follow(program.unready_reason, program.hung_reason)
     return program
 
 

@@ -14,6 +14,7 @@ from hami.devices.registration import SCORES, annotation_changes, lock_free_chan
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
+from hami.runtime.watchdog import beat
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class NodeRegistrar:
         """Reads and registers, immediately when the health of a card changes, until `stop`."""
         node = self._config.node
         while not self._stopped.is_set():
+            beat()
             try:
                 self.read()
                 registered = self.register()

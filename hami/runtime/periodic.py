@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import threading
 
+from hami.runtime.watchdog import beat, beat_before_wait
+
 
 class PeriodicTask(abc.ABC):
     """Calls `tick` after each interval until stopped. `tick` may change the interval."""
@@ -15,8 +17,13 @@ class PeriodicTask(abc.ABC):
 
     def run(self) -> None:
         """Call `tick` after each interval. Returns when stopped."""
-        while not self._stopped.wait(self._interval):
+        while not self._is_stopped_within_interval():
+            beat()
             self.tick()
+
+    def _is_stopped_within_interval(self) -> bool:
+        beat_before_wait(self._interval)
+        return self._stopped.wait(self._interval)
 
     def stop(self) -> None:
         """End `run` after the current tick."""

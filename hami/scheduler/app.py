@@ -57,11 +57,12 @@ class Verbs:
 
 
 def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
-               threads: int) -> flask.Flask:
+               threads: int, hung_reason: Callable[[], str] = str) -> flask.Flask:
     """Returns the application.
 
     *is_started* reports whether the caches have been filled, after at most so many seconds. *unready_reason* returns
     why requests cannot be served now; ``None`` if they can.
+    *hung_reason* returns which threads have died or hang; empty if none.
     *observe* is called for each verb with its outcome (``ok``, ``refused``, ``error``) and its duration in seconds.
     *threads*: the threads that serve the application. A bind that waits for its node occupies one; 64 threads are
     reserved for other requests, so that the webhook and the filter never wait for a bind. Further binds are rejected
@@ -70,7 +71,7 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     app = flask.Flask(__name__, static_folder=None)
     _add_webhook(app, verbs.admitter, observe)
     app.register_blueprint(_extender(verbs, is_started, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
-    _add_health(app, is_started, unready_reason)
+    _add_health(app, is_started, unready_reason, hung_reason)
     app.register_error_handler(Exception, _answer_error)
     return app
 
@@ -185,10 +186,13 @@ def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tup
     return extender.render_bind(), "ok"
 
 
-def _add_health(app: flask.Flask, is_started: IsStarted, unready_reason: Callable[[], str | None]) -> None:
+def _add_health(app: flask.Flask, is_started: IsStarted, unready_reason: Callable[[], str | None],
+                hung_reason: Callable[[], str]) -> None:
     @app.get("/healthz")
     def healthz() -> flask.Response:
-        """Reports ok once the caches have been filled."""
+        """Reports ok once the caches have been filled, unless a thread has died or hangs."""
+        if reason := hung_reason():
+            return _text(reason, 500)
         return _text("ok") if is_started(0) else _text("starting: caches are not filled yet", 503)
 
     @app.get("/readyz")

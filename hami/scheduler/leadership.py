@@ -13,9 +13,11 @@ from datetime import datetime
 
 from hami.errors import ClusterError
 from hami.kube.lease import Elector
+from hami.runtime.watchdog import beat_before_wait
 
 log = logging.getLogger(__name__)
 
+CATCH_UP_S = 300.0  # longer than it takes, or fails
 RETRY_S = 0.5  # between attempts to catch up
 POLL_S = 0.05  # between looks of those who wait until this replica leads
 IDLE_S = 3.0  # without a verb for this long, the leadership may be handed over
@@ -54,10 +56,12 @@ class Leadership:
     def run(self) -> None:
         """Catches up at the beginning of each term, until stopped."""
         while not self._stopping:
+            beat_before_wait()
             self._wake.wait()
             self._wake.clear()
             term = self._term
             while not self._stopping and self._caught_up != term == self._term:
+                beat_before_wait(CATCH_UP_S)
                 if not self._try_to_catch_up(term):
                     self._wake.wait(RETRY_S)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
 from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
+from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
@@ -108,12 +108,13 @@ class SchedulerProgram:
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:
             loops["certificates"] = self._certificates.run
-        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in loops.items()]
+        self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
     def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
         return BodyBudget(create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
-                                     threads=self._settings.threads), BODY_BUDGET)
+                                     threads=self._settings.threads, hung_reason=lambda: problems(self._threads)),
+                          BODY_BUDGET)
 
     def start(self) -> None:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""
@@ -163,6 +164,7 @@ class SchedulerProgram:
             self._watches.relist()
 
     def _run_controller(self) -> None:
+        beat_before_wait()
         self._watches.is_synced(None)
         freeze_gc()
         self._controller.run()

@@ -9,6 +9,7 @@ from hami.cache.cache import Cache
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
+from hami.runtime.watchdog import beat_before_wait
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
@@ -65,5 +66,6 @@ class Watches:
         return None
 
     def _watch_pods(self) -> None:
+        beat_before_wait()
         self._reflectors["nodes"].synced.wait()
         self._reflectors["pods"].run()

@@ -11,12 +11,13 @@ import grpc
 import pytest
 from pytest import param
 
+from e2e.eventually import eventually
 from hami.codec.keys import LOCK_FREE
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
-from hami.plugin.program import DevicePluginProgram, Readiness, serve
+from hami.plugin.program import DevicePluginProgram, Health, serve
 from hami.plugin.settings import read_plugin_settings
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
@@ -308,6 +309,9 @@ class Program:
     def unready_reason(self):
         return f"a kubelet for {self._settings}"
 
+    def hung_reason(self):
+        return ""
+
     def stop(self, *, last):
         self._story.append(f"stop {self._settings}{' for good' if last else ''}")
 
@@ -348,7 +352,7 @@ class Asking(Signals):
 
     def __init__(self, *numbers):
         super().__init__(*numbers)
-        self.readiness = Readiness()
+        self.health = Health()
         self.found = [self._page()]
 
     def get(self, timeout=None):
@@ -356,7 +360,7 @@ class Asking(Signals):
         return super().get(timeout)
 
     def _page(self):
-        page = self.readiness.page("")
+        page = self.health.readyz("")
         return page.status, b"".join(page.slices).decode()
 
 
@@ -366,7 +370,7 @@ def test_readiness_follows_the_running_program():
 
     def make(settings):
         return Program([], settings, fails and fails.pop() == settings)
-    status = serve("first", lambda: "second", make=make, signals=signals, readiness=signals.readiness,
+    status = serve("first", lambda: "second", make=make, signals=signals, health=signals.health,
                    on_started=lambda: None)
     assert status == 0
     assert signals.found == [(503, "starting\n"), (503, "start failed: away\n"), (503, "a kubelet for first\n"),
@@ -374,9 +378,31 @@ def test_readiness_follows_the_running_program():
 
 
 def test_no_unready_reason_means_ready():
-    readiness = Readiness()
-    readiness.follow(lambda: "")
-    assert (readiness.page("").status, list(readiness.page("").slices)) == (200, [b"ok\n"])
+    health = Health()
+    health.follow(lambda: "")
+    assert (health.readyz("").status, list(health.readyz("").slices)) == (200, [b"ok\n"])
+
+
+def test_a_program_that_starts_or_cannot_start_is_not_restarted():
+    health = Health()
+    assert health.healthz("").status == 200
+    health.follow(lambda: "start failed: no driver")
+    assert health.healthz("").status == 200 and health.readyz("").status == 503
+
+
+def test_threads_that_hang_are_named():
+    health = Health()
+    health.follow(lambda: "", lambda: "thread node hangs")
+    page = health.healthz("")
+    assert (page.status, list(page.slices)) == (500, [b"thread node hangs\n"])
+
+
+def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
+    program = run()
+    assert cluster.written.acquire(timeout=20) and program.hung_reason() == ""
+    program._start_thread("broken", lambda: 1 / 0)
+    eventually(program.hung_reason, "the thread has died", interval=0.001)
+    assert program.hung_reason() == "thread broken died: ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])

@@ -29,7 +29,7 @@ STRANGER = {"REMOTE_ADDR": "10.1.2.3"}
 class Web:
     """The application over a replica with one node, and a client on loopback."""
 
-    def __init__(self, *, started=True, unready=None, threads=4):
+    def __init__(self, *, started=True, unready=None, threads=4, hung=""):
         self.fake = WatchedCluster(nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
                                    pods=[pod(gpus(1, memory=1000, cores=10))])
         self.replica = Replica(self.fake, Clock())
@@ -37,7 +37,7 @@ class Web:
         self.started = started
         self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
-                                 threads=threads).test_client()
+                                 threads=threads, hung_reason=lambda: hung).test_client()
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -334,6 +334,13 @@ def test_health(started, unready, healthz, readyz):
     for path, expected in (("/healthz", healthz), ("/readyz", readyz)):
         answer = web.client.get(path)
         assert (answer.status_code, answer.data) == expected and answer.content_type.startswith("text/plain")
+
+
+def test_a_scheduler_whose_thread_hangs_is_restarted():
+    """Also while its caches are not filled: that may be why."""
+    for started in (True, False):
+        answer = Web(started=started, hung="thread pods hangs").client.get("/healthz")
+        assert (answer.status_code, answer.data) == (500, b"thread pods hangs\n")
 
 
 def test_version(web):
