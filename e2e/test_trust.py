@@ -5,6 +5,7 @@ writes that must remain possible. A tenant has the ClusterRole ``edit`` in its n
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpus
-from e2e.pods import container, pod
-from e2e.sandbox import ALLOCATED, Sandbox
+from e2e.pods import container, init, pod
+from e2e.sandbox import ALLOCATED, Sandbox, served
 from e2e.scheduler import Scheduler
 from e2e.vendors import MUTEX, PHASE, VENDORS
 
@@ -457,3 +458,69 @@ def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandb
     with pytest.raises(ApiError, match="ephemeralContainers are not permitted in strict mode"):
         sandbox.kube.merge_patch("Pod", running, debug, sandbox.namespace, subresource="ephemeralcontainers")
     sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
+
+
+# -- what the scheduler believes
+
+
+def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
+    """Returns random changes of HAMi's keys among the annotations *notes*; ``None`` removes one."""
+    edits: Object = {}
+    for _ in range(rng.randint(1, 3)):
+        key = rng.choice(sorted(notes) if notes and rng.random() < 0.7 else KEYS)
+        text = notes.get(key, "")
+        start = rng.randint(0, len(text))
+        edits[key] = rng.choice((
+            None, "", ";", "failed", "x" * 10_000, " ".join(uuids),
+            "".join(f"{uuid},NVIDIA,1,0:" for uuid in uuids) + ";",
+            re.sub(r"(?<=,)\d+", lambda found: str(rng.choice((0, 1, 2**31, -5))), text),
+            text.replace(rng.choice(uuids), rng.choice(uuids)), text[:start] + rng.choice("x;:,[") + text[start + 2:]))
+    return edits
+
+
+def test_a_thousand_random_edits_of_a_running_cluster(sandbox: Sandbox, scheduler: Scheduler) -> None:
+    """By an account that may write the keys, so that the scheduler sees them: no booking changes, other pods are placed
+    at once, and the scheduler needs no more memory."""
+    sandbox.add_gpu_nodes({"n0": gpus(3)})
+    inits = [init(gpu=1, gpumem=40_000)]
+    sandbox.create(pod("one", gpu=1, gpumem=50_000), pod("two", gpu=2, gpumem=10_000, gpucores=20),
+                   pod("inits", inits=inits, gpu=1, gpumem=20_000), pod("waits", gpu=64))
+    sandbox.started(wait_for=3)
+    writer = account(sandbox, "writer", "edit", "hami-allocation-writer")
+    wait_permitted(sandbox, writer, "patch", "pods")
+    wait_permitted(sandbox, writer, "write", "allocations", "hami.io")
+    rng, names = random.Random(1), ("one", "two", "inits", "waits")
+    uuids = [sandbox.uuid("n0", index) for index in range(3)]
+    notes = {name: sandbox.pod(name)["metadata"].get("annotations") or {} for name in names}
+
+    def held() -> list[str]:
+        """Returns what the pods hold, as the scheduler counts it."""
+        lines = re.findall(rf'^hami_vgpu_.*namespace="{sandbox.namespace}".*$', scheduler.metrics(), re.MULTILINE)
+        return [line for line in lines if any(f'pod="{name}"' in line for name in names)]
+
+    def figure(name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", scheduler.metrics(), re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    before, memory = held(), 0.0
+    assert len(before) >= 2 * 4
+    for number in range(10):
+        for _ in range(100):
+            name = rng.choice(names)
+            patch = {"metadata": {"annotations": some_edits(rng, notes[name], uuids),
+                                  "labels": {NODE: rng.choice((None, "x", of(sandbox, "n0")))}}}
+            writer.merge_patch("Pod", name, patch, sandbox.namespace)
+        sandbox.create(pod("other", gpu=1, gpumem=1000))
+        sandbox.kube.wait("Pod", lambda pods: served(pods["other"]), sandbox.namespace, timeout=5,
+                          what="another pod is placed", fieldSelector="metadata.name=other")
+        assert held() == before
+        sandbox.delete("other")
+        memory = memory or figure("process_resident_memory_bytes")
+    assert figure("process_resident_memory_bytes") - memory < 10 * 2**20
+    assert figure("hami_scheduler_allocation_edits_refused_total") > 100
+    sandbox.event("one", "AllocationEditRefused")
+    for name in names:
+        sandbox.delete(name)
+    eventually(lambda: not held(), "the devices are free again")
+    writer.close()
