@@ -213,7 +213,8 @@ class PodCache:
 
     def _allocation(self, pod: Pod) -> int:
         """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""
-        return hash(frozenset(item for item in pod.annotations.items() if item[0] in self._allocation_keys))
+        keys = self._allocation_keys
+        return hash(tuple([item for item in pod.annotations.items() if item[0] in keys]))
 
     def _book(self, pod: Pod, requesting: bool, allocation: int) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
@@ -238,7 +239,8 @@ class PodCache:
                 self._hold(bookings, pod.init_done)
         else:
             written = self._as_written(pod)
-            believed, problems = self._allocation(written), self._believe(written)
+            believed = allocation if written is pod else self._allocation(written)
+            problems = self._believe(written)
         if allocation != believed:
             self._refine(pod)
         return problems

@@ -81,6 +81,8 @@ def _covers(later: Charge, charge: Charge) -> bool:
 
 def _first(most: int, containers: Allocation) -> Allocation:
     """Returns *containers* with their first *most* shares."""
+    if sum(map(len, containers)) <= most:
+        return containers
     kept = []
     for shares in containers:
         kept.append(shares[:most])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hami.model import Container, Request
@@ -30,11 +29,13 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    most: Counter[str] = Counter()
+    most: dict[str, int] = {}
     for container in containers:
         for request in device_requests(vendors, container):
-            counts_cores = vendors[request.vendor].core_unit is CoreUnit.MASK
-            most[request.vendor] += max(request.count, request.cores if counts_cores else 0)
+            shares = request.count
+            if request.cores > shares and vendors[request.vendor].core_unit is CoreUnit.MASK:
+                shares = request.cores
+            most[request.vendor] = most.get(request.vendor, 0) + shares
     return most
 
 
