@@ -72,7 +72,8 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
 
     *device_policy*: the default if the pod's annotation does not set one. *budgets*: what quotas leave for the pod's
     namespace, by vendor; a vendor without an entry has no limit.
-    Raises: MalformedInput if the weights annotation cannot be read, or there are more than MOST_CONTAINERS.
+    Raises: MalformedInput if the weights annotation cannot be read, or *pod* has too many containers or too long lists
+    of devices.
     """
     containers = tuple(
         ContainerRequest(container.kind, device_requests(vendors, container)) for container in pod.containers)

@@ -25,6 +25,8 @@ from hami.model import (
 if TYPE_CHECKING:
     from hami.vendors.admission import Draft
 
+MOST_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
+
 
 class Rule(enum.Enum):
     """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""
@@ -73,12 +75,12 @@ class SelectorKeys:
     mode: str = ""
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
-        """Returns the selection in *annotations*."""
-        use = [found for key in self.use_uuids if (found := parse_list(annotations.get(key))) is not None]
-        nouse = [found for key in self.nouse_uuids if (found := parse_list(annotations.get(key))) is not None]
+        """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MOST_SELECTED."""
+        use = [found for key in self.use_uuids if (found := _selected(annotations, key)) is not None]
+        nouse = [found for key in self.nouse_uuids if (found := _selected(annotations, key)) is not None]
         return Selector(
-            use_types=parse_list(annotations.get(self.use_types)),
-            nouse_types=parse_list(annotations.get(self.nouse_types)),
+            use_types=_selected(annotations, self.use_types),
+            nouse_types=_selected(annotations, self.nouse_types),
             use_uuids=tuple(uuid for uuid in use[0] if all(uuid in uuids for uuids in use)) if use else None,
             nouse_uuids=tuple(itertools.chain(*nouse)) if nouse else None,
             mode=annotations.get(self.mode),
@@ -89,6 +91,14 @@ class SelectorKeys:
         """All keys that are not empty."""
         keys = (self.use_types, self.nouse_types, *self.use_uuids, *self.nouse_uuids, self.mode)
         return tuple(key for key in keys if key)
+
+
+def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+    """Returns the list in the annotation *key*; ``None`` for none."""
+    text = annotations.get(key)
+    if text is not None and text.count(",") >= MOST_SELECTED:
+        raise MalformedInput(key, text, f"expected at most {MOST_SELECTED} items")
+    return parse_list(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,3 +77,13 @@ def test_a_pod_with_too_many_containers_is_not_placed():
     with pytest.raises(MalformedInput, match="containers: expected at most 128: '129'"):
         make_pod_request(pod(gpus(), *[CPU] * 128), ONLY_NVIDIA, "spread", {})
     assert make_pod_request(pod(*[CPU] * 1000), ONLY_NVIDIA, "spread", {}) is None
+
+
+@pytest.mark.parametrize("key", ["nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "nvidia.com/use-gpuuuid",
+                                 "nvidia.com/nouse-gpuuuid"])
+def test_a_list_of_too_many_devices_is_not_compared_with_them(key):
+    """It would keep the scheduler busy: all items are compared with all devices of the cluster."""
+    items = [f"GPU-{n}" for n in range(1025)]
+    with pytest.raises(MalformedInput, match=f"{key}: expected at most 1024 items"):
+        pod_request(gpus(), annotations={key: ",".join(items)})
+    assert pod_request(gpus(), annotations={key: ",".join(items[1:])}) is not None
