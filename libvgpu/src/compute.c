@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static const uint32_t MAGIC = 0x314d5348;
-static const uint64_t SECOND = 1000000000;
+static const uint64_t REAP_INTERVAL = 100000000;
 
 static int open_file(const char *path)
 {
@@ -59,5 +59,5 @@ bool vgpu_compute_is_due(struct vgpu_compute *compute, uint64_t now)
     if (!compute)
         return false;
     uint64_t last = atomic_load(&compute->reaped);
-    return (now - last > SECOND || last > now) && atomic_compare_exchange_strong(&compute->reaped, &last, now);
+    return (now - last > REAP_INTERVAL || last > now) && atomic_compare_exchange_strong(&compute->reaped, &last, now);
 }

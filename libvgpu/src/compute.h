@@ -22,7 +22,7 @@ enum { COMPUTE_FILE = 4096 };
 struct vgpu_compute *vgpu_compute_open(const char *path);
 void vgpu_compute_close(struct vgpu_compute *compute);
 
-/* True for one caller each second, of all processes of the container. */
+/* True for one caller in a tenth of a second, of all processes of the container. */
 bool vgpu_compute_is_due(struct vgpu_compute *compute, uint64_t now);
 
 #endif

@@ -57,11 +57,16 @@ uint64_t vgpu_identity(void)
     return namespace_number() << 32 | (uint32_t)found.start;
 }
 
+bool vgpu_is_elsewhere(uint64_t identity)
+{
+    return identity && identity >> 32 != namespace_number();
+}
+
 bool vgpu_is_dead(int32_t pid, uint64_t identity)
 {
     if (pid <= 0)
         return true;
-    if (identity && identity >> 32 != namespace_number())
+    if (vgpu_is_elsewhere(identity))
         return false;
     if (kill(pid, 0) != 0 && errno == ESRCH)
         return true;

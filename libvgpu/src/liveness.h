@@ -7,7 +7,10 @@
 /* Of this process: number of its PID namespace in the upper half, start time in the lower. 0 if /proc is not there. */
 uint64_t vgpu_identity(void);
 
-/* True only if that is certain. Processes of other PID namespaces cannot be judged and count as alive. */
+/* True for a process of another PID namespace. */
+bool vgpu_is_elsewhere(uint64_t identity);
+
+/* True only if that is certain. Processes of other PID namespaces cannot be judged here: see vgpu_region_reap. */
 bool vgpu_is_dead(int32_t pid, uint64_t identity);
 
 #endif

@@ -17,8 +17,11 @@
 #include <unistd.h>
 
 #ifndef F_OFD_SETLK
+#define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
+
+enum { SLOT_LOCKS = 1, HIGH_DESCRIPTOR = 768 }; /* byte 0 is that of vgpu_file_lock */
 
 /* What pthread_atfork calls; that itself is in libpthread before glibc 2.34. */
 int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *library);
@@ -245,6 +248,41 @@ static int take(struct region *region, int32_t pid, uint64_t identity)
     return -1;
 }
 
+static bool is_same_file(int file, const char *path)
+{
+    struct stat one, other;
+    return file >= 0 && fstat(file, &one) == 0 && stat(path, &other) == 0 && one.st_dev == other.st_dev
+        && one.st_ino == other.st_ino;
+}
+
+/* Processes of other PID namespaces cannot look this one up, so it locks a byte for its slot as long as it lives. The
+ * descriptor has a high number, out of the way of programs that count on low ones. */
+static void hold(const char *path, int at)
+{
+    static int held = -1;
+    if (is_same_file(held, path))
+        close(held); /* a copy of the parent's, who keeps its lock; or this process claims again */
+    held = -1;
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = SLOT_LOCKS + at, .l_len = 1};
+    if (file < 0)
+        return;
+    fcntl(file, F_OFD_SETLK, &lock);
+    held = fcntl(file, F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR);
+    if (held < 0)
+        held = file;
+    else
+        close(file);
+}
+
+/* Whether nobody holds the slot of a process of another PID namespace, such as those of a container that was restarted.
+ * `file` is the region, opened by this process for another purpose. */
+static bool is_abandoned(int file, int at, const struct region_slot *slot)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SLOT_LOCKS + at, .l_len = 1};
+    return vgpu_is_elsewhere(slot->identity) && fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
 int vgpu_slot_claim(struct region *region, const char *path)
 {
     int32_t pid = (int32_t)getpid();
@@ -256,6 +294,7 @@ int vgpu_slot_claim(struct region *region, const char *path)
         return -1;
     struct region_slot *slot = &region->slot[at];
     VGPU_POINT(25);
+    hold(path, at);
     atomic_store(&slot->identity, identity);
     atomic_store(&slot->sequence, 0);
     VGPU_POINT(26);
@@ -288,7 +327,7 @@ int vgpu_region_reap(struct region *region, const char *path)
             /* Never left so by us. The slot is taken before it is cleared: it may be claimed at this moment. */
             if (!has_counts(slot) || !atomic_compare_exchange_strong(&slot->pid, &none, self))
                 continue;
-        } else if (!vgpu_is_dead(pid, slot->identity)) {
+        } else if (!vgpu_is_dead(pid, slot->identity) && !is_abandoned(lock, i, slot)) {
             continue;
         }
         VGPU_POINT(30);

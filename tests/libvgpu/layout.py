@@ -105,8 +105,12 @@ class Machine:
         for at in self._processes():
             pid, = struct.unpack_from("<i", self.memory, at)
             if pid and Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid):
-                total += self._numbers(at + 8)[device]
+                total += self._numbers(at + 16)[device]
         return total
+
+    def allocated(self, device: int = 0) -> int:
+        """Bytes in use, also by processes that cannot be seen from here, or were killed."""
+        return self._numbers(48)[device]
 
     def peak(self, device: int = 0) -> int:
         """The most that was ever in use at once."""
@@ -120,13 +124,13 @@ class Machine:
         found: dict[int, int] = {}
         for at in self._processes():
             pid, = struct.unpack_from("<i", self.memory, at)
-            found[pid] = found.get(pid, 0) + self._numbers(at + 8 + 128)[device]
+            found[pid] = found.get(pid, 0) + self._numbers(at + 16 + 128)[device]
         return found
 
     def _processes(self) -> range:
         count, = struct.unpack_from("<i", self.memory, 44)
         first = 48 + 4 * 128
-        return range(first, first + 264 * count, 264)
+        return range(first, first + 272 * count, 272)
 
 
 def is_zombie(pid: int) -> bool:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +211,9 @@ class Rig:
             env["LD_PRELOAD"] = " ".join([*self.builds.sanitizer(self.variant), str(self.library)])
         return env | more
 
-    def client(self, how: str = "symbol", **more: Any) -> Client:
-        """A running C client. *how*: by which way it finds the driver's functions."""
-        process = subprocess.Popen([self.builds.client, how], env=self.environment(**more), text=True,
+    def client(self, how: str = "symbol", within: Sequence[str] = (), **more: Any) -> Client:
+        """A running C client. *how*: by which way it finds the driver's functions. *within*: a program that runs it."""
+        process = subprocess.Popen([*within, self.builds.client, how], env=self.environment(**more), text=True,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self._clients.append(Client(process))
         return self._clients[-1]

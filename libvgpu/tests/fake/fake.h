@@ -13,6 +13,7 @@ enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096 };
 struct fake_process {
     int32_t pid;
     uint32_t start;
+    uint64_t space; /* inode of its PID namespace */
     int64_t used[FAKE_DEVICES];
     _Atomic uint64_t busy[FAKE_DEVICES];
 };
@@ -44,6 +45,7 @@ struct fake_machine *fake_machine(void);
 void fake_lock(void);
 void fake_unlock(void);
 void fake_prune(void);
+uint64_t fake_space(void);
 void fake_uuid(int device, char *text); /* 41 bytes */
 
 #endif

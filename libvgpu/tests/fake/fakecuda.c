@@ -331,10 +331,11 @@ static struct fake_process *process(void)
         self = &machine->process[i];
         if (i >= machine->processes)
             machine->processes = i + 1;
-        if (self->pid && self->pid != initialised_by)
+        if (self->pid && (self->pid != initialised_by || self->space != fake_space()))
             continue;
         memset(self, 0, sizeof *self);
         self->start = start_time();
+        self->space = fake_space();
         self->pid = initialised_by;
         return self;
     }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 long fake_number(const char *name, long otherwise)
@@ -52,9 +53,17 @@ struct fake_machine *fake_machine(void)
     return made;
 }
 
-/* True for one that has ended; a zombie has given up its memory. */
+uint64_t fake_space(void)
+{
+    struct stat about;
+    return stat("/proc/self/ns/pid", &about) == 0 ? about.st_ino : 0;
+}
+
+/* True for one that has ended; a zombie has given up its memory. Those of other containers cannot be seen. */
 static bool is_gone(const struct fake_process *process)
 {
+    if (process->space != fake_space())
+        return false;
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", process->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
