@@ -175,7 +175,7 @@ def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlu
     count = getattr(request, "param", 2)
     made = DevicePlugin(real)
     made.insert(*cards(count))
-    made.install_limiter("the limiter\n")
+    made.install_limiter(b"the limiter\n")
     made.start()
     try:
         made.wait_offered(count * SLOTS)

@@ -34,6 +34,7 @@ from e2e.nodes import gpus
 from e2e.pods import container, init, pod, sidecar
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
+from tests.libvgpu.rig import Unavailable
 
 __all__ = ["main"]
 
@@ -243,14 +244,15 @@ def run(console: Console, *, keep: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
-    parser.add_argument("--real-node", action="store_true", help="show the limits of containers on a real kubelet")
+    parser.add_argument("--real-node", action="store_true",
+                        help="show containers on a real kubelet that are stopped at their limits")
     arguments = parser.parse_args()
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     try:
         return (demo_realnode.run if arguments.real_node else run)(console, keep=arguments.keep)
-    except (BinariesMissing, NodeUnavailable) as error:
+    except (BinariesMissing, NodeUnavailable, Unavailable) as error:
         console.print(f"[red]{error}")
         return 1
     except KeyboardInterrupt:

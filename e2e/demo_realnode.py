@@ -1,12 +1,14 @@
-"""A demonstration of containers on a real kubelet: each prints its device and its limits.
+"""A demonstration of containers on a real kubelet: each prints its device and its limits, and is stopped there.
 
-``python -m e2e.demo --real-node``. The GPUs come from a mock file; webhook, schedulers, kubelet, device plugin,
-containerd and containers are real.
+``python -m e2e.demo --real-node``. The GPUs and their driver are fake; webhook, schedulers, kubelet, device plugin,
+containerd, containers and the limiter in them are real.
 """
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,11 +19,12 @@ from rich.text import Text
 
 from e2e import audit
 from e2e.cluster import LocalCluster
-from e2e.device_plugin import RESOURCE, DevicePlugin, cards
-from e2e.pods import container, pod
+from e2e.device_plugin import RESOURCE, DevicePlugin
+from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
+from tests.libvgpu.rig import MIB, Builds
 
 __all__ = ["run"]
 
@@ -29,7 +32,10 @@ Object = dict[str, Any]
 END = "-- that is all"
 SCRIPT = ("env | grep -E '^(NVIDIA|CUDA)_' | sort; "
           "echo; echo mounted:; grep -oE ' /[^ ]*(vgpu|preload)[^ ]* r[ow],' /proc/self/mountinfo | tr -d ,; "
-          f"echo '{END}'; sleep inf")
+          f"echo '{END}'; ")
+STEP_MIB, STEPS = 500, 48
+"""Each container tries to allocate so much, so many times."""
+ONE_CARD = {"hami.io/gpu-scheduler-policy": "binpack"}
 PODS = {
     "notebook": {"gpu": 1, "gpumem": 4000, "gpucores": 10},
     "inference": {"gpu": 1, "percent": 25, "gpucores": 30},
@@ -56,17 +62,18 @@ def run(console: Console, *, keep: bool) -> int:
                 certificates = Certificates(cluster.folder / "tls")
                 Scheduler(cluster, certificates, install(cluster, certificates)).start()
                 plugin = DevicePlugin(node)
-                plugin.insert(*cards(2))
-                plugin.install_limiter("placeholder: there is no GPU to limit\n")
+                with tempfile.TemporaryDirectory() as folder:
+                    gpus = FakeGpus(node, Builds(Path(folder)))
+                    gpus.insert(plugin, *CARDS)
                 plugin.start().wait_offered(20)
                 with Sandbox.opened(cluster.kube, name="demo") as sandbox, node.lent(sandbox):
                     say("pods")
+                    steps = [f"alloc plain {number} {STEP_MIB * MIB}" for number in range(STEPS)]
                     for name, asked in PODS.items():
-                        shown = container(**asked) | {"command": ["sh", "-c", SCRIPT]}
-                        sandbox.create(pod(name, containers=[shown], scheduler="hami-scheduler"))
+                        sandbox.create(client_pod(name, client("info", *steps, first=SCRIPT, **asked), **ONE_CARD))
                     sandbox.running(*PODS)
                     progress.stop()
-                    show(console, node, sandbox)
+                    show(console, node, sandbox, gpus)
                     violations = audit.audit(cluster.kube)
                     for violation in violations:
                         console.print(f"[red]the auditor found: {violation}")
@@ -76,17 +83,24 @@ def run(console: Console, *, keep: bool) -> int:
                     return int(bool(violations))
 
 
-def show(console: Console, node: RealNode, sandbox: Sandbox) -> None:
-    """Prints what the kubelet offers, and the output of each container."""
+def show(console: Console, node: RealNode, sandbox: Sandbox, gpus: FakeGpus) -> None:
+    """Prints what the kubelet offers, the output of each container, and what its program could allocate."""
     console.print(f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two GPUs")
     table = Table(show_lines=True, expand=True)
     table.add_column("pod", no_wrap=True)
     table.add_column("requests", no_wrap=True)
     table.add_column("output of its container", ratio=1, overflow="fold")
+    table.add_column("its program allocates", no_wrap=True)
     for name, asked in PODS.items():
         printed = node.output(sandbox.pod(name), until=END).partition(END)[0].strip()
-        table.add_row(name, "\n".join(f"{key} {value}" for key, value in asked.items()), Text(printed))
+        _, _, (_, _, total), *steps = gpus.answers(sandbox.pod(name), 3 + STEPS)
+        granted = steps.count([0])
+        table.add_row(name, "\n".join(f"{key} {value}" for key, value in asked.items()), Text(printed), "\n".join((
+            f"sees {total // MIB} MiB", f"gets {granted} × {STEP_MIB} MiB = {granted * STEP_MIB} MiB",
+            f"then {STEPS - granted} times CUDA error {steps[-1][0]}, out of memory")))
     console.print(table)
+    for number, card in enumerate(CARDS):
+        console.print(f"The driver has given away {gpus.used_mib(number)} of {card.memory} MiB of {card.uuid}.")
 
 
 def farewell(console: Console, node: RealNode, sandbox: Sandbox) -> None:

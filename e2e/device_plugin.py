@@ -83,13 +83,13 @@ class DevicePlugin:
         """Sets the health of a GPU."""
         self.insert(*(replace(card, health=health) if card.uuid == uuid else card for card in self.cards))
 
-    def install_limiter(self, content: str) -> None:
+    def install_limiter(self, content: bytes) -> None:
         """Installs the files of the limiter like the image of the plugin does: each is replaced atomically."""
         folder = self.node.path(HOOK) / "vgpu"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("libvgpu.so", content), ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n")):
+        for name, data in (("libvgpu.so", content), ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n".encode())):
             fresh = folder / f".{name}.new"
-            fresh.write_text(text)
+            fresh.write_bytes(data)
             fresh.rename(folder / name)
 
     # -- life

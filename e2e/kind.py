@@ -312,7 +312,7 @@ def build_context() -> bytes:
 
 def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Returns *entry* without owner and time, so that equal files hit the build cache."""
-    if "__pycache__" in entry.name:
+    if "__pycache__" in entry.name or entry.name == "libvgpu/build":
         return None
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""

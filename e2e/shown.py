@@ -22,7 +22,8 @@ class Printing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The view of a container. *mounts*: path in the container → path on the node, and whether it is writable."""
+    """The view of a container. *mounts*: path in the container → path on the node, and whether it is writable.
+    *library*: what can be printed of the first 20 bytes of the limiter."""
 
     env: dict[str, str]
     mounts: dict[str, tuple[str, bool]]
@@ -46,7 +47,8 @@ class Seen:
 
 def script(hook: str) -> str:
     """Returns shell commands that print it. *hook*: the host directory above ``vgpu``."""
-    return f"env; echo --; cat /proc/self/mountinfo; echo --; cat {hook}/vgpu/libvgpu.so 2>/dev/null; echo {END}; "
+    library = f"head -c 20 {hook}/vgpu/libvgpu.so 2>/dev/null | tr -cd ' -~\\n'"
+    return f"env; echo --; cat /proc/self/mountinfo; echo --; {library}; echo {END}; "
 
 
 def showing(hook: str, name: str = "main", then: str = "sleep inf", **asked: int | str) -> Object:

@@ -139,7 +139,7 @@ def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
     assert card.startswith("GPU-")
     assert f"{card},NVIDIA,3000,30:" in allocated(sandbox, "asking")["asking"]
     assert granted == {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30", "LIBCUDA_LOG_LEVEL": "1"}
-    assert asking.library == "limits nothing\n"
+    assert asking.library.startswith("ELF")
 
 
 def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbox, worker: Worker) -> None:

@@ -32,7 +32,7 @@ def real_node(local: LocalCluster) -> Iterator[RealNode]:
 def test_containers_that_share_a_card_get_their_own_limits(sandbox: Sandbox, real: RealNode) -> None:
     plugin = DevicePlugin(real)
     plugin.insert(*cards(1))
-    plugin.install_limiter("the limiter\n")
+    plugin.install_limiter(b"the limiter\n")
     plugin.start()
     try:
         plugin.wait_offered(SLOTS)

@@ -72,11 +72,13 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
         "CUDA_DEVICE_SM_LIMIT": "30",
         "LIBCUDA_LOG_LEVEL": "1",
     }
-    uid = sandbox.pod("asking")["metadata"]["uid"]
+    own = f"{HOOK}/vgpu/containers/{sandbox.pod('asking')['metadata']['uid']}_main"
     assert {path: asking.mounts[path] for path in asking.mounts.keys() - plain.mounts.keys()} == {
         f"{HOOK}/vgpu/libvgpu.so": (f"{HOOK}/vgpu/libvgpu.so", False),
-        f"{HOOK}/vgpu": (f"{HOOK}/vgpu/containers/{uid}_main", True),
-        "/tmp/vgpulock": (f"{HOOK}/vgpu/containers/{uid}_main", True),
+        f"{HOOK}/vgpu/limits": (f"{own}/limits", False),
+        cache: (f"{own}/{Path(cache).name}", True),
+        cache.replace(".cache", ".sm"): (f"{own}/{Path(cache).stem}.sm", True),
+        "/tmp/vgpulock": (f"{own}/lock", True),
         "/etc/ld.so.preload": (f"{HOOK}/vgpu/ld.so.preload", False),
     }
     assert asking.library == "the limiter\n"
@@ -269,7 +271,7 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
     """The new plugin takes over from the old one; a running container keeps its library."""
     sandbox.create(shower(HOOK, "old", gpu=1, gpumem=1000))
     before = sandbox.running("old")
-    plugin.install_limiter("the next limiter\n")
+    plugin.install_limiter(b"the next limiter\n")
     successor = DevicePlugin(real, name="device-plugin-next")
     successor.cards = plugin.cards
     successor.start()

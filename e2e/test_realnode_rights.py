@@ -25,7 +25,7 @@ def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox:
     """In admission mode, which records events of pods."""
     plugin = DevicePlugin(real, allocate="admission")
     plugin.insert(*cards(1))
-    plugin.install_limiter("the limiter\n")
+    plugin.install_limiter(b"the limiter\n")
     plugin.start()
     try:
         plugin.wait_offered(10)

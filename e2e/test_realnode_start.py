@@ -146,7 +146,7 @@ def test_forty_pods_at_once_get_their_own_name_card_and_limits(sandbox: Sandbox,
     assert len({view.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] for view in views}) == 40
     for name, view in zip(names, views, strict=True):
         uid = sandbox.pod(name)["metadata"]["uid"]
-        assert view.mounts[f"{HOOK}/vgpu"] == (f"{HOOK}/vgpu/containers/{uid}_main", True)
+        assert view.mounts[f"{HOOK}/vgpu/limits"] == (f"{HOOK}/vgpu/containers/{uid}_main/limits", False)
     pods = sandbox.kube.list("Pod", sandbox.namespace)
     assert [status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]] == [0] * 40
 

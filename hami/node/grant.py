@@ -14,12 +14,15 @@ from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.model import Share
 from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
+from hami.node.limits import LIMITS
 
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
 """The list strategies that name devices to the container runtime."""
 LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"  # where HAMi's older libraries lock a file
+LOCKS = "lock"
+"""The directory in that of a container to which its processes may write."""
 _INVISIBLE = ("none", "void")
 
 
@@ -88,7 +91,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     ids = [str(card.index) if config.id_strategy == "index" else card.uuid for card in cards]
     base = visible_devices_grant(config, ids, cards, host, recipient.token)
     directory = f"{config.hook_path}/vgpu"
-    # the container may write to it, at two paths: nothing that it must not change belongs there
+    # of root; the container may write to the region, to the compute file, and below LOCKS
     own = f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"
     env = dict(base.env)
     if recipient.env.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
@@ -104,8 +107,10 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     env |= overridable_env(config, len(parts))
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
-        Mount(container_path=directory, host_path=own),
-        Mount(container_path=LOCK_DIRECTORY, host_path=own),
+        Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
+        *(Mount(container_path=f"{directory}/{recipient.token}.{kind}", host_path=f"{own}/{recipient.token}.{kind}")
+          for kind in ("cache", "sm")),
+        Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"),
     ]
     if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",

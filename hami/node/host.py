@@ -23,7 +23,8 @@ from hami.errors import HostError
 from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
-from hami.node.grant import CONTROL_NODES, HostFacts
+from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
+from hami.node.limits import COMPUTE_SIZE, LIMITS, ContainerLimits, render_limits, render_region
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -36,7 +37,8 @@ TREE_S, ROUND_S = 20.0, 60.0
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
-_OWNER = 0o700
+_ANY_USER_WRITES = 0o666
+_OWNER, _READABLE = 0o700, 0o755
 
 
 class Host:
@@ -76,7 +78,7 @@ class Host:
                          instance_nodes=tuple(node for one in passed for node in instance_nodes(minors, *one)))
 
     def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
-        """Creates an empty directory, open to all users, that the processes of a container share.
+        """Creates the directory of a container, and one in it that is open to all users.
 
         An earlier directory is renamed, whatever it holds, as if it belonged to a deleted pod; `sweep` removes it
         later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
@@ -91,8 +93,23 @@ class Host:
             path = self._containers / name
             if os.path.lexists(path) and not (keep and path.is_dir() and not path.is_symlink()):
                 path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
-            path.mkdir(exist_ok=keep)
-            path.chmod(_ANY_USER)
+            _make_directory(path, _READABLE)
+            _make_directory(path / LOCKS, _ANY_USER)
+
+    def write_limits(self, uid: str, container: str, token: str, limits: ContainerLimits, *,
+                     keep: bool = False) -> None:
+        """Writes the limits of a container, its shared region and its compute file into the directory that `prepare`
+        has made. *token*: the name of the latter two.
+
+        *keep*: the container may have run before, and none of its processes is left. Its region is cleared, but stays
+        the same file: monitors have mapped it. Raises: HostError.
+        """
+        directory = self._containers / f"{uid}_{container}"
+        text = render_limits(limits, f"{self._root}/{token}.cache")
+        with host_errors("cannot write the limits of a container"):
+            _fill(directory / f"{token}.cache", render_region(limits))
+            _fill(directory / f"{token}.sm", bytes(COMPUTE_SIZE))
+            write_atomically(directory / LIMITS, text.encode(), 0o444, durable=not keep)
 
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
@@ -162,6 +179,25 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
         if write_atomically(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
             written.append(PRELOAD)
     return written
+
+
+def _make_directory(path: Path, mode: int) -> None:
+    """Creates a directory, or gives it this mode. A link or file in its place, which containers of earlier versions
+    could leave there, is removed."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+        path.unlink()
+    path.mkdir(exist_ok=True)
+    path.chmod(mode)
+
+
+def _fill(path: Path, data: bytes) -> None:
+    """Gives a file exactly this content, and lets all users write to it. It stays the same file, unless it is none."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        path.unlink()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "wb") as file:
+        os.fchmod(file.fileno(), _ANY_USER_WRITES)
+        os.ftruncate(file.fileno(), len(data))
+        file.write(data)
 
 
 def _remove(path: Path, timeout: float) -> None:

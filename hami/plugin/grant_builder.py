@@ -11,6 +11,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.kube.cluster import Cluster
 from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
 from hami.node.host import Host
+from hami.node.limits import container_limits
 from hami.node.pods import NodePods
 from hami.plugin.container_match import AllocateCall, ContainerMatch, card_uuid, cards_of, check_ids
 
@@ -60,6 +61,8 @@ class GrantBuilder:
         if env is None:
             env = self._cluster.environment(pod.ref, container.name)
         recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=token or self._token(), env=env)
+        limits = container_limits(config, parts, env)
         facts = self._host.facts(limited=True)
         self._host.prepare(pod.ref.uid, container.name, keep=token is not None)
+        self._host.write_limits(pod.ref.uid, container.name, recipient.token, limits, keep=token is not None)
         return shares_grant(config, parts, facts, recipient), {}

@@ -28,8 +28,10 @@ LIMITS = {
 }
 MOUNTS = (
     Mount(container_path=f"{VGPU}/libvgpu.so", host_path=f"{VGPU}/libvgpu.so.2", read_only=True),
-    Mount(container_path=VGPU, host_path=f"{VGPU}/containers/uid_c"),
-    Mount(container_path="/tmp/vgpulock", host_path=f"{VGPU}/containers/uid_c"),
+    Mount(container_path=f"{VGPU}/limits", host_path=f"{VGPU}/containers/uid_c/limits", read_only=True),
+    Mount(container_path=f"{VGPU}/t-1.cache", host_path=f"{VGPU}/containers/uid_c/t-1.cache"),
+    Mount(container_path=f"{VGPU}/t-1.sm", host_path=f"{VGPU}/containers/uid_c/t-1.sm"),
+    Mount(container_path="/tmp/vgpulock", host_path=f"{VGPU}/containers/uid_c/lock"),
 )
 PRELOAD = Mount(container_path="/etc/ld.so.preload", host_path=f"{VGPU}/ld.so.preload", read_only=True)
 
@@ -70,14 +72,14 @@ def test_other_values_do_not_disable_the_limiter(value):
 
 
 def test_a_license_is_mounted_with_its_validator():
-    assert one(host=replace(HOST, license=True)).mounts[4:] == (
+    assert one(host=replace(HOST, license=True)).mounts[6:] == (
         Mount(container_path="/tmp/license", host_path=f"{VGPU}/license", read_only=True),
         Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{VGPU}/vgpuvalidator", read_only=True))
 
 
 def test_another_hook_path():
     assert one(replace(CONFIG, hook_path="/opt/h")).mounts[1] == Mount(
-        container_path="/opt/h/vgpu", host_path="/opt/h/vgpu/containers/uid_c")
+        container_path="/opt/h/vgpu/limits", host_path="/opt/h/vgpu/containers/uid_c/limits", read_only=True)
 
 
 def test_volume_mounts():
@@ -148,5 +150,6 @@ def test_instances_are_only_made_visible():
 def test_two_containers_share_no_path_that_they_may_write_to(other):
     def writable(to):
         return {mount.host_path for mount in one(to=to).mounts if not mount.read_only}
-    assert writable(recipient()) == {f"{VGPU}/containers/uid_c"}
+    own = f"{VGPU}/containers/uid_c"
+    assert writable(recipient()) == {f"{own}/t-1.cache", f"{own}/t-1.sm", f"{own}/lock"}
     assert not writable(recipient()) & writable(other)

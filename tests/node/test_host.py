@@ -14,6 +14,7 @@ from pytest import param
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host, install_library
+from hami.node.limits import ContainerLimits, DeviceLimit, render_limits, render_region
 
 
 @pytest.fixture
@@ -84,7 +85,8 @@ def test_a_container_gets_a_directory_open_to_all_users_below_one_of_ours(root, 
     finally:
         os.umask(before)
     directory = root / "containers" / "u-1_c"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)] == [0o777, 0o700]
+    places = (directory / "lock", directory, directory.parent)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in places] == [0o777, 0o755, 0o700]
 
 
 def test_the_directory_of_an_earlier_version_is_closed(root, host):
@@ -99,7 +101,7 @@ def test_an_earlier_directory_is_put_aside_whatever_its_size(root, host):
     (root / "containers" / "u-1_c" / "old.cache").touch()
     host.prepare("u-1", "c")
     [aside] = host.directories() - {"u-1_c"}
-    assert tree(root / "containers") == sorted([aside, f"{aside}/old.cache", "u-1_c"])
+    assert tree(root / "containers") == sorted([aside, f"{aside}/lock", f"{aside}/old.cache", "u-1_c", "u-1_c/lock"])
     later = later_host(root)
     assert later.sweep(later.directories(), {"u-1"}) == [aside]
 
@@ -108,7 +110,67 @@ def test_a_directory_is_kept_with_its_content_for_a_container_that_starts_again(
     host.prepare("u-1", "c", keep=True)
     (root / "containers" / "u-1_c" / "old.cache").touch()
     host.prepare("u-1", "c", keep=True)
-    assert tree(root / "containers") == ["u-1_c", "u-1_c/old.cache"]
+    assert tree(root / "containers") == ["u-1_c", "u-1_c/lock", "u-1_c/old.cache"]
+
+
+LIMITS = ContainerLimits(devices=(DeviceLimit("GPU-1", 1 << 30, 30),))
+
+
+def written(root, host, limits=LIMITS, *, keep=False):
+    """What is in the directory of a container: content and mode of each file, by its name."""
+    host.prepare("u-1", "c", keep=keep)
+    host.write_limits("u-1", "c", "t", limits, keep=keep)
+    files = (path for path in (root / "containers" / "u-1_c").iterdir() if path.name != "lock")
+    return {path.name: (path.read_bytes(), stat.S_IMODE(path.lstat().st_mode)) for path in files}
+
+
+@pytest.mark.parametrize("umask", [0o077, 0])
+def test_limits_can_only_be_read_and_counters_be_written_by_all_users(root, host, umask):
+    before = os.umask(umask)
+    try:
+        found = written(root, host)
+    finally:
+        os.umask(before)
+    assert found == {"limits": (render_limits(LIMITS, f"{root}/t.cache").encode(), 0o444),
+                     "t.cache": (render_region(LIMITS), 0o666), "t.sm": (bytes(4096), 0o666)}
+
+
+def test_a_container_that_starts_again_finds_the_same_files_as_new(root, host):
+    """A monitor has mapped the region, and the last run has written to it."""
+    first = written(root, host)
+    region = root / "containers" / "u-1_c" / "t.cache"
+    before = region.stat().st_ino
+    for path in (region, region.with_suffix(".sm")):
+        path.write_bytes(b"x" * 3_000_000)
+    assert written(root, host, keep=True) == first
+    assert region.stat().st_ino == before
+
+
+def test_a_new_container_never_gets_an_old_region(root, host):
+    written(root, host)
+    region = root / "containers" / "u-1_c" / "t.cache"
+    with open(region, "r+b") as old:
+        assert "t.cache" in written(root, host)
+        assert os.fstat(old.fileno()).st_ino != region.stat().st_ino
+
+
+def test_links_that_a_container_of_an_earlier_version_has_left_are_not_followed(root, host, tmp_path):
+    """Its directory was open to all users: what lies there is mounted into the container when it starts again."""
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "file").write_text("secret")
+    (directory := root / "containers" / "u-1_c").mkdir(parents=True)
+    for name in ("limits", "t.cache"):
+        (directory / name).symlink_to(precious / "file")
+    (directory / "lock").symlink_to(precious)
+    os.mkfifo(directory / "t.sm")
+    assert written(root, host, keep=True) == written(root, host)
+    assert not (directory / "lock").is_symlink()
+    assert [(path.name, path.read_text()) for path in precious.iterdir()] == [("file", "secret")]
+
+
+def test_limits_that_cannot_be_written_are_an_error(host):
+    with pytest.raises(HostError, match="cannot write the limits of a container: No such file or directory: .*u-1_c/t"):
+        host.write_limits("u-1", "c", "t", LIMITS)
 
 
 def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path):
@@ -146,7 +208,7 @@ def test_directories_of_deleted_pods_are_removed(root):
     directories = later.directories()
     assert host.sweep(directories, {"u-1"}) == []  # too young
     assert later.sweep(directories, {"u-1"}) == ["u-2_c", "u-2_d"]
-    assert tree(root / "containers") == ["something else", "u-1_c"]
+    assert tree(root / "containers") == ["something else", "u-1_c", "u-1_c/lock"]
     assert later.sweep(directories, {"u-1"}) == []
 
 
@@ -247,7 +309,7 @@ def test_a_container_gets_an_empty_directory_whatever_was_left_there(root, host,
     closed(root / "containers" / "u-1_c" / "m")
     (root / "containers" / "u-1_c").chmod(0)
     host.prepare("u-1", "c")
-    assert tree(root / "containers" / "u-1_c") == []
+    assert tree(root / "containers" / "u-1_c") == ["lock"]
 
 
 def test_links_in_a_directory_are_not_followed(root, host, tmp_path):

@@ -98,6 +98,7 @@ class FakeHost:
     def __init__(self):
         self.checkpoint = None  # containers with devices; None if it cannot be read
         self.prepared = []
+        self.limits = {}  # by uid and container: the token, and the limits in its files
         self.error = None
 
     def facts(self, *, limited, instances=()):
@@ -108,6 +109,9 @@ class FakeHost:
 
     def prepare(self, uid, container, *, keep=False):
         self.prepared.append((uid, container))
+
+    def write_limits(self, uid, container, token, limits, *, keep=False):
+        self.limits[uid, container] = token, limits
 
     def served(self, resource):
         return None if self.checkpoint is None else frozenset(self.checkpoint)

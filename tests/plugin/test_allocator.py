@@ -8,6 +8,7 @@ from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
+from hami.node.limits import ContainerLimits, DeviceLimit
 from tests.builders import pod as make_pod
 from tests.fake_cluster import no_answer
 from tests.plugin.stage import (
@@ -45,6 +46,8 @@ def test_allocate_records_the_allocation_and_releases_the_lock(watched):
     assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
     assert stage.host.prepared == [("uid-p", "c")]
+    assert stage.host.limits == {("uid-p", "c"): (
+        "token-0", ContainerLimits(devices=(DeviceLimit(A, 1000 << 20, 30),)))}
     assert [call.method for call in stage.cluster.calls] == [
         "node", "pods_on", *(() if watched else ("environment",)), "annotate_pod", "annotate_node"]
 
@@ -76,8 +79,9 @@ def test_the_lock_is_kept_until_all_vendors_have_allocated_their_devices():
 
 def test_environment_variables_of_the_specification_are_read():
     stage = stage_of(ONE)
-    stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true"}
+    stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true", "CUDA_TASK_PRIORITY": "0"}
     assert not any(mount.container_path == "/etc/ld.so.preload" for mount in stage.allocator.allocate(ids(A)).mounts)
+    assert stage.host.limits["uid-p", "c"][1].priority == 0
 
 
 @pytest.mark.parametrize("asked, why", [

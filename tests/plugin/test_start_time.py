@@ -14,6 +14,7 @@ from hami.node.cdi_specs import CdiSpecs
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.host import MIN_AGE_S
+from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.plugin import api_pb2 as api
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
@@ -150,12 +151,15 @@ def test_a_container_gets_its_limits_and_files(stage):
     name = one.admit("c", *ids(D := CARDS[3].uuid))
     one.allocator.pre_start(ids(D))
     env = one.env(name)
-    assert env.pop("CUDA_DEVICE_MEMORY_SHARED_CACHE").startswith("/usr/local/vgpu/")
+    region = env.pop("CUDA_DEVICE_MEMORY_SHARED_CACHE").removeprefix("/usr/local/vgpu/")
+    token, found = one.host.limits["uid-p", "c"]
+    assert (f"{token}.cache", found) == (region, ContainerLimits(devices=(DeviceLimit(A, 3000 << 20, 30),)))
     assert env == {"NVIDIA_VISIBLE_DEVICES": A, "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30"}
+    own = "/usr/local/vgpu/containers/uid-p_c"
     assert {(one["containerPath"], one["hostPath"], one["options"][0]) for one in one.edits(name)["mounts"]} == {
         ("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu/libvgpu.so", "ro"),
-        ("/usr/local/vgpu", "/usr/local/vgpu/containers/uid-p_c", "rw"),
-        ("/tmp/vgpulock", "/usr/local/vgpu/containers/uid-p_c", "rw"),
+        ("/usr/local/vgpu/limits", f"{own}/limits", "ro"), (f"/usr/local/vgpu/{region}", f"{own}/{region}", "rw"),
+        (f"/usr/local/vgpu/{token}.sm", f"{own}/{token}.sm", "rw"), ("/tmp/vgpulock", f"{own}/lock", "rw"),
         ("/etc/ld.so.preload", "/usr/local/vgpu/ld.so.preload", "ro")}
     assert (one.host.prepared, one.host.kept) == ([("uid-p", "c")], [True])
     assert one.cluster.calls == [], "everything is known from the watch"

@@ -1,0 +1,133 @@
+"""The limiter in containers of a real kubelet: limits that hold, on a fake GPU whose memory all containers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from e2e.device_plugin import HOOK, SLOTS, DevicePlugin
+from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.placing import Part, place
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from tests.libvgpu.rig import MIB, Builds, Unavailable
+
+pytestmark = pytest.mark.kind
+BLOCKED = 2_008_904  # in the region: below 0, launches wait
+MODES = ("start", "admission")
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(tmp_path_factory.mktemp("limiter"))
+
+
+@pytest.fixture(params=MODES)
+def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
+    """The device plugin, in each mode of allocation."""
+    made = DevicePlugin(real, allocate=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gpu(real: RealNode, plugin: DevicePlugin, builds: Builds) -> FakeGpus:
+    """The card, which the kubelet offers."""
+    try:
+        made = FakeGpus(real, builds)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    made.insert(plugin, CARDS[0])
+    plugin.start().wait_offered(SLOTS)
+    return made
+
+
+def all_of(mib: int) -> list[str]:
+    """Returns commands that ask for the memory, take all of it, and one byte more."""
+    return ["info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1"]
+
+
+def stopped_at(mib: int) -> list[list[int]]:
+    """Returns the answers to these commands, after those of the initialisation, where the limit holds."""
+    return [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
+
+
+def kill(sandbox: Sandbox, real: RealNode, name: str) -> None:
+    (status,) = sandbox.pod(name)["status"]["containerStatuses"]
+    real.ctr("tasks", "kill", "--signal", "SIGKILL", status["containerID"].rpartition("/")[2])
+
+
+def test_two_pods_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+    wanted = {"a": 1500, "b": 2501}
+    before = gpu.used_mib()
+    sandbox.create(*(client_pod(name, client(*all_of(size), gpu=1, gpumem=size)) for name, size in wanted.items()))
+    sandbox.running(*wanted)
+    for name, size in wanted.items():
+        assert gpu.answers(sandbox.pod(name), 5) == stopped_at(size)
+    assert gpu.used_mib() - before == sum(wanted.values())
+    assert [gpu.region(sandbox.pod(name)).total() for name in wanted] == [size * MIB for size in wanted.values()]
+
+
+def test_containers_of_a_pod_and_their_processes(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+    """Each container has a limit of its own; processes of one container share it."""
+    item = client_pod("a", client("alloc plain 0 1000", name="left", gpu=1, gpumem=1000),
+                      client(f"alloc plain 0 {1500 * MIB}", name="right", gpu=1, gpumem=2000))
+    sandbox.create(item)
+    sandbox.running("a")
+    made = sandbox.pod("a")
+    assert gpu.answers(made, 3, "left")[-1] == gpu.answers(made, 3, "right")[-1] == [0]
+    right = next(one for one in made["status"]["containerStatuses"] if one["name"] == "right")
+    more = gpu.run(right["containerID"], "info", f"alloc plain 0 {500 * MIB + 1}", f"alloc plain 0 {500 * MIB}")
+    assert more == [[0], [0], [0, 500 * MIB, 2000 * MIB], [2], [0]]
+
+
+def test_the_whole_limit_is_there_again_after_a_restart(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+    sandbox.create(client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500)))
+    sandbox.running("a")
+    assert gpu.answers(sandbox.pod("a"), 5) == stopped_at(1500)
+    region = gpu.region(sandbox.pod("a"))
+    kill(sandbox, real, "a")
+    assert gpu.answers(sandbox.pod("a"), 10) == stopped_at(1500) * 2
+    assert region.total() == 1500 * MIB  # it is the same file, and nothing of the first run counts
+
+
+def test_neither_the_pod_nor_the_container_can_change_its_limit(sandbox: Sandbox, real: RealNode,
+                                                                gpu: FakeGpus) -> None:
+    """Variables of the pod, which the webhook has not seen; the file; an old region."""
+    item = client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500))
+    item["spec"]["containers"][0]["env"] += [{"name": name, "value": value} for name, value in (
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "9000m"), ("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/mine.cache"))]
+    place(sandbox, real, item, [Part(CARDS[0].uuid, 1500)])
+    sandbox.running("a")
+    assert gpu.answers(sandbox.pod("a"), 5) == stopped_at(1500)
+    (status,) = sandbox.pod("a")["status"]["containerStatuses"]
+    tried = real.run_in(status["containerID"], "sh", "-c", f"""
+        cd {HOOK}/vgpu
+        (echo > limits) 2>/dev/null && echo written
+        rm -f limits 2>/dev/null && echo removed
+        touch another 2>/dev/null; ls; cat limits""").split("\n")
+    assert "written" not in tried and "removed" not in tried
+    assert f"device {CARDS[0].uuid} memory={1500 * MIB} cores=100" in tried
+    directory = real.path(f"{HOOK}/vgpu/containers") / f"{sandbox.pod('a')['metadata']['uid']}_main"
+    assert not (directory / "another").exists()
+
+
+def test_a_container_that_the_monitor_blocks_waits(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+    """As for the time in which one of higher priority works."""
+    sandbox.create(client_pod("low", client("module", *["launch plain idle 1"] * 3, gpu=1, gpumem=1000, priority=1)),
+                   client_pod("high", client("module", "launch plain idle 1", gpu=1, gpumem=1000, priority=0)))
+    sandbox.running("low", "high")
+    assert gpu.answers(sandbox.pod("low"), 6)[-1] == gpu.answers(sandbox.pod("high"), 4)[-1] == [0]
+    low, high = (gpu.region(sandbox.pod(name)) for name in ("low", "high"))
+    assert (low.number(2_008_908), high.number(2_008_908)) == (1, 0)
+    low.write(BLOCKED, -1)
+    (status,) = sandbox.pod("low")["status"]["containerStatuses"]
+    with ThreadPoolExecutor() as pool:
+        launched = pool.submit(gpu.run, status["containerID"], "module", "launch plain idle 1")
+        time.sleep(1)
+        assert not launched.done()
+        low.write(BLOCKED, 0)
+        assert launched.result(timeout=20) == [[0], [0], [0], [0]]

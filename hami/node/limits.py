@@ -1,0 +1,96 @@
+"""The limits of a container, in the files that the limiter reads and shares: docs/limiter.md describes them.
+
+Pure; ``host`` writes the files.
+Source of the region's layout: HAMi-core 1.2, multiprocess_memory_limit.h. HAMi's monitor and library read it, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.errors import AllocationRefused
+from hami.model import Share
+from hami.quantity import parse_integer
+
+LIMITS = "limits"
+"""Name of the file in which the limiter looks for limits, in its own directory."""
+MOST_DEVICES = 16
+REGION_SIZE, COMPUTE_SIZE = 2_008_953, 4096
+_MIB = 1 << 20
+_MAGIC, _MAJOR, _MINOR = 19920718, 1, 2
+_SEMAPHORES = (24, 2_008_920)
+_UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
+_DEVICE_COUNT, _UUIDS, _UUID_SIZE, _MEMORY_LIMITS, _CORE_LIMITS = 56, 64, 96, 1600, 1728
+_SWITCH, _PRIORITY = 2_008_900, 2_008_908
+_POLICIES = ("default", "force", "disable")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimit:
+    """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit."""
+
+    uuid: str
+    memory: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerLimits:
+    """The limits of a container. *devices*: in the driver's order. *priority*: 0 is the highest. *policy*: when cores
+    are limited, ``default``, ``force`` or ``disable``. *log_level*: ``None`` for the limiter's own."""
+
+    devices: tuple[DeviceLimit, ...]
+    priority: int = 1
+    policy: str = "default"
+    log_level: int | None = None
+
+
+def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
+                     env: Mapping[str, str]) -> ContainerLimits:
+    """Returns the limits of a container. *parts*: its shares with their cards. *env*: variables in its specification,
+    which may choose what is not enforced on them, and what the webhook sets.
+
+    Raises: AllocationRefused if it has more devices than the region.
+    """
+    if len(parts) > MOST_DEVICES:
+        raise AllocationRefused(f"the limiter supports {MOST_DEVICES} devices in a container, not {len(parts)}")
+    in_order = sorted(parts, key=lambda part: part[0].index)
+    policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
+    priority = parse_integer(env.get("CUDA_TASK_PRIORITY", ""))
+    level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
+    return ContainerLimits(
+        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * _MIB, share.cores if 0 < share.cores < 100 else 100)
+                      for card, share in in_order),
+        priority=1 if priority is None else max(priority, 0),
+        policy=policy.lower() if policy.lower() in _POLICIES else "default",
+        log_level=None if level is None else min(max(level, 0), 9))
+
+
+def render_limits(limits: ContainerLimits, region: str) -> str:
+    """Returns the text of the limits file. *region*: path of the shared region in the container."""
+    lines = ["hami-limits 1", f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
+    if limits.log_level is not None:
+        lines.append(f"log-level {limits.log_level}")
+    lines += (f"device {one.uuid} memory={one.memory} cores={one.cores}" for one in limits.devices)
+    return "\n".join(lines) + "\n"
+
+
+def render_region(limits: ContainerLimits) -> bytes:
+    """Returns a shared region without processes. Limits in it are preferred to those in the environment, by HAMi's
+    library as well."""
+    region = bytearray(REGION_SIZE)
+    struct.pack_into("<III", region, 0, _MAGIC, _MAJOR, _MINOR)
+    for offset in _SEMAPHORES:
+        region[offset:offset + len(_UNLOCKED)] = _UNLOCKED
+    struct.pack_into("<Q", region, _DEVICE_COUNT, len(limits.devices))
+    for place, one in enumerate(limits.devices):
+        struct.pack_into(f"<{_UUID_SIZE}s", region, _UUIDS + _UUID_SIZE * place, one.uuid.encode())
+        struct.pack_into("<Q", region, _MEMORY_LIMITS + 8 * place, one.memory)
+        struct.pack_into("<Q", region, _CORE_LIMITS + 8 * place, one.cores)
+    struct.pack_into("<i", region, _SWITCH, 1)
+    struct.pack_into("<i", region, _PRIORITY, limits.priority)
+    return bytes(region)

@@ -1,0 +1,129 @@
+"""The limiter with the files that the device plugin makes, each at the path at which it is mounted."""
+
+import os
+
+import pytest
+
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.model import Share
+from hami.node.grant import Recipient, shares_grant
+from hami.node.host import Host
+from hami.node.limits import container_limits
+from tests.libvgpu.layout import Region
+from tests.libvgpu.rig import MIB, Client, Rig, uuid_of
+
+TOKEN = "0f0e"
+
+
+class Container(Rig):
+    """A container whose files the device plugin has made. *memory*: MiB of each of its cards. *env*: variables in its
+    specification."""
+
+    def __init__(self, folder, builds, memory, variant="plain", **env):
+        super().__init__(folder, builds, variant)
+        self.config = PluginConfig(node="n", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"))
+        self.parts = [(Card(uuid=uuid_of(number), index=number, minor=number, model="A40", memory_mib=16384),
+                       Share(uuid_of(number), "NVIDIA", size, 30)) for number, size in enumerate(memory)]
+        self.env = env
+        self.directory = folder / "vgpu"
+        self.directory.mkdir()
+        for name in ("libvgpu.so", "ld.so.preload"):
+            (self.directory / name).touch()
+        self.host = Host(self.config)
+        self.start()
+
+    def start(self, keep=False):
+        """The plugin prepares the container. Files stand in for mounts, as links to the same file."""
+        limits = container_limits(self.config, self.parts, self.env)
+        self.host.prepare("uid", "main", keep=keep)
+        self.host.write_limits("uid", "main", TOKEN, limits, keep=keep)
+        self.grant = shares_grant(self.config, self.parts, self.host.facts(limited=True),
+                                  Recipient(pod_uid="uid", container="main", token=TOKEN, env=self.env))
+        for mount in self.grant.mounts:
+            if mount.container_path.startswith(f"{self.directory}/") and not mount.container_path.endswith(".so"):
+                if os.path.lexists(mount.container_path):
+                    os.unlink(mount.container_path)
+                os.link(mount.host_path, mount.container_path)
+        self.path = self.directory / f"{TOKEN}.cache"
+        self.library = self.directory / "libvgpu.so"
+        self.library.unlink(missing_ok=True)
+        self.library.symlink_to(self.builds.library(self.variant))
+
+    def client(self, **more) -> Client:
+        return super().client(**{key: value for key, value in self.grant.env.items() if key.startswith("CUDA_")} | more)
+
+
+@pytest.fixture
+def container(builds, tmp_path):
+    made = []
+
+    def make(*memory, **env):
+        made.append(Container(tmp_path, builds, memory, **env))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_the_limit_holds_to_the_byte(container):
+    client = container(1500).client().start()
+    assert client.do("info") == [0, 1500 * MIB, 1500 * MIB]
+    assert client.do(f"alloc plain 0 {1500 * MIB + 1}") == 2
+    assert client.do(f"alloc plain 0 {1500 * MIB}") == 0
+    assert client.do("alloc plain 1 1") == 2
+
+
+def test_processes_use_the_region_of_the_plugin(container):
+    made = container(1500)
+    client = made.client().start()
+    assert client.do(f"alloc plain 0 {1000 * MIB}") == 0
+    region = Region(made.directory / "containers" / "uid_main" / f"{TOKEN}.cache")
+    assert (region.total(), region.limit(0), region.uuid(0)) == (1000 * MIB, 1500 * MIB, uuid_of(0))
+    assert made.client().start().do("info") == [0, 500 * MIB, 1500 * MIB]
+
+
+def test_each_card_has_its_limit_and_others_none(container):
+    client = container(1000, 2000).client(FAKE_CUDA_DEVICES="3")
+    assert client.do("init") == 0
+    for device, size in enumerate((1000, 2000)):
+        assert client.do(f"ctx {device}") == 0
+        assert client.do("info") == [0, size * MIB, size * MIB]
+        assert client.do(f"alloc plain {device} {size * MIB}") == 0
+        assert client.do("alloc plain 9 1") == 2
+    assert client.do("ctx 2") == 0
+    assert client.do("alloc plain 9 1") == 2
+
+
+def test_the_environment_of_a_program_changes_nothing(container):
+    client = container(1500).client(CUDA_DEVICE_MEMORY_LIMIT_0="9000m", CUDA_DEVICE_SM_LIMIT="100",
+                                    CUDA_DEVICE_MEMORY_SHARED_CACHE="/tmp/another.cache").start()
+    assert client.do("info") == [0, 1500 * MIB, 1500 * MIB]
+
+
+def test_without_the_limits_file_the_region_is_preferred_to_the_environment(container):
+    """As with HAMi's library, which knows no limits file."""
+    made = container(1500)
+    (made.directory / "limits").unlink()
+    client = made.client(CUDA_DEVICE_MEMORY_LIMIT_0="9000m").start()
+    assert client.do("info") == [0, 1500 * MIB, 1500 * MIB]
+
+
+def test_a_started_again_container_has_the_same_region_without_what_was_left_in_it(container):
+    made = container(1500)
+    client = made.client().start()
+    assert client.do(f"alloc plain 0 {1500 * MIB}") == 0
+    client.kill()
+    before = Region(made.path)
+    before.write(1600, 99 * MIB, "<Q")  # a tenant can write to it
+    made.start(keep=True)
+    assert (before.slots(), before.limit(0)) == ([], 1500 * MIB)
+    assert made.client().start().do("info") == [0, 1500 * MIB, 1500 * MIB]
+
+
+def test_the_settings_of_the_pod_are_in_the_files(container):
+    made = container(1500, CUDA_TASK_PRIORITY="0", GPU_CORE_UTILIZATION_POLICY="force")
+    lines = (made.directory / "limits").read_text().splitlines()
+    assert {"priority 0", "policy force", f"device {uuid_of(0)} memory={1500 * MIB} cores=30"} <= set(lines)
+    assert made.client().start().do("info") == [0, 1500 * MIB, 1500 * MIB]

@@ -1,0 +1,83 @@
+"""The files of limits, byte by byte, against the layout that the tests of the limiter use."""
+
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.devices.config import PluginConfig
+from hami.errors import AllocationRefused
+from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, render_limits, render_region
+from tests.libvgpu.layout import FILE_SIZE, Region, make_region
+from tests.plugin.stage import CARDS, NODE, A, B, share
+
+CONFIG = PluginConfig(node=NODE)
+GIB = 1 << 30
+PAIR = ContainerLimits(devices=(DeviceLimit(A, GIB, 30), DeviceLimit(B, 2 * GIB, 100)), priority=0, policy="force",
+                       log_level=3)
+
+
+def limits_of(parts, config=CONFIG, **env):
+    return container_limits(config, parts, env)
+
+
+def test_limits_are_in_the_driver_s_order_in_bytes_and_percent():
+    found = limits_of([(CARDS[1], share(B, 2048, 0)), (CARDS[0], share(A, 1024, 30))])
+    assert found == ContainerLimits(devices=PAIR.devices)
+
+
+@pytest.mark.parametrize("cores, percent", [(0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100)])
+def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
+    assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent
+
+
+@pytest.mark.parametrize("config, env, found", [
+    param({}, {}, {}, id="nothing"),
+    param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
+    param({"log_level": "1"}, {"LIBCUDA_LOG_LEVEL": "4"}, {"log_level": 4}, id="log level of the pod"),
+    param({}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}, id="highest log level"),
+    param({}, {"LIBCUDA_LOG_LEVEL": "much"}, {}, id="no log level"),
+    param({"disable_core_limit": True}, {}, {"policy": "disable"}, id="policy of the node"),
+    param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "FORCE"}, {"policy": "force"},
+          id="policy of the pod"),
+    param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "x\nregion /x"}, {}, id="no policy"),
+    param({}, {"CUDA_TASK_PRIORITY": "0"}, {"priority": 0}, id="high priority"),
+    param({}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}, id="highest priority"),
+    param({}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}, id="no priority"),
+])
+def test_settings_of_node_and_pod(config, env, found):
+    limits = limits_of([(CARDS[0], share(A, 1))], replace(CONFIG, **config), **env)
+    assert limits == ContainerLimits(devices=limits.devices, **found)
+
+
+def test_more_devices_than_the_region_has_are_refused():
+    cards = [replace(CARDS[0], uuid=f"GPU-{number}", index=number) for number in range(17)]
+    assert len(limits_of([(card, share(card.uuid)) for card in cards[:16]]).devices) == 16
+    with pytest.raises(AllocationRefused, match="supports 16 devices in a container, not 17"):
+        limits_of([(card, share(card.uuid)) for card in cards])
+
+
+def test_the_text_of_limits():
+    assert render_limits(PAIR, "/usr/local/vgpu/t.cache") == f"""hami-limits 1
+region /usr/local/vgpu/t.cache
+priority 0
+policy force
+log-level 3
+device {A} memory=1073741824 cores=30
+device {B} memory=2147483648 cores=100
+"""
+
+
+def test_the_region_is_that_of_the_tests_of_the_limiter(tmp_path):
+    make_region(path := tmp_path / "region", [GIB, 2 * GIB], [30, 100], [A, B], priority=0)
+    assert render_region(PAIR) == path.read_bytes()
+
+
+def test_the_region_in_detail(tmp_path):
+    (path := tmp_path / "region").write_bytes(render_region(PAIR))
+    region = Region(path)
+    assert len(region.memory) == FILE_SIZE == 2_008_953
+    assert [region.number(offset) for offset in (0, 4, 8)] == [19920718, 1, 2]
+    assert [(region.uuid(place), region.limit(place)) for place in (0, 1, 2)] == [(A, GIB), (B, 2 * GIB), ("", 0)]
+    assert (region.number(56, "<Q"), region.used, region.slots()) == (2, 0, [])
+    assert [region.number(offset, "<Q") for offset in (24, 32, 2_008_920, 2_008_928)] == [1, 128, 1, 128]
