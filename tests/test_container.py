@@ -125,7 +125,8 @@ def test_the_default_image_is_that_of_the_scheduler_and_not_root():
 @pytest.mark.parametrize("stage", IMAGES)
 def test_an_image_contains_only_the_base_and_the_environment(stage):
     assert not {word for word, _ in STAGES[stage]} & {"RUN", "ADD", "SHELL", "ONBUILD"}
-    assert all(re.match(r"--from=build(-node)? /opt/hami /opt/hami$", copy) for copy in of(stage, "COPY"))
+    copied = r"--from=build(-node /opt/hami /opt/hami|-limiter /limiter /limiter| /opt/hami /opt/hami)"
+    assert all(re.fullmatch(copied, copy) for copy in of(stage, "COPY"))
     (env,) = of(stage, "ENV")
     assert "PATH=/opt/hami/bin:" in env and "PYTHONDONTWRITEBYTECODE=1" in env
 
@@ -141,6 +142,12 @@ def test_only_the_device_plugin_image_has_its_packages():
     assert "/src[node]" in " ".join(of("build-node", "RUN"))
     assert "node" in SETUP["options.extras_require"]
     assert not any("[node]" in run for run in of("build", "RUN"))
+
+
+def test_the_limiter_is_the_release_build_for_the_architecture_of_the_image():
+    assert "release" in of("build-limiter", "RUN")[-1] and 'TARGETS="$(uname -m)"' in of("build-limiter", "RUN")[-1]
+    assert "--from=build-limiter /limiter /limiter" in of("device-plugin", "COPY")
+    assert ignored("libvgpu/build") and ignored("libvgpu/tests") and not ignored("libvgpu/src")
 
 
 def test_ports_and_user_match_the_manifest():
@@ -182,5 +189,5 @@ def test_an_image_contains_only_pinned_wheels(word):
     """Pinned wheels are downloaded in one step; later steps have no package index."""
     runs = [rest for stage in STAGES for rest in of(stage, "RUN") if "/bin/pip" in rest]
     assert [word in run for run in runs] == [True, *(False for _ in runs[1:])]
-    (offline,) = of("build", "ENV")
+    (offline,) = of("wheels", "ENV")
     assert {"PIP_NO_INDEX=1", "PIP_FIND_LINKS=/wheels"} <= set(offline.split())

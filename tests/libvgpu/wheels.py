@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 __all__ = ["PINS", "WheelMissing", "fetch"]
 
+COMPILER = Path(__file__).parents[2] / "libvgpu" / "requirements.txt"
 PINS = {
     # cuda.h of the newest release: the symbol table and the fake driver; the newest runtime
     "runtime-13.5": ("nvidia-cuda-runtime==13.5.37",),
@@ -36,14 +38,9 @@ PINS = {
     "core": ("cuda-core==1.2.2", "cuda-bindings==13.5.0", "cuda-pathfinder==1.9.0", "numpy==2.4.6"),
     # a real client of NVML
     "nvml-py": ("nvidia-ml-py==13.615.71",),
-    # the C compiler of the release build: any glibc version, both architectures
-    "zig": ("ziglang==0.17.1",),
+    # the C compiler of the release build: any glibc version, both architectures; pinned by hash, too
+    "zig": (re.findall(r"^ziglang==\S+", COMPILER.read_text(), flags=re.MULTILINE)[0],),
 }
-
-
-# of the compiler, since what it makes is released
-HASHES = {"ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl":
-          "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54"}
 
 
 class WheelMissing(Exception):
@@ -65,8 +62,8 @@ def download(requirement: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise WheelMissing(f"{requirement}: {done.stderr.strip().splitlines()[-1:]}")
-    expected = HASHES.get(wheels[0].name)
-    if expected and hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    if requirement in PINS["zig"] and f"sha256:{digest}" not in COMPILER.read_text():
         raise RuntimeError(f"{wheels[0].name} is not the file that was pinned")
     return wheels[0]
 
