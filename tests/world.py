@@ -30,12 +30,17 @@ class Clock:
 
     def __init__(self):
         self.seconds = 1000.0
+        self.ahead = timedelta()
 
     def __call__(self):
         return self.seconds
 
     def now(self):
-        return NOON + timedelta(seconds=self.seconds - 1000)
+        return NOON + timedelta(seconds=self.seconds - 1000) + self.ahead
+
+    def jump(self, time):
+        """Sets the time of day ahead, but not the monotonic clock."""
+        self.ahead += time
 
     def unix(self):
         return int(self.now().timestamp())
@@ -163,7 +168,7 @@ class Replica:
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
                  settings=SETTINGS, patient=False, leadership=None, sleep=lambda seconds: None):
         self.fake, self.clock, self.cluster = fake, clock, cluster or fake
-        self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock.now())
+        self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.lock_states = LockStates(self.metrics.lock_wait)
         self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
@@ -176,7 +181,7 @@ class Replica:
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)
         self.controller = Controller(
-            self.cluster, self.cache, self.locks, self.events, self.leadership, settings, now=clock.now)
+            self.cluster, self.cache, self.locks, self.events, self.leadership, settings, clock=clock, now=clock.now)
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()
 

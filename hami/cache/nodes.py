@@ -16,6 +16,7 @@ from hami.model import Device, Node
 from hami.quantity import rounded_up
 from hami.scheduling.index import Index
 from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.scheduling.sighting import Sighting
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
@@ -50,8 +51,8 @@ class ForeignMark:
 class NodeRecord:
     """The facts about a node that the scheduler remembers.
 
-    *locks*: texts of the node locks by annotation. *own_locks*: those that this process writes or has written.
-    *lock_free*: vendors whose device plugins need no lock.
+    *locks*: texts of the node locks by annotation. *lock_sightings*: since when they read so. *own_locks*: those that
+    this process writes or has written. *lock_free*: vendors whose device plugins need no lock.
     *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
     may have bound pods to the node; ``None`` if it has not since its pods were last read.
     """
@@ -60,6 +61,7 @@ class NodeRecord:
     version: int
     foreign: ForeignMark | None
     locks: dict[str, str] = field(default_factory=dict)
+    lock_sightings: dict[str, Sighting] = field(default_factory=dict)
     own_locks: dict[str, str] = field(default_factory=dict)
     lock_free: frozenset[str] = frozenset()
     facts: tuple[Texts, ...] = ()
@@ -87,6 +89,7 @@ class NodeCache:
         self._on_device_change = on_device_change
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
+        self._is_filled = False  # the first list is complete: what comes from then on is new
 
     def upsert(self, node: Node) -> None:
         """Stores *node* unless a later version is known."""
@@ -102,6 +105,9 @@ class NodeCache:
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
                 record.foreign = ForeignMark(self._clock())
+            record.lock_sightings = {
+                key: record.lock_sightings[key] if before.get(key) == text else self._sighting()
+                for key, text in record.locks.items()}
             record.lock_free = parse_lock_free(node.annotations.get(LOCK_FREE))
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
             facts = (others, node.labels, node.capacity, node.allocatable)
@@ -137,6 +143,7 @@ class NodeCache:
     def prune(self, seen: set[str], started: float) -> None:
         """Removes nodes that are not in a complete list (*seen*). Events may have been missed, so all are foreign."""
         with self._lock:
+            self._is_filled = True
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
                 record.foreign = ForeignMark(self._clock())
@@ -155,6 +162,14 @@ class NodeCache:
         with self._lock:
             record = self._records.get(node)
             return (record.locks.get(key), record.version) if record is not None else None
+
+    def lock_sighting(self, node: str, key: str, text: str) -> Sighting:
+        """Returns since when *node*'s lock *key* reads *text*."""
+        with self._lock:
+            record = self._records.get(node)
+            if record is None or record.locks.get(key) != text:
+                return Sighting(self._clock())
+            return record.lock_sightings[key]
 
     def lock_free(self, node: str) -> frozenset[str]:
         """Returns the vendors whose device plugins on *node* need no lock."""
@@ -209,6 +224,9 @@ class NodeCache:
             return {(record.name, vendor.key): inventory.problem for record, vendor, inventory in self._inventories()
                     if inventory.problem is not None}
 
+    def _sighting(self) -> Sighting:
+        return Sighting(self._clock(), None if self._is_filled else self._now().timestamp())
+
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():
             for vendor in self._vendors:
@@ -232,7 +250,7 @@ class NodeCache:
             return
         allocatable = _count(node.allocatable.get(vendor.count))
         observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
-        liveness = observe(known.liveness if known else None, observation, self._clock())
+        liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
             devices, problem = _read(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
@@ -241,7 +259,7 @@ class NodeCache:
         self._offer(record.name, vendor, known)
 
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
-        offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock(), self._now())
+        offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock())
         if self._index.set_devices(node, vendor.key, inventory.devices if offered else ()):
             self._on_device_change(node)
 

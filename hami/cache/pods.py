@@ -20,6 +20,7 @@ from hami.codec.objects import parse_resource_version
 from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.read_booking import read_booking, refines
+from hami.scheduling.sighting import Sighting
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
@@ -32,9 +33,10 @@ class PodRecord:
     """The facts about a pod that the scheduler remembers.
 
     *assigned_node*, *label*: the node that its annotations and its label name. *allocating*: a device plugin still has
-    to allocate its devices. *assigned_at*, *bound_at*: Unix seconds, 0 if not known. *seen_at*: on the monotonic clock.
-    *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
-    *allocation*: a hash of the annotations from which the devices of a bound pod are read.
+    to allocate its devices. *assigned_at*, *bound_at*: Unix seconds, 0 if not known. *assigned*, *bound*: since when
+    the pod shows these. *seen_at*: on the monotonic clock. *vendors*: vendors whose allocation an unbound pod carries.
+    *problems*: why its annotations cannot be read. *allocation*: a hash of the annotations from which the devices of a
+    bound pod are read.
     """
 
     ref: PodRef
@@ -47,7 +49,9 @@ class PodRecord:
     bind_phase: str
     allocating: bool
     assigned_at: int
+    assigned: Sighting
     bound_at: int
+    bound: Sighting
     requests_devices: bool
     terminated: bool
     seen_at: float
@@ -88,6 +92,7 @@ class PodCache:
         self._clock = clock
         self._now = now
         self._records: dict[str, PodRecord] = {}
+        self._is_filled = False  # the first list is complete: what comes from then on is new
         self._uids: dict[tuple[str, str], str] = {}
         self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
         self._decided: set[str] = set()  # pods that this process has filtered
@@ -127,15 +132,15 @@ class PodCache:
             gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
+            self._is_filled = True
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
     def expire(self) -> None:
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:
-            now = self._now().timestamp()
             for record in self.unsettled():
-                if not record.node and record.assigned_node and not _is_fresh(record.assigned_at, now):
+                if not record.node and record.assigned_node and not self._is_fresh(record.assigned_at, record.assigned):
                     self._unbook(record.ref.uid)
 
     def take_over(self, uid: str) -> None:
@@ -191,16 +196,19 @@ class PodCache:
 
     def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
+        known, sighting = self._records.get(uid), self._sighting()
+        assigned = known.assigned if known is not None and known.assigned_at == assigned_at(pod) else sighting
+        bound = known.bound if known is not None and known.node and known.bound_at == bound_at(pod) else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
-        problems = self._book(pod, requesting, allocation)
+        problems = self._book(pod, requesting, allocation, assigned)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
-            assigned_at=assigned_at(pod), bound_at=bound_at(pod), requests_devices=requesting,
-            terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors, problems=problems,
-            allocation=allocation)
+            assigned_at=assigned_at(pod), assigned=assigned, bound_at=bound_at(pod), bound=bound,
+            requests_devices=requesting, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
+            problems=problems, allocation=allocation)
         namesake = self._records.get(self._uids.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
             self._uids[pod.ref.namespace, pod.ref.name] = uid
@@ -216,7 +224,7 @@ class PodCache:
         keys = self._allocation_keys
         return hash(tuple([item for item in pod.annotations.items() if item[0] in keys]))
 
-    def _book(self, pod: Pod, requesting: bool, allocation: int) -> tuple[str, ...]:
+    def _book(self, pod: Pod, requesting: bool, allocation: int, assigned: Sighting) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
@@ -225,7 +233,7 @@ class PodCache:
             return ()
         if pod.node_name and requesting:
             return self._book_bound(pod, allocation)
-        if requesting and self._is_foreign_reservation(pod):
+        if requesting and self._is_foreign_reservation(pod, assigned):
             return self._believe(pod)
         self._unbook(uid)
         return ()
@@ -306,11 +314,17 @@ class PodCache:
         if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
             self._records[uid] = replace(record, problems=())
 
-    def _is_foreign_reservation(self, pod: Pod) -> bool:
+    def _is_foreign_reservation(self, pod: Pod, assigned: Sighting) -> bool:
         """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""
         uid = pod.ref.uid
         return (self._foreign_reservations and uid not in self._reservations and uid not in self._decided
-                and _is_fresh(assigned_at(pod), self._now().timestamp()))
+                and self._is_fresh(assigned_at(pod), assigned))
+
+    def _is_fresh(self, written: int, assigned: Sighting) -> bool:
+        return written > 0 and abs(assigned.claimed_age(written, self._clock())) < FOREIGN_TTL_S
+
+    def _sighting(self) -> Sighting:
+        return Sighting(self._clock(), None if self._is_filled else self._now().timestamp())
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
         self._reservations.forget(uid)
@@ -328,7 +342,3 @@ class PodCache:
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
         self._unbook(uid)
-
-
-def _is_fresh(assigned: int, now: float) -> bool:
-    return assigned > 0 and abs(now - assigned) < FOREIGN_TTL_S

@@ -36,7 +36,7 @@ class Controller(PeriodicTask):
     """One loop for all duties."""
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 settings: Settings, *, now: Callable[[], datetime]) -> None:
+                 settings: Settings, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         super().__init__(PERIOD_S)
         self._cluster = cluster
         self._cache = cache
@@ -44,6 +44,7 @@ class Controller(PeriodicTask):
         self._events = events
         self._leadership = leadership
         self._settings = settings
+        self._clock = clock
         self._now = now
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._round = 0
@@ -114,7 +115,7 @@ class Controller(PeriodicTask):
 
     def _reconcile_pods(self) -> None:
         for record in self._cache.pods.unsettled():
-            for move in pod_moves(record, self._cache.vendors, self._settings, self._now().timestamp()):
+            for move in pod_moves(record, self._cache.vendors, self._settings, self._clock()):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
 

@@ -7,9 +7,9 @@ has not released the lease waits a moment first, until the last writes of that o
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
-from datetime import datetime
 
 from hami.errors import ClusterError
 from hami.kube.lease import Elector
@@ -27,15 +27,14 @@ class Leadership:
     """An election that counts from when *catch_up* has succeeded.
 
     *elect* makes the election, which calls :meth:`started` and :meth:`stopped` and asks :meth:`is_idle`. *clock* is the
-    election's, *now* the time of day.
+    election's.
     """
 
     def __init__(self, elect: Callable[[Leadership], Elector], catch_up: Callable[[], None], *,
-                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+                 clock: Callable[[], float]) -> None:
         self._catch_up = catch_up
         self._clock = clock
-        self._now = now
-        self._since = now()
+        self._since = math.inf
         self._term = 0
         self._caught_up = -1
         self._wake = threading.Event()
@@ -45,7 +44,6 @@ class Leadership:
 
     def started(self) -> None:
         """Begins a term."""
-        self._since = self._now()
         self._term += 1
         self._wake.set()
 
@@ -88,8 +86,8 @@ class Leadership:
             threading.Event().wait(POLL_S)
         return True
 
-    def since(self) -> datetime:
-        """Returns when the current term began."""
+    def since(self) -> float:
+        """Returns when this replica began to act in its latest term, on the clock."""
         return self._since
 
     def is_idle(self) -> bool:
@@ -105,6 +103,7 @@ class Leadership:
         except ClusterError as error:
             log.warning("cluster not read yet, will retry", extra={"error": error})
             return False
+        self._since = self._clock()
         self._caught_up = term
         log.info("acting as leader")
         return True

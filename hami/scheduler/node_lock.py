@@ -62,7 +62,7 @@ class _Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _FoundLock:
-    """Seconds since a lock was written (*age*) and since this process has seen it.
+    """Seconds since a lock was written (*age*) and since this process looked at it first.
 
     *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term or its
     own process.
@@ -81,11 +81,11 @@ class NodeLocks:
     """The locks of all nodes.
 
     *allocation_timeout*: seconds after which a bound holder that has not been allocated its devices is revoked.
-    *leading_since* returns when this replica's term began.
+    *leading_since* returns when this replica began to act in its term, on the *clock*.
     """
 
     def __init__(self, cluster: Cluster, cache: Cache, states: LockStates, events: EventRecorder,
-                 allocation_timeout: float, *, leading_since: Callable[[], datetime], clock: Callable[[], float],
+                 allocation_timeout: float, *, leading_since: Callable[[], float], clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._nodes = cache.nodes
@@ -238,12 +238,11 @@ class NodeLocks:
         except MalformedInput as error:
             log.warning("node lock unreadable, taking it over", extra={"node": lock.node, "error": error})
             return True
-        seen_for = self._clock() - state.since("seen", text, self._clock())
-        leading_for = (self._now() - self._leading_since()).total_seconds()
-        age = max((self._now() - parsed.at).total_seconds(), seen_for)
+        clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
+        age, seen_for = sighting.proven_age(parsed.at.timestamp(), clock), clock - state.since("seen", text, clock)
         # a Binding of ours, also one from an earlier term of this process, may still be on its way
-        is_inherited = age > leading_for + 1.0 and text != state.written[0]
-        found = _FoundLock(lock, text, age, seen_for, min(seen_for, leading_for) if is_inherited else 0.0,
+        is_inherited = sighting.at <= leading_since and text != state.written[0]
+        found = _FoundLock(lock, text, age, seen_for, min(seen_for, clock - leading_since) if is_inherited else 0.0,
                            self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S)
         if parsed.holder is not None:
             return self._is_holder_done(found, *parsed.holder)

@@ -79,7 +79,7 @@ class SchedulerProgram:
             vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
             on_lock_change=self._lock_states.wake_node, foreign_reservations=settings.foreign_reservations)
         self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
-        self._leadership = Leadership(self._elect, self._catch_up, clock=clock, now=_now)
+        self._leadership = Leadership(self._elect, self._catch_up, clock=clock)
 
         # Events
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
@@ -95,7 +95,7 @@ class SchedulerProgram:
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
             self._binder, self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
-                                      now=_now)
+                                      clock=clock, now=_now)
 
         # Certificates and exporter
         self._certificates = None

@@ -29,8 +29,8 @@ class Move:
     version: str = ""
 
 
-def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> Iterator[Move]:
-    """Yields the moves for the pod at *now* (Unix seconds)."""
+def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: float) -> Iterator[Move]:
+    """Yields the moves for the pod at *clock* (monotonic)."""
     if record.terminated:
         return
     if record.problems:
@@ -38,10 +38,10 @@ def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: floa
             "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
             + "; ".join(record.problems)))
     if not record.node:
-        yield from _unbound_moves(record, vendors, settings, now)
+        yield from _unbound_moves(record, vendors, settings, clock)
         return
     pending = record.allocating and record.phase == "Pending"
-    if pending and now - record.bound_at > settings.node_lock_timeout:
+    if pending and record.bound.proven_age(record.bound_at, clock) > settings.node_lock_timeout:
         yield Move(record.ref, "AllocationExpired", (
             f"the device plugin of node {record.node} has not allocated the devices within "
             f"{settings.node_lock_timeout:.0f} s"), failed_allocation(vendors), version=str(record.version))
@@ -49,10 +49,10 @@ def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: floa
         yield Move(record.ref, labels={ASSIGNED_NODE: expected_label(record.node)})
 
 
-def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, now: float) -> Iterator[Move]:
+def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: float) -> Iterator[Move]:
     scheduler = record.scheduler_name
     if scheduler == settings.scheduler_name:
-        if record.assigned_node and now - record.assigned_at > 2 * FOREIGN_TTL_S:
+        if record.assigned_node and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S:
             keys = {*SCHEDULER_OWNED,
                     *(key for vendor in vendors for key in (vendor.to_allocate, vendor.allocated) if key),
                     *(key for vendor in vendors if vendor.key in record.vendors for key in vendor.extra_keys)}

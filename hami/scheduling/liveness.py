@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.states import HandshakeState, parse_handshake
+from hami.scheduling.sighting import Sighting
 
 HANDSHAKE_TIMEOUT = 60.0  # seconds
 
@@ -32,30 +33,31 @@ class PluginObservation:
 class PluginLiveness:
     """The latest observation of a device plugin.
 
-    *since*: when the handshake last changed (monotonic seconds). *withdrawn*: the kubelet has withdrawn the devices
+    *changed*: when the handshake last changed. *withdrawn*: the kubelet has withdrawn the devices
     after the last sign of life.
     """
 
     observation: PluginObservation
-    since: float
+    changed: Sighting
     withdrawn: bool = False
 
 
-def observe(known: PluginLiveness | None, observation: PluginObservation, clock: float) -> PluginLiveness:
-    """Returns the liveness after *observation* at *clock* (monotonic)."""
+def observe(known: PluginLiveness | None, observation: PluginObservation, clock: float,
+            now: datetime) -> PluginLiveness:
+    """Returns the liveness after *observation* at *clock* (monotonic). *now* is the time of day."""
     if known is None:
-        return PluginLiveness(observation, clock)
+        return PluginLiveness(observation, Sighting(clock, now.timestamp()))
     before = known.observation
-    since = known.since if observation.handshake == before.handshake else clock
+    changed = known.changed if observation.handshake == before.handshake else Sighting(clock)
     answered = (observation.handshake != before.handshake
                 and parse_handshake(observation.handshake).state is HandshakeState.REPORTED)
     if observation.allocatable > 0 or answered or observation.register != before.register:
-        return PluginLiveness(observation, since)
-    return PluginLiveness(observation, since, withdrawn=known.withdrawn or before.allocatable > 0)
+        return PluginLiveness(observation, changed)
+    return PluginLiveness(observation, changed, withdrawn=known.withdrawn or before.allocatable > 0)
 
 
-def is_schedulable(liveness: PluginLiveness, clock: float, now: datetime) -> bool:
-    """Reports whether pods may be placed on the devices. *clock* is monotonic, *now* is the time of day."""
+def is_schedulable(liveness: PluginLiveness, clock: float) -> bool:
+    """Reports whether pods may be placed on the devices. *clock* is monotonic."""
     observation = liveness.observation
     if observation.allocatable > 0:
         return True
@@ -64,7 +66,8 @@ def is_schedulable(liveness: PluginLiveness, clock: float, now: datetime) -> boo
     handshake = parse_handshake(observation.handshake)
     if handshake.at is None:
         return True
-    unanswered = max(clock - liveness.since, (now - handshake.at).total_seconds())
+    changed = liveness.changed
+    unanswered = max(clock - changed.at, changed.claimed_age(handshake.at.timestamp(), clock))
     return unanswered < HANDSHAKE_TIMEOUT
 
 

@@ -1,5 +1,7 @@
 """Pods as the watch delivers them: late, twice, out of order, unreadable, forged, assigned by another scheduler."""
 
+from datetime import timedelta
+
 import pytest
 
 from hami.cache.cache import Cache, Policies
@@ -186,6 +188,31 @@ def test_a_foreign_reservation_expires():
     cache.time.seconds += FOREIGN_TTL_S
     cache.expire()
     assert cache.free()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_time_of_day_that_jumps_ends_no_foreign_reservation_and_keeps_none(hours):
+    cache = SmallCache(foreign_reservations=True)
+    cache.pods.upsert(assigned_elsewhere(cache))
+    cache.time.jump(timedelta(hours=hours))
+    cache.time.seconds += FOREIGN_TTL_S - 1
+    cache.expire()
+    assert not cache.free()
+    cache.time.seconds += 1
+    cache.expire()
+    assert cache.free()
+
+
+def test_the_age_of_a_binding_counts_from_when_it_was_first_seen():
+    cache = SmallCache()
+    cache.pods.prune(set(), cache.time())
+    stuck = BOUND | {BIND_PHASE: "allocating", "hami.io/bind-time": "1", NVIDIA.allocated: ALLOCATION,
+                     NVIDIA.to_allocate: ALLOCATION}
+    for version in ("1", "2"):
+        cache.pods.upsert(pod(gpus(), node_name="n1", annotations=stuck, resource_version=version))
+        cache.time.seconds += 100
+    record = cache.pods.get("uid-pod1")
+    assert record.bound.proven_age(record.bound_at, cache.time()) == 200
 
 
 def test_a_foreign_reservation_ends_when_we_filter_the_pod():

@@ -54,8 +54,8 @@ def test_the_allocation_timeout_starts_at_the_binding():
     scheduler.watch()
     settings = Settings(node_lock_timeout=20.0)
     record = scheduler.cache.pods.get(ASKED.ref.uid)
-    assert record.allocating and list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock.unix())) == []
-    assert list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock.unix() + 21))
+    assert record.allocating and list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock())) == []
+    assert list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock() + 21))
 
 
 def nothing_left(scheduler):

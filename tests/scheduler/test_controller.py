@@ -7,6 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
+from hami.scheduling.sighting import OBSERVED_S
 from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -23,11 +24,14 @@ def bound(name="a", phase="success", labels=True, age=0, **fields):
 
 
 def world(*pods, nodes=None, lock=None, leads=True, answered=True, **options):
-    """A replica over one node that has been asked to report."""
+    """A replica that has watched for a while one node that has been asked to report."""
     handshake = {NVIDIA.handshake: "Requesting_2026-08-21 11:00:00"} if answered else {}
     fake = WatchedCluster(pods=pods, nodes=nodes or [
         node("n1", gpu("GPU-0"), annotations=handshake | ({NODE_LOCK: lock} if lock else {}))])
-    made = Replica(fake, Clock(), leads=leads, **options)
+    clock = Clock()
+    clock.seconds -= OBSERVED_S
+    made = Replica(fake, clock, leads=leads, **options)
+    clock.seconds += OBSERVED_S
     fake.calls.clear()
     return made
 

@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -183,7 +184,7 @@ class Storm:
                 namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__),
                 callbacks, clock=self.clock, now=self.clock.now)
 
-        return StormLeadership(elect, replica.relist, clock=self.clock, now=self.clock.now)
+        return StormLeadership(elect, replica.relist, clock=self.clock)
 
     def begin_term(self, leadership):
         self.moves += 1
@@ -339,6 +340,10 @@ class Storm:
     def wait(self):
         self.advance(self.rng.choice((0.1, 1.0, 2.0)) if self.depth else self.rng.choice((0.1, 1.0, 5.0, 20.0)))
 
+    def jump(self):
+        """The time of day jumps. Locks contain it in seconds: two that are written in the same one look alike."""
+        self.clock.jump(timedelta(hours=self.rng.uniform(-2, 2)))
+
     def move(self):
         """The leader loses the API server until its term is over, or another replica asks for the leadership."""
         leader = self.leader
@@ -448,7 +453,7 @@ class Storm:
 
 STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Storm.allocate: 8, Storm.finish: 8,
          Storm.delete: 12, Storm.watch: 10, Storm.disturb: 2, Storm.list: 1, Storm.tick: 4, Storm.wait: 8,
-         Storm.move: 0.5, Storm.kill: 0.2, Storm.touch_node: 3}
+         Storm.move: 0.5, Storm.jump: 0.1, Storm.kill: 0.4, Storm.touch_node: 3}
 
 
 @pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: (

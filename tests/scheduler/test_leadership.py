@@ -33,7 +33,7 @@ class Role:
     def __init__(self, catch_up=lambda: None):
         self.clock, self.election, self.lists = Clock(), Election(), 0
         self.listed, self.catch_up = threading.Semaphore(0), catch_up
-        self.acting = Leadership(lambda leadership: self.election, self._list, clock=self.clock, now=self.clock.now)
+        self.acting = Leadership(lambda leadership: self.election, self._list, clock=self.clock)
         self.thread = threading.Thread(target=self.acting.run, daemon=True)
 
     def _list(self):
@@ -149,7 +149,8 @@ def test_an_expired_lease_ends_the_leadership(role):
 def test_a_term_has_a_beginning(role):
     role.clock.seconds += 100
     role.lead()
-    assert role.acting.since() == role.clock.now()
+    role.become_acting()
+    assert role.acting.since() == role.clock()
 
 
 def test_a_verb_waits_for_the_leadership_and_requests_it():

@@ -11,6 +11,7 @@ from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.scheduler.node_lock import DELETED_S, FINISHED_S
+from hami.scheduling.sighting import OBSERVED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -31,12 +32,15 @@ def locked(text):
 
 
 class Scene:
-    """A node, its lock, and one replica that takes it."""
+    """A node, its lock, and one replica that takes it. It has watched the lock for *watched* seconds."""
 
-    def __init__(self, lock=None, *pods, node=None, **options):
+    def __init__(self, lock=None, *pods, node=None, watched=None, **options):
         self.clock = Clock()
+        watched = watched if watched is not None else OBSERVED_S if lock and lock.startswith(OLD) else 0.0
+        self.clock.seconds -= watched
         self.fake = WatchedCluster(nodes=[node or locked(lock)], pods=pods)
         self.replica = Replica(self.fake, self.clock, **options)
+        self.clock.seconds += watched
         self.locks, self.held = self.replica.locks, contextlib.nullcontext()
         self.fake.calls.clear()
 
@@ -234,6 +238,32 @@ def test_a_lock_from_the_future_expires_by_our_own_clock():
     assert scene.is_taken()
 
 
+@pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "back"])
+def test_a_time_of_day_that_jumps_revokes_no_holder_and_keeps_no_lock(hours):
+    scene = Scene(f"{NOW},default,held", holder())
+    scene.clock.jump(timedelta(hours=hours))
+    scene.clock.seconds += 300
+    assert not scene.is_taken() and scene.fake.calls_of("annotate_pod") == []
+    scene.clock.seconds += 1
+    assert scene.is_taken()
+
+
+def test_a_lock_of_another_scheduler_whose_clock_is_late_is_not_taken_over():
+    scene = Scene(None, holder())
+    scene.fake.put_node(locked(f"{OLD},default,held"))
+    scene.replica.watch()
+    scene.clock.seconds += OBSERVED_S
+    assert not scene.is_taken()
+
+
+def test_a_process_that_has_just_started_revokes_nothing():
+    """Its time of day may be wrong."""
+    scene = Scene(f"{OLD},default,held", holder(), watched=OBSERVED_S - 1)
+    assert not scene.is_taken()
+    scene.clock.seconds += 1
+    assert scene.is_taken()
+
+
 def test_a_lock_left_by_a_predecessor_is_free_soon_but_not_at_once():
     scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
     assert not scene.is_taken()
@@ -245,7 +275,7 @@ def test_a_new_leader_that_has_long_seen_the_lock_waits_as_long():
     scene = Scene("2026-08-21T11:59:50Z,default,held", pod(gpus(), name="held"))
     scene.is_taken()
     scene.clock.seconds += 20
-    scene.replica.leadership.began = scene.clock.now()
+    scene.replica.leadership.began = scene.clock()
     assert not scene.is_taken(), "a Binding of the one before may still be on its way"
 
 
@@ -486,8 +516,8 @@ OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, allocated
                                  inventory=lambda vendor, node: None)])
 
 
-def own_scene(**locks):
-    return Scene(vendors=OTHERS, node=node("n1", gpu(), annotations={
+def own_scene(watched=0.0, **locks):
+    return Scene(vendors=OTHERS, watched=watched, node=node("n1", gpu(), annotations={
         {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()}))
 
 
@@ -501,7 +531,7 @@ def test_a_vendors_own_lock_is_a_bare_time():
     ("2026-08-21T11:59:00Z", False), ("2026-08-21T11:58:01Z", False), ("2026-08-21T11:57:59Z", True), ("what", True),
 ], ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"])
 def test_a_bare_lock_expires_by_its_age(text, free):
-    scene = own_scene(own=text)
+    scene = own_scene(own=text, watched=OBSERVED_S)
     if free:
         scene.take(keys=(OWN,))
     else:
@@ -540,7 +570,7 @@ def test_the_next_bind_gets_a_lock_that_the_vendors_agent_has_released():
 
 
 def test_an_expired_bare_lock_is_released():
-    scene = own_scene(own="2026-08-21T11:57:59Z")
+    scene = own_scene(own="2026-08-21T11:57:59Z", watched=OBSERVED_S)
     assert scene.locks.release_unneeded("n1", OWN) and scene.annotations == {}
     scene = own_scene(own=NOW)
     assert not scene.locks.release_unneeded("n1", OWN) and scene.annotations == {OWN: NOW}
@@ -563,7 +593,7 @@ def on_the_node(phase, **annotations):
 ])
 def test_a_bare_lock_of_a_killed_scheduler_is_taken_over_early(acting, pods, free):
     scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
-    scene.replica.leadership.began = scene.clock.now() - timedelta(seconds=acting)
+    scene.replica.leadership.began = scene.clock() - acting
     with pytest.raises(NodeLocked):
         scene.take(keys=(OWN,))
     scene.clock.seconds += 3

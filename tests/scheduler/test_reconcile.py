@@ -7,6 +7,7 @@ import pytest
 from hami.cache.pods import PodRecord
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
+from hami.scheduling.sighting import OBSERVED_S, Sighting
 from tests.builders import NVIDIA, ONLY_NVIDIA, pod
 from tests.vendors.chart import CHART
 
@@ -20,7 +21,8 @@ def record(**fields):
         "ref": pod().ref, "version": 7, "node": "n1", "scheduler_name": "hami-scheduler",
         "assigned_node": "n1", "label": "n1",
         "phase": "Running", "bind_phase": "success", "allocating": fields.get("bind_phase") == "allocating",
-        "assigned_at": int(NOW) - 1000, "bound_at": int(NOW) - 1000, "requests_devices": True, "terminated": False,
+        "assigned_at": 1, "assigned": Sighting(NOW - 1000), "bound_at": 1, "bound": Sighting(NOW - 1000),
+        "requests_devices": True, "terminated": False,
         "seen_at": 0.0} | fields)
 
 
@@ -34,8 +36,12 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     ({}, {}, []),
     (STUCK, {}, ["AllocationExpired"]),
     (STUCK | {"allocating": False}, {}, []),
-    (STUCK | {"bound_at": int(NOW) - 300}, {}, []),
-    (STUCK | {"bound_at": int(NOW) - 301}, {}, ["AllocationExpired"]),
+    (STUCK | {"bound": Sighting(NOW - 300)}, {}, []),
+    (STUCK | {"bound": Sighting(NOW - 301)}, {}, ["AllocationExpired"]),
+    (STUCK | {"bound": Sighting(NOW - OBSERVED_S, 300)}, {}, ["AllocationExpired"]),
+    (STUCK | {"bound": Sighting(NOW - OBSERVED_S + 1, 300)}, {}, []),
+    (STUCK | {"bound": Sighting(NOW - OBSERVED_S, 290)}, {}, []),
+    (STUCK | {"bound": Sighting(NOW - 301, -3600)}, {}, ["AllocationExpired"]),
     (STUCK | {"phase": "Running"}, {}, []),
     ({"label": None}, {}, [""]),
     ({"label": "earlier"}, {}, [""]),
@@ -47,7 +53,7 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     ({"problems": ("broken",)}, {}, ["AllocationUnreadable"]),
     (STUCK | {"terminated": True, "problems": ("broken",)}, {}, []),
     (UNBOUND, {}, ["AssignmentCleared"]),
-    (UNBOUND | {"assigned_at": int(NOW) - 120}, {}, []),
+    (UNBOUND | {"assigned": Sighting(NOW - 120)}, {}, []),
     (UNBOUND | {"assigned_at": 0}, {}, ["AssignmentCleared"]),
     (UNBOUND | {"assigned_node": ""}, {}, []),
     (UNBOUND | {"scheduler_name": "volcano"}, {}, []),
@@ -58,6 +64,8 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "of a vendor without bind phase", "not yet stuck", "just stuck",
+         "stuck before we started", "stuck before we started, which we just did", "bound before we started",
+         "stuck, and from the future",
          "runs though allocating", "no label", "stale label", "no label value", "stale label and no label value",
          "foreign", "bound to another node than was assigned", "stuck without label", "unreadable",
          "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",

@@ -7,6 +7,7 @@ from pytest import param
 
 from hami.codec.states import render_request
 from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.scheduling.sighting import Sighting
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
 CLOCK = 1000.0
@@ -37,22 +38,26 @@ STATES = [  # handshake, seconds that we have seen it so; with no device allocat
 ]
 
 
+def seen_before(seconds):
+    return Sighting(CLOCK - seconds, NOW.timestamp() - seconds)
+
+
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_no_device_allocatable(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen)
-    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (offered, needs_request)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), seen_before(seen))
+    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (offered, needs_request)
 
 
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_devices_allocatable_keep_it_alive(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), CLOCK - seen)
-    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (True, needs_request)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), seen_before(seen))
+    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (True, needs_request)
 
 
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), CLOCK - seen, withdrawn=True)
-    assert (is_schedulable(liveness, CLOCK, NOW), needs_handshake_request(liveness)) == (False, False)
+    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), seen_before(seen), withdrawn=True)
+    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (False, False)
 
 
 ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00"
@@ -79,31 +84,38 @@ REPORTED, DELETED = "Reported x", "Deleted_x"
 def test_withdrawn(observation, withdrawn):
     liveness = None
     for clock, sign in enumerate(observation):
-        liveness = observe(liveness, PluginObservation(*sign), clock)
+        liveness = observe(liveness, PluginObservation(*sign), clock, NOW)
     assert (liveness.observation, liveness.withdrawn) == (PluginObservation(*observation[-1]), withdrawn)
 
 
 def test_the_minute_counts_from_when_the_handshake_last_changed():
-    liveness = observe(None, PluginObservation(ASKED, "a", 0), 10.0)
-    assert observe(liveness, PluginObservation(ASKED, "a", 0), 20.0).since == 10.0
-    assert observe(liveness, PluginObservation(ASKED, "b", 0), 20.0).since == 10.0
-    assert observe(liveness, PluginObservation(LATER, "a", 0), 20.0).since == 20.0
+    liveness = observe(None, PluginObservation(ASKED, "a", 0), 10.0, NOW)
+    assert observe(liveness, PluginObservation(ASKED, "a", 0), 20.0, NOW).changed.at == 10.0
+    assert observe(liveness, PluginObservation(ASKED, "b", 0), 20.0, NOW).changed.at == 10.0
+    assert observe(liveness, PluginObservation(LATER, "a", 0), 20.0, NOW).changed.at == 20.0
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_time_of_day_that_jumps_withdraws_no_device_and_keeps_no_dead_plugin(hours):
+    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
+    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW + timedelta(hours=hours))
+    assert is_schedulable(liveness, 60.0) and not is_schedulable(liveness, 61.0)
 
 
 def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
     handshake, liveness, offers = None, None, []
     for minute, allocatable in enumerate([20, 20, 0, 0, 0, 0, 20]):
-        liveness = observe(liveness, PluginObservation(handshake, "[]", allocatable), minute * 60.0)
+        liveness = observe(liveness, PluginObservation(handshake, "[]", allocatable), minute * 60.0, NOW)
         now = NOW + timedelta(minutes=minute)
-        offers.append(is_schedulable(liveness, minute * 60.0, now))
+        offers.append(is_schedulable(liveness, minute * 60.0))
         handshake = render_request(now) if needs_handshake_request(liveness) else handshake
     assert offers == [True, True, False, False, False, False, True]
     assert handshake == render_request(NOW), "asked once only"
 
 
 def test_a_plugin_that_left_its_annotation_behind_is_given_up_after_a_minute():
-    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0)
-    assert is_schedulable(liveness, 0.0, NOW) and needs_handshake_request(liveness)
-    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0)
-    assert is_schedulable(liveness, 59.0, NOW + timedelta(seconds=59))
-    assert not is_schedulable(liveness, 61.0, NOW + timedelta(seconds=60))
+    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
+    assert is_schedulable(liveness, 0.0) and needs_handshake_request(liveness)
+    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW)
+    assert is_schedulable(liveness, 59.0)
+    assert not is_schedulable(liveness, 61.0)

@@ -1,0 +1,32 @@
+"""How long something has existed that carries the time of day at which it was written.
+
+Neither clock suffices. The time of day may be wrong or jump, here or where it was written. The monotonic clock cannot,
+but it only knows for how long this process has seen something. So the time of day is asked once, when the process
+starts and finds what is there; what appears later is as old as it has been seen. What was there is revoked only after
+the process has watched it for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OBSERVED_S = 10.0
+"""Seconds for which something is watched before its own time counts against it: an allocation that is alive goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """When something was first seen: *at*, by the monotonic clock, and *unix* seconds of the time of day; ``None`` if
+    this process saw it appear."""
+
+    at: float
+    unix: float | None = None
+
+    def claimed_age(self, written: float, clock: float) -> float:
+        """Returns the seconds since it was *written* (Unix seconds), as far as that time can be believed."""
+        return clock - self.at + (self.unix - written if self.unix is not None else 0.0)
+
+    def proven_age(self, written: float, clock: float) -> float:
+        """Returns for how long it has existed, for a decision to revoke it."""
+        seen_for = clock - self.at
+        return max(seen_for, self.claimed_age(written, clock)) if seen_for >= OBSERVED_S else seen_for
