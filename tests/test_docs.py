@@ -22,7 +22,7 @@ from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
 
 ROOT = Path(__file__).parent.parent
-DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
 TESTS = "".join(path.read_text() for folder in ("tests", "e2e") for path in sorted((ROOT / folder).rglob("test_*.py")))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
