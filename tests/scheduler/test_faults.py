@@ -20,6 +20,7 @@ from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
 from hami.kube.lease import Candidate, Election, LeaderCallbacks
 from hami.scheduler.leadership import Leadership
+from hami.scheduling.sighting import OBSERVED_S
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import never_sent, no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -504,6 +505,12 @@ def one_card(*pods, lock=None):
     return fake, clock
 
 
+def watching_for_a_while(fake, clock, client):
+    replica = Replica(fake, clock, cluster=client)
+    clock.seconds += OBSERVED_S
+    return replica
+
+
 def plain():
     return one_card(pod(gpus(1, memory=30000), name="a"))
 
@@ -530,8 +537,7 @@ DEATHS = [pytest.param(scene, last, after, id=f"{scene.__name__}: {'after' if af
 def test_the_calls_of_a_bind_are_counted(scene, calls):
     fake, clock = scene()
     client = Mortal(fake, None, False)
-    replica = Replica(fake, clock, cluster=client)
-    replica.schedule(fake.pods["default", "a"])
+    watching_for_a_while(fake, clock, client).schedule(fake.pods["default", "a"])
     assert client.calls == calls
 
 
@@ -539,7 +545,7 @@ def test_the_calls_of_a_bind_are_counted(scene, calls):
 def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
     fake, clock = scene()
     with pytest.raises(Killed):
-        Replica(fake, clock, cluster=Mortal(fake, last, after)).schedule(fake.pods["default", "a"])
+        watching_for_a_while(fake, clock, Mortal(fake, last, after)).schedule(fake.pods["default", "a"])
     clock.seconds += 10
     heir = Replica(fake, clock)
     fake.put_pod(pod(gpus(1, memory=16000), name="b"))
