@@ -478,7 +478,7 @@ def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
     return edits
 
 
-def test_a_thousand_random_edits_of_a_running_cluster(sandbox: Sandbox, scheduler: Scheduler) -> None:
+def test_thousands_of_random_edits_of_a_running_cluster(sandbox: Sandbox, scheduler: Scheduler) -> None:
     """By an account that may write the keys, so that the scheduler sees them: no booking changes, other pods are placed
     at once, and the scheduler needs no more memory."""
     sandbox.add_gpu_nodes({"n0": gpus(3)})
@@ -505,7 +505,7 @@ def test_a_thousand_random_edits_of_a_running_cluster(sandbox: Sandbox, schedule
 
     before, memory = held(), 0.0
     assert len(before) >= 2 * 4
-    for number in range(10):
+    for number in range(20):
         for _ in range(100):
             name = rng.choice(names)
             patch = {"metadata": {"annotations": some_edits(rng, notes[name], uuids),
@@ -516,8 +516,9 @@ def test_a_thousand_random_edits_of_a_running_cluster(sandbox: Sandbox, schedule
                           what="another pod is placed", fieldSelector="metadata.name=other")
         assert held() == before
         sandbox.delete("other")
-        memory = memory or figure("process_resident_memory_bytes")
-    assert figure("process_resident_memory_bytes") - memory < 10 * 2**20
+        if number == 14:  # the annotations of the pods grow no more, and the caches of texts are full
+            memory = figure("process_resident_memory_bytes")
+    assert figure("process_resident_memory_bytes") - memory < 6 * 2**20
     assert figure("hami_scheduler_allocation_edits_refused_total") > 100
     sandbox.event("one", "AllocationEditRefused")
     for name in names:
