@@ -478,6 +478,7 @@ def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
     return edits
 
 
+@pytest.mark.timeout(300)
 def test_thousands_of_random_edits_of_a_running_cluster(sandbox: Sandbox, scheduler: Scheduler) -> None:
     """By an account that may write the keys, so that the scheduler sees them: no booking changes, other pods are placed
     at once, and the scheduler needs no more memory."""
