@@ -279,6 +279,7 @@ class DevicePluginProgram:
     def _sweep(self) -> None:
         """Removes files at intervals, in a thread of its own: how many there are is up to containers."""
         while not self._stopped.is_set():
+            beat()
             try:
                 self._sweep_node()
             except Exception:

@@ -5,6 +5,7 @@ import json
 import queue
 import signal
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import grpc
@@ -19,6 +20,7 @@ from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, Health, serve
 from hami.plugin.settings import read_plugin_settings
+from hami.runtime.watchdog import WatchedThread
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
 from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
@@ -102,6 +104,16 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
         program.stop(last=True)
     assert released.wait(20)
     assert LOCK not in cluster.nodes["n1"].annotations
+
+
+def test_loops_with_nothing_to_do_show_that_they_work(run, kubelet, monkeypatch):
+    beats = Counter()
+    monkeypatch.setattr("hami.plugin.program.CLEANUP_S", 0.01)
+    monkeypatch.setattr(WatchedThread, "beat", lambda thread, within: beats.update([thread.name]))
+    run()
+    kubelet.registered.get(timeout=20)
+    for name in ("sweep", "cleanup", "health", "kubelet"):
+        eventually(lambda: beats[name] > 2, f"{name} beats again and again")
 
 
 def test_a_sweep_that_does_not_end_delays_no_other_work(run, kubelet, cluster, directory):
