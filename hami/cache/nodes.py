@@ -16,7 +16,7 @@ from hami.model import Device, Node
 from hami.quantity import rounded_up
 from hami.scheduling.index import Index
 from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
-from hami.scheduling.sighting import Sighting
+from hami.scheduling.sighting import Sighting, Sightings
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
@@ -89,7 +89,7 @@ class NodeCache:
         self._on_device_change = on_device_change
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
-        self._is_filled = False  # the first list is complete: what comes from then on is new
+        self._sightings = Sightings(clock, now)
 
     def upsert(self, node: Node) -> None:
         """Stores *node* unless a later version is known."""
@@ -106,7 +106,7 @@ class NodeCache:
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
                 record.foreign = ForeignMark(self._clock())
             record.lock_sightings = {
-                key: record.lock_sightings[key] if before.get(key) == text else self._sighting()
+                key: record.lock_sightings[key] if before.get(key) == text else self._sightings.make()
                 for key, text in record.locks.items()}
             record.lock_free = parse_lock_free(node.annotations.get(LOCK_FREE))
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
@@ -143,7 +143,7 @@ class NodeCache:
     def prune(self, seen: set[str], started: float) -> None:
         """Removes nodes that are not in a complete list (*seen*). Events may have been missed, so all are foreign."""
         with self._lock:
-            self._is_filled = True
+            self._sightings.finish_list()
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
                 record.foreign = ForeignMark(self._clock())
@@ -223,9 +223,6 @@ class NodeCache:
         with self._lock:
             return {(record.name, vendor.key): inventory.problem for record, vendor, inventory in self._inventories()
                     if inventory.problem is not None}
-
-    def _sighting(self) -> Sighting:
-        return Sighting(self._clock(), None if self._is_filled else self._now().timestamp())
 
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():

@@ -20,7 +20,7 @@ from hami.codec.objects import parse_resource_version
 from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.read_booking import read_booking, refines
-from hami.scheduling.sighting import Sighting
+from hami.scheduling.sighting import Sighting, Sightings
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
@@ -90,9 +90,8 @@ class PodCache:
         self._nodes = nodes
         self._foreign_reservations = foreign_reservations
         self._clock = clock
-        self._now = now
         self._records: dict[str, PodRecord] = {}
-        self._is_filled = False  # the first list is complete: what comes from then on is new
+        self._sightings = Sightings(clock, now)
         self._uids: dict[tuple[str, str], str] = {}
         self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
         self._decided: set[str] = set()  # pods that this process has filtered
@@ -132,7 +131,7 @@ class PodCache:
             gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
-            self._is_filled = True
+            self._sightings.finish_list()
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
@@ -196,7 +195,7 @@ class PodCache:
 
     def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
-        known, sighting = self._records.get(uid), self._sighting()
+        known, sighting = self._records.get(uid), self._sightings.make()
         assigned = known.assigned if known is not None and known.assigned_at == assigned_at(pod) else sighting
         bound = known.bound if known is not None and known.node and known.bound_at == bound_at(pod) else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
@@ -322,9 +321,6 @@ class PodCache:
 
     def _is_fresh(self, written: int, assigned: Sighting) -> bool:
         return written > 0 and abs(assigned.claimed_age(written, self._clock())) < FOREIGN_TTL_S
-
-    def _sighting(self) -> Sighting:
-        return Sighting(self._clock(), None if self._is_filled else self._now().timestamp())
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
         self._reservations.forget(uid)

@@ -8,7 +8,9 @@ the process has watched it for a while.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 OBSERVED_S = 10.0
 """Seconds for which something is watched before its own time counts against it: an allocation that is alive goes on."""
@@ -30,3 +32,20 @@ class Sighting:
         """Returns for how long it has existed, for a decision to revoke it."""
         seen_for = clock - self.at
         return max(seen_for, self.claimed_age(written, clock)) if seen_for >= OBSERVED_S else seen_for
+
+
+class Sightings:
+    """Makes the sightings of one cache. *clock* is monotonic, *now* returns the time of day."""
+
+    def __init__(self, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._now = now
+        self._has_listed = False
+
+    def finish_list(self) -> None:
+        """Records that the first list is complete: what is seen from then on is new."""
+        self._has_listed = True
+
+    def make(self) -> Sighting:
+        """Returns the sighting of what is seen for the first time."""
+        return Sighting(self._clock(), None if self._has_listed else self._now().timestamp())
