@@ -217,8 +217,11 @@ class DevicePluginProgram:
             log.info("no kubelet socket: the cards are only registered with the node")
             return
         beat_before_wait()
-        if self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is not None:
-            self._card_registration.run()
+        if self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is None:
+            return
+        if not self._is_start_time:
+            self._registrar.wait_registered()  # a predecessor that was killed may have left the node lock-free
+        self._card_registration.run()
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""

@@ -45,6 +45,7 @@ class NodeRegistrar:
         self._on_cards = on_cards
         self._is_lock_free = is_lock_free
         self._stopped = threading.Event()
+        self._has_registered = threading.Event()  # also set by the end of `run`
         self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
 
@@ -103,11 +104,17 @@ class NodeRegistrar:
             self._cluster.annotate_node(name, changes, node.resource_version if shared else "")
             log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
                                                "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
+        self._has_registered.set()
         return snapshot
+
+    def wait_registered(self) -> None:
+        """Waits until the node's annotations are right for the first time, or until `stop`."""
+        self._has_registered.wait()
 
     def stop(self) -> None:
         """Ends `run` soon, once the inventory is closed."""
         self._stopped.set()
+        self._has_registered.set()
 
     def leave(self, *, unregister: bool) -> None:
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may

@@ -1,6 +1,7 @@
 """The device plugin process and its signals."""
 
 import base64
+import contextlib
 import json
 import queue
 import signal
@@ -498,6 +499,22 @@ def test_the_node_needs_a_lock_otherwise(run, cdi_cluster, given):
     run(**given)
     while LOCK_FREE in cdi_cluster.nodes["n1"].annotations:
         assert cdi_cluster.written.acquire(timeout=20)
+
+
+def test_a_node_left_lock_free_needs_a_lock_before_the_kubelet_asks_for_devices(run, kubelet, cdi_cluster, monkeypatch):
+    """Otherwise two pods that were bound meanwhile, without a lock, cannot be told apart."""
+    cdi_cluster.annotate_node("n1", {LOCK_FREE: "NVIDIA"})
+    annotate, early = cdi_cluster.annotate_node, []
+
+    def annotate_later(*arguments):
+        with contextlib.suppress(queue.Empty):
+            early.append(kubelet.registered.get(timeout=0.5))
+        annotate(*arguments)
+
+    monkeypatch.setattr(cdi_cluster, "annotate_node", annotate_later)
+    run(allocate="admission")
+    kubelet.registered.get(timeout=20)
+    assert not early and LOCK_FREE not in cdi_cluster.nodes["n1"].annotations
 
 
 def test_containers_of_start_time_mode_start_again_in_admission_mode(run, kubelet, cluster, directory):
