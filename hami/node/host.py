@@ -24,7 +24,8 @@ from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
-from hami.node.limits import COMPUTE_SIZE, LIMITS, ContainerLimits, render_limits, render_region
+from hami.node.limits import LIMITS, ContainerLimits, render_limits, render_region
+from hami.node.region_layout import COMPUTE_SIZE
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -83,9 +84,7 @@ class Host:
         An earlier directory is renamed, whatever it holds, as if it belonged to a deleted pod; `sweep` removes it
         later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
         """
-        name = f"{uid}_{container}"
-        if _DIRECTORY.fullmatch(name) is None:
-            raise HostError(f"{self._containers / name}: not a valid directory name for a container")
+        name = directory_name(uid, container)
         with host_errors("cannot create the directory of a container"):
             self._containers.mkdir(parents=True, exist_ok=True)
             if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
@@ -104,7 +103,7 @@ class Host:
         *keep*: the container may have run before, and none of its processes is left. Its region is cleared, but stays
         the same file: monitors have mapped it. Raises: HostError.
         """
-        directory = self._containers / f"{uid}_{container}"
+        directory = self._containers / directory_name(uid, container)
         text = render_limits(limits, f"{self._root}/{token}.cache")
         with host_errors("cannot write the limits of a container"):
             _fill(directory / f"{token}.cache", render_region(limits))
@@ -161,6 +160,14 @@ class Host:
     def allocations(self) -> list[CheckpointEntry] | None:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
         return read_checkpoint(self._checkpoint)
+
+
+def directory_name(uid: str, container: str) -> str:
+    """Returns the name of a container's directory, which is no path. Raises: HostError."""
+    name = f"{uid}_{container}"
+    if _DIRECTORY.fullmatch(name) is None:
+        raise HostError(f"{name}: not a valid directory name for a container")
+    return name
 
 
 def install_library(source: str | Path, hook_path: str | Path) -> list[str]:

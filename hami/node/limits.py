@@ -14,18 +14,15 @@ from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.model import Share
+from hami.node import region_layout
+from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, UUID_SIZE
 from hami.quantity import parse_integer
 
 LIMITS = "limits"
 """Name of the file in which the limiter looks for limits, in its own directory."""
-MOST_DEVICES = 16
-REGION_SIZE, COMPUTE_SIZE = 2_008_953, 4096
 _MIB = 1 << 20
-_MAGIC, _MAJOR, _MINOR = 19920718, 1, 2
 _SEMAPHORES = (24, 2_008_920)
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
-_DEVICE_COUNT, _UUIDS, _UUID_SIZE, _MEMORY_LIMITS, _CORE_LIMITS = 56, 64, 96, 1600, 1728
-_SWITCH, _PRIORITY = 2_008_900, 2_008_908
 _POLICIES = ("default", "force", "disable")
 
 
@@ -60,14 +57,19 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
         raise AllocationRefused(f"the limiter supports {MOST_DEVICES} devices in a container, not {len(parts)}")
     in_order = sorted(parts, key=lambda part: part[0].index)
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
-    priority = parse_integer(env.get("CUDA_TASK_PRIORITY", ""))
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
         devices=tuple(DeviceLimit(card.uuid, share.memory_mib * _MIB, share.cores if 0 < share.cores < 100 else 100)
                       for card, share in in_order),
-        priority=1 if priority is None else max(priority, 0),
+        priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9))
+
+
+def task_priority(env: Mapping[str, str]) -> int:
+    """Returns the priority of a container with these variables; 0 is the highest, 1 the default."""
+    priority = parse_integer(env.get("CUDA_TASK_PRIORITY", ""))
+    return 1 if priority is None else max(priority, 0)
 
 
 def render_limits(limits: ContainerLimits, region: str) -> str:
@@ -82,15 +84,15 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
 def render_region(limits: ContainerLimits) -> bytes:
     """Returns a shared region without processes. Limits in it are preferred to those in the environment, by HAMi's
     library as well."""
-    region = bytearray(REGION_SIZE)
-    struct.pack_into("<III", region, 0, _MAGIC, _MAJOR, _MINOR)
+    region = bytearray(CURRENT.size + 1)  # HAMi-core makes files one byte longer, too
+    struct.pack_into("<III", region, 0, MAGIC, MAJOR, MINOR)
     for offset in _SEMAPHORES:
         region[offset:offset + len(_UNLOCKED)] = _UNLOCKED
-    struct.pack_into("<Q", region, _DEVICE_COUNT, len(limits.devices))
+    struct.pack_into("<Q", region, CURRENT.device_count, len(limits.devices))
     for place, one in enumerate(limits.devices):
-        struct.pack_into(f"<{_UUID_SIZE}s", region, _UUIDS + _UUID_SIZE * place, one.uuid.encode())
-        struct.pack_into("<Q", region, _MEMORY_LIMITS + 8 * place, one.memory)
-        struct.pack_into("<Q", region, _CORE_LIMITS + 8 * place, one.cores)
-    struct.pack_into("<i", region, _SWITCH, 1)
-    struct.pack_into("<i", region, _PRIORITY, limits.priority)
+        struct.pack_into(f"<{UUID_SIZE}s", region, CURRENT.uuids + UUID_SIZE * place, one.uuid.encode())
+        struct.pack_into("<Q", region, CURRENT.memory_limits + 8 * place, one.memory)
+        struct.pack_into("<Q", region, CURRENT.core_limits + 8 * place, one.cores)
+    struct.pack_into("<i", region, CURRENT.slots_used + region_layout.SWITCH, 1)
+    struct.pack_into("<i", region, CURRENT.slots_used + region_layout.PRIORITY, limits.priority)
     return bytes(region)

@@ -1,0 +1,93 @@
+"""Decides which containers wait for others on the same card, and whose compute limit counts. Pure.
+
+A container waits only while one of higher priority works on one of its cards. Among those that do not wait, the compute
+limit of a container counts while another one of its level works on one of its cards, too; a container that is alone on
+its cards may use them whole. A limit that counts stays for some seconds, so that it does not flicker.
+
+HAMi's monitor has the same rules. There, they come undone with current libraries: a container whose limit does not count
+no longer shows that it works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+LIMIT_S = 3.0
+"""Seconds for which a limit counts after the container last shared a card."""
+RECENT_S = 1.5
+"""Seconds after a kernel in which a container works. Libraries note the time in whole seconds, once a second."""
+ACTIVE, IDLE, BLOCKED = 2, 0, -1
+"""Values of ``recent_kernel``: a launch writes the first, the monitor counts it down, or writes the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A container as the rules see it. *priority*: 0 is the highest. *cards*: those, or the MIG instances, that it has.
+
+    *recent_kernel*: as in its region. *shared_at*: when it last shared a card, as an earlier `Verdict` says.
+    """
+
+    key: Hashable
+    priority: int
+    cards: frozenset[str]
+    is_active: bool
+    recent_kernel: int = IDLE
+    shared_at: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a container may do. *recent_kernel*: to be written to its region. *is_limited*: its compute limit counts."""
+
+    recent_kernel: int
+    is_limited: bool
+    shared_at: float
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the container waits."""
+        return self.recent_kernel < 0
+
+
+def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None, has_limiter: bool, now: float) -> bool:
+    """Reports whether a container works.
+
+    *host_sm*: percent that its processes use by NVML, ``None`` if unknown. *has_limiter*: it has our limiter, which
+    notes each launch in *recent_kernel*. HAMi's does so only while its limit counts, but always notes
+    *last_kernel_time*. *now*: Unix seconds.
+    """
+    if recent_kernel >= ACTIVE or (host_sm or 0) > 0:
+        return True
+    return not has_limiter and recent_kernel >= 0 and abs(now - last_kernel_time) < RECENT_S
+
+
+def decide(contenders: Iterable[Contender], now: float) -> Mapping[Hashable, Verdict]:
+    """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
+    levels = defaultdict(list)
+    for one in contenders:
+        levels[one.priority].append(one)
+    verdicts: dict[Hashable, Verdict] = {}
+    taken: set[str] = set()  # cards on which containers of higher levels work
+    for _, level in sorted(levels.items()):
+        waiting = {one.key for one in level if not taken.isdisjoint(one.cards)}
+        working = [one for one in level if one.is_active and one.key not in waiting]
+        users: dict[str, int] = defaultdict(int)
+        for card in (card for one in working for card in one.cards):
+            users[card] += 1
+        for one in level:
+            verdicts[one.key] = _verdict(one, users, is_blocked=one.key in waiting, now=now)
+        taken.update(users)
+    return verdicts
+
+
+def _verdict(one: Contender, users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
+    shares = is_blocked or any(users.get(card, 0) > 1 for card in one.cards)
+    shared_at = now if shares else one.shared_at
+    if is_blocked:
+        recent_kernel = BLOCKED
+    else:
+        recent_kernel = max(min(one.recent_kernel, ACTIVE) - 1, IDLE)
+    return Verdict(recent_kernel, now - shared_at < LIMIT_S, shared_at)

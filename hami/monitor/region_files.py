@@ -1,0 +1,175 @@
+"""Opens the files of containers that tenants can write to, and change at any time.
+
+Nothing is mapped, since a file that shrinks would end the process, and no lock is taken. A file is looked at before it
+is opened: opening a FIFO or a device node can hang, or do worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import stat
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from hami.errors import HostError
+from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
+from hami.node.host import directory_name
+from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, LAYOUTS, identify
+
+MOST_ENTRIES = 64
+"""Directory entries that are looked at: the plugins leave five, tenants of HAMi's can make any number."""
+_REGION, _COMPUTE = ".cache", ".sm"
+_REGION_SIZES = frozenset(size for layout in LAYOUTS for size in (layout.size, layout.size + 1))
+_HEARTBEAT = struct.Struct("<Q")
+
+
+class _UnknownSize(HostError):
+    """A file has a size that no known version has."""
+
+
+class RegionState(enum.StrEnum):
+    """Why a container has a region that can be read, or has none."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    UNINITIALISED = "uninitialised"
+    UNKNOWN = "unknown"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionReading:
+    """The region of a container, or why there is none.
+
+    *name*, *inode*: of its file. *problem*: a reason for the log, empty if there is nothing to say. *throttled*:
+    nanoseconds that launches on each device of the region have waited, ``None`` without our limiter.
+    """
+
+    state: RegionState
+    problem: str = ""
+    region: Region | None = None
+    name: str = ""
+    inode: int = 0
+    throttled: tuple[int, ...] | None = None
+
+
+class RegionFiles:
+    """The regions below one host directory."""
+
+    def __init__(self, hook_path: str | Path) -> None:
+        """*hook_path*: the directory above ``vgpu``."""
+        self._containers = Path(hook_path) / "vgpu" / "containers"
+
+    def read(self, uid: str, container: str, *, heartbeat: int | None = None) -> RegionReading:
+        """Returns the newest readable region of a container. Never raises.
+
+        *heartbeat*: monotonic nanoseconds, written to the compute file to say that a monitor decides who is blocked.
+        """
+        try:
+            with self._directory(uid, container) as directory:
+                names = _names(directory)
+                readings = [_read_region(directory, name, names, heartbeat) for name in names
+                            if name.endswith(_REGION)]
+        except FileNotFoundError:
+            return RegionReading(state=RegionState.ABSENT)
+        except (OSError, HostError) as error:
+            return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
+        usable = [reading for _, reading in sorted(readings, key=lambda one: one[0], reverse=True)]
+        found = next((one for one in usable if one.state is RegionState.OK), None)
+        return found or next(iter(usable), RegionReading(state=RegionState.ABSENT))
+
+    def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
+        """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError
+        if it cannot be written."""
+        if not writes:
+            return
+        with (self._directory(uid, container) as directory,
+              _opened(directory, reading.name, _REGION_SIZES) as (file, about)):
+            if about.st_ino == reading.inode:
+                for offset, data in writes:
+                    os.pwrite(file, data, offset)
+
+    @contextlib.contextmanager
+    def _directory(self, uid: str, container: str) -> Iterator[int]:
+        path = self._containers / directory_name(uid, container)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+
+def _names(directory: int) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in islice(entries, MOST_ENTRIES)]
+
+
+def _read_region(directory: int, name: str, names: Collection[str],
+                 heartbeat: int | None) -> tuple[int, RegionReading]:
+    """Returns when a region has last changed, which orders several, and its content."""
+    try:
+        with _opened(directory, name, _REGION_SIZES) as (file, about):
+            state, region, problem = _content(file, about.st_size)
+        compute = name.removesuffix(_REGION) + _COMPUTE
+        throttled = _read_compute(directory, compute, heartbeat) if compute in names else None
+    except _UnknownSize as error:
+        return 0, RegionReading(state=RegionState.UNKNOWN, problem=str(error))
+    except (OSError, HostError) as error:
+        return 0, RegionReading(state=RegionState.UNREADABLE, problem=str(error))
+    return about.st_mtime_ns, RegionReading(state=state, problem=problem, region=region, name=name,
+                                            inode=about.st_ino, throttled=throttled)
+
+
+def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
+    head = os.pread(file, max(layout.slots for layout in LAYOUTS), 0)
+    if head[:4] == bytes(4):
+        return RegionState.UNINITIALISED, None, ""
+    if (known := identify(size, head)) is None:
+        return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"
+    layout, version = known
+    tail = os.pread(file, layout.tail_size, layout.slots_used)
+    used = slot_count(tail) if len(tail) == layout.tail_size else 0
+    slots = os.pread(file, used * layout.slot_size, layout.slots) if used else b""
+    if (region := parse_region(version, layout, head, slots, tail)) is None:
+        return RegionState.UNREADABLE, None, "the file shrinks while it is read"
+    return RegionState.OK, region, ""
+
+
+def _read_compute(directory: int, name: str, heartbeat: int | None) -> tuple[int, ...]:
+    with _opened(directory, name, (COMPUTE_SIZE,)) as (file, _):
+        content = os.pread(file, COMPUTE_SIZE, 0)
+        if len(content) < COMPUTE_SIZE:
+            raise HostError(f"{name}: the file shrinks while it is read")
+        if heartbeat is not None:
+            os.pwrite(file, _HEARTBEAT.pack(heartbeat), COMPUTE_HEARTBEAT)
+    return parse_throttled(content)
+
+
+@contextlib.contextmanager
+def _opened(directory: int, name: str, sizes: Collection[int]) -> Iterator[tuple[int, os.stat_result]]:
+    """Opens a regular file of one of *sizes* for reading and writing. Raises: OSError, HostError if it is no such file.
+
+    ``O_PATH`` opens nothing that could hang or act, and what is then opened is what was looked at. A file of another
+    file system was mounted there.
+    """
+    seen = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        about = os.fstat(seen)
+        if not stat.S_ISREG(about.st_mode):
+            raise HostError(f"{name!r}: not a regular file")
+        if about.st_dev != os.fstat(directory).st_dev:
+            raise HostError(f"{name!r}: on another file system")
+        if about.st_size not in sizes:
+            raise _UnknownSize(f"{name!r}: {about.st_size} bytes, which no known version has")
+        file = os.open(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(seen)
+    try:
+        yield file, about
+    finally:
+        os.close(file)
