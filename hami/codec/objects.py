@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -56,6 +57,32 @@ class _Container(msgspec.Struct, rename="camel"):
 
 
 C = TypeVar("C", _Container, _Settled)
+
+
+class _Ended(msgspec.Struct):
+    container_id: str | None = msgspec.field(name="containerID", default=None)
+
+
+class _Phase(msgspec.Struct):
+    terminated: _Ended | None = None
+
+
+class _Observed(msgspec.Struct, rename="camel"):
+    """The status of a container, with the runtime's ids of this run and the one before."""
+
+    name: str | None = ""
+    container_id: str | None = msgspec.field(name="containerID", default=None)
+    state: _Phase | None = None
+    last_state: _Phase | None = None
+
+
+class _ObservedStatus(msgspec.Struct, rename="camel"):
+    init_container_statuses: list[_Observed] | None = None
+    container_statuses: list[_Observed] | None = None
+
+
+class _ObservedPod(msgspec.Struct):
+    status: _ObservedStatus | None = None
 
 
 class _PodSpec(msgspec.Struct, Generic[C], rename="camel"):
@@ -116,6 +143,7 @@ class _Quota(msgspec.Struct):
 
 _POD = msgspec.json.Decoder(_Pod[_Container])
 _SETTLED_POD = msgspec.json.Decoder(_Pod[_Settled])
+_OBSERVED_POD = msgspec.json.Decoder(_ObservedPod)
 _NODE = msgspec.json.Decoder(_Node)
 _QUOTA = msgspec.json.Decoder(_Quota)
 
@@ -168,6 +196,30 @@ def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[st
     return (wire.metadata or _Meta()).uid or "", {
         container.name or "": {one.name or "": one.value for one in container.env or () if one.value is not None}
         for container in (*(spec.init_containers or ()), *(spec.containers or ()))}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRuns:
+    """The containers of a pod as the kubelet has seen them run. *ids*: names by the runtime's id, without its scheme.
+    *ended*: names of those that have ended and were not started again."""
+
+    ids: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
+
+
+def parse_runs(data: bytes | msgspec.Raw) -> ContainerRuns:
+    """The runs of the containers in *data*, a pod (JSON). Raises: MalformedInput."""
+    status = decode("pod", _OBSERVED_POD, data).status or _ObservedStatus()
+    ids: dict[str, str] = {}
+    ended = set()
+    for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
+        states = [state.terminated for state in (one.state, one.last_state) if state and state.terminated]
+        for text in (one.container_id, *(state.container_id for state in states)):
+            if text:
+                ids[text.rpartition("//")[2]] = one.name or ""
+        if one.state is not None and one.state.terminated is not None:
+            ended.add(one.name or "")
+    return ContainerRuns(ids, frozenset(ended))
 
 
 def parse_node(data: bytes | msgspec.Raw) -> Node:

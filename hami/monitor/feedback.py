@@ -4,8 +4,8 @@ A container waits only while one of higher priority works on one of its cards. A
 limit of a container counts while another one of its level works on one of its cards, too; a container that is alone on
 its cards may use them whole. A limit that counts stays for some seconds, so that it does not flicker.
 
-HAMi's monitor has the same rules. There, they come undone with current libraries: a container whose limit does not count
-no longer shows that it works.
+HAMi's monitor has the same rules. There, they come undone with current libraries: a container whose limit does not
+count no longer shows that it works.
 """
 
 from __future__ import annotations

@@ -70,17 +70,19 @@ class Region:
 
 def device_count(head: bytes, layout: RegionLayout) -> int:
     """Returns the number of devices in a region. *head*: its bytes before the slots."""
-    return min(_LONG.unpack_from(head, layout.device_count)[0], MOST_DEVICES)
+    count: int = _LONG.unpack_from(head, layout.device_count)[0]
+    return min(count, MOST_DEVICES)
 
 
 def slot_count(tail: bytes) -> int:
     """Returns the number of slots that may be in use. *tail*: the bytes from ``slots_used`` on."""
-    return max(0, min(_INT.unpack_from(tail)[0], MOST_SLOTS))
+    count: int = _INT.unpack_from(tail)[0]
+    return max(0, min(count, MOST_SLOTS))
 
 
 def parse_region(version: str, layout: RegionLayout, head: bytes, slots: bytes, tail: bytes) -> Region | None:
-    """Returns the region in *head* (all before the slots), *slots* (those that `slot_count` counts) and *tail*; ``None``
-    if a part is shorter than that."""
+    """Returns the region in *head* (all before the slots), *slots* (those that `slot_count` counts) and *tail*;
+    ``None`` if a part is shorter than that."""
     if len(head) < layout.slots or len(tail) < layout.tail_size:
         return None
     count = slot_count(tail)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hami.codec.objects import parse_environment, parse_pod
+from hami.codec.objects import ContainerRuns, parse_environment, parse_pod, parse_runs
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Pod
@@ -17,10 +17,11 @@ SYNC_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
-    """A pod, and the environment variables that each of its containers sets to a literal value."""
+    """A pod, the environment variables that each of its containers sets to a literal value, and how they run."""
 
     pod: Pod
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    runs: ContainerRuns = ContainerRuns()
 
 
 class NodePods:
@@ -46,10 +47,19 @@ class NodePods:
 
     def pods(self) -> list[Pod] | None:
         """Returns the pods last reported; ``None`` before the first list is complete."""
+        known = self.node_pods()
+        return None if known is None else [one.pod for one in known]
+
+    def node_pods(self) -> list[NodePod] | None:
+        """Returns what was last reported of each pod; ``None`` before the first list is complete."""
         if not self._reflector.synced.is_set():
             return None
         with self._lock:
-            return [one.pod for one in self._node_pods.values()]
+            return list(self._node_pods.values())
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Waits for the first list, for at most *timeout* seconds; returns whether it is complete."""
+        return self._reflector.synced.wait(timeout)
 
     def pod(self, uid: str) -> Pod | None:
         """Returns the pod last reported; ``None`` if it is not known, even once the first list is complete."""
@@ -82,4 +92,4 @@ class NodePods:
 
 
 def _parse(data: bytes) -> NodePod:
-    return NodePod(parse_pod(data), parse_environment(data)[1])
+    return NodePod(parse_pod(data), parse_environment(data)[1], parse_runs(data))

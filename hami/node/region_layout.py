@@ -21,8 +21,8 @@ SM = 16
 
 COMPUTE_SIZE, COMPUTE_HEARTBEAT = 4096, 16
 COMPUTE_BUCKETS, COMPUTE_BUCKET_SIZE, COMPUTE_THROTTLED = 256, 128, 24
-"""The compute file of our limiter, beside the region: a bucket for each device, and offsets in it. libvgpu/src/compute.h
-defines them."""
+"""The compute file of our limiter, beside the region: a bucket for each device, and offsets in it.
+libvgpu/src/compute.h defines them."""
 
 _HEAD = struct.Struct("<III")
 

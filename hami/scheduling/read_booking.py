@@ -18,7 +18,7 @@ from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
 from hami.vendors.mig import in_mig_mode
 from hami.vendors.request import most_shares
-from hami.vendors.spec import Catalog
+from hami.vendors.spec import Catalog, Vendor
 
 
 def read_booking(pod: Pod, node: str, vendors: Catalog,
@@ -37,9 +37,7 @@ def read_booking(pod: Pod, node: str, vendors: Catalog,
         if vendor.key not in most:
             continue
         try:
-            shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
-            shares = vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares
-            shares = _first(most[vendor.key], shares)
+            shares = read_allocation(pod, vendor, most[vendor.key])
             taken = peak_charges(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:
             problems.append(str(error))
@@ -47,6 +45,15 @@ def read_booking(pod: Pod, node: str, vendors: Catalog,
         if taken:
             charges.append((vendor.key, taken))
     return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
+
+
+def read_allocation(pod: Pod, vendor: Vendor, most: int) -> Allocation:
+    """Returns the shares of *vendor*'s devices in the pod's annotation, at most *most*: as many as it requests.
+
+    Raises: MalformedInput.
+    """
+    shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
+    return _first(most, vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares)
 
 
 def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage]) -> bool:

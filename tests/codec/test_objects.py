@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.objects import convert_pod, parse_environment, parse_node, parse_pod, parse_quota
+from hami.codec.objects import (
+    ContainerRuns, convert_pod, parse_environment, parse_node, parse_pod, parse_quota, parse_runs,
+)
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from tests.codec.fuzz import bodies
@@ -175,3 +177,20 @@ def test_anything_is_read_or_malformed(parse, data):
         parse(data)
     except MalformedInput as error:
         assert error.field in ("pod", "node", "resourcequota")
+
+
+def test_the_runs_of_containers():
+    """Ids of this run and the one before; who has ended and was not started again."""
+    ended = {"terminated": {"exitCode": 0, "containerID": "containerd://old"}}
+    found = parse_runs(json.dumps({"status": {
+        "initContainerStatuses": [{"name": "init", "containerID": "cri-o://first", "state": ended}],
+        "containerStatuses": [
+            {"name": "main", "containerID": "containerd://new", "state": {"running": {}}, "lastState": ended},
+            {"name": "waiting", "state": {"waiting": {}}}, {}]}}).encode())
+    assert found.ids == {"first": "init", "old": "main", "new": "main"}
+    assert found.ended == {"init"}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"status": {}}', b'{"status": {"containerStatuses": null}}'])
+def test_a_pod_that_has_not_run(body):
+    assert parse_runs(body) == ContainerRuns()

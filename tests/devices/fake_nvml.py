@@ -30,6 +30,20 @@ class Gpu:
     links: tuple = ()
     near: dict = field(default_factory=dict)
     made: dict = field(default_factory=dict)  # number of the instance → _Created
+    used: int = 0
+    rates: tuple = (0, 0)  # percent of the card, and of its memory controller
+    processes: list = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a card or instance. *sm*: percent, None for a process that has not worked. *at*: microseconds."""
+
+    pid: int
+    memory: int | None = 0
+    sm: int | None = None
+    kind: str = "Compute"
+    at: int = 1 << 60
 
 
 @dataclass(eq=False)
@@ -44,6 +58,7 @@ class _Created:
     inner: dict = field(default_factory=dict)
     busy: bool = False
     part: int = 0  # slices of a compute instance that is smaller than the GPU instance
+    processes: list = field(default_factory=list)
 
 
 A100 = {  # the driver's numbers; others are not supported
@@ -113,8 +128,26 @@ class FakeNvml:
         return handle.name
 
     def nvmlDeviceGetMemoryInfo(self, handle):
+        if isinstance(handle, tuple):
+            made, _ = handle
+            self._enter("nvmlDeviceGetMemoryInfo", made.gpu)
+            mib = next(row[4] for row in made.gpu.profiles.values() if row[0] == made.profile)
+            return SimpleNamespace(total=mib * MIB, used=sum(one.memory or 0 for one in made.processes))
         self._enter("nvmlDeviceGetMemoryInfo", handle)
-        return SimpleNamespace(total=handle.memory)
+        return SimpleNamespace(total=handle.memory, used=handle.used)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        self._enter("nvmlDeviceGetUtilizationRates", handle)
+        gpu, memory = handle.rates
+        return SimpleNamespace(gpu=gpu, memory=memory)
+
+    def nvmlDeviceGetProcessUtilization(self, handle, since):
+        self._enter("nvmlDeviceGetProcessUtilization", handle)
+        samples = [pynvml.c_nvmlProcessUtilizationSample_t(pid=one.pid, timeStamp=one.at, smUtil=one.sm)
+                   for one in handle.processes if one.sm is not None]
+        if not samples:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return samples
 
     def nvmlDeviceGetMinorNumber(self, handle):
         self._enter("nvmlDeviceGetMinorNumber", handle)
@@ -297,12 +330,21 @@ class FakeNvml:
         return SimpleNamespace(gpuInstanceSliceCount=slices, computeInstanceSliceCount=made.part or slices,
                                memorySizeMB=memory)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, mig):
-        self._enter("nvmlDeviceGetComputeRunningProcesses", mig[0].gpu)
-        return ["a process"] if mig[0].busy else []
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._running("Compute", handle)
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, mig):
-        return []
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
+        return self._running("Graphics", handle)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle):
+        return self._running("MPSCompute", handle)
+
+    def _running(self, kind, handle):
+        owner, gpu = (handle[0], handle[0].gpu) if isinstance(handle, tuple) else (handle, handle)
+        self._enter(f"nvmlDeviceGet{kind}RunningProcesses", gpu)
+        busy = [Process(1)] if getattr(owner, "busy", False) else []
+        return [SimpleNamespace(pid=one.pid, usedGpuMemory=one.memory) for one in (*owner.processes, *busy)
+                if one.kind == kind]
 
     # ---- internals
 

@@ -20,7 +20,7 @@ def contender(key, priority=1, cards="x", active=True, **fields):
     pytest.param([contender("a", 0, "xy"), contender("b", 1, "yz")], "b", "b", id="one of several cards"),
     pytest.param([contender("a"), contender("b")], "", "ab", id="two of a level share"),
     pytest.param([contender("a"), contender("b", active=False)], "", "", id="one that is idle takes nothing"),
-    pytest.param([contender("a"), contender("b"), contender("c", active=False)], "", "abc", id="an idle one will share"),
+    pytest.param([contender("a"), contender("b"), contender("c", active=False)], "", "abc", id="an idle one later"),
     pytest.param([contender("a", 0), contender("b", 1, active=False)], "b", "b", id="also before it starts to work"),
     pytest.param([contender("a", 0, "x"), contender("b", 1, "xy"), contender("c", 2, "y")], "b", "b",
                  id="nobody waits for one that waits"),

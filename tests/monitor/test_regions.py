@@ -6,9 +6,7 @@ import struct
 import pytest
 
 from hami.model import Share
-from hami.monitor.regions import (
-    RegionProcess, control_writes, parse_region, parse_throttled, slot_count, usage_writes,
-)
+from hami.monitor.regions import RegionProcess, control_writes, parse_region, parse_throttled, slot_count, usage_writes
 from hami.node.limits import ContainerLimits, DeviceLimit, render_region
 from hami.node.region_layout import CURRENT, LAYOUTS, LEGACY, SHIFTED, identify
 from tests.monitor.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
@@ -91,7 +89,8 @@ def test_a_uuid_that_is_no_text_is_empty():
 @pytest.mark.parametrize(("data", "what"), [
     (bytes(2008953), "nothing is initialised"), (bytes(804680), "a size that no version has"), (b"", "empty"),
     (region_bytes()[:100], "cut off"), (region_bytes()[:2008000], "cut off in a slot"),
-    (b"\0" + region_bytes()[1:], "another magic"), (region_bytes()[:4] + struct.pack("<I", 2) + region_bytes()[8:], "2.x"),
+    (b"\0" + region_bytes()[1:], "another magic"),
+    (region_bytes()[:4] + struct.pack("<I", 2) + region_bytes()[8:], "2.x"),
     (region_bytes()[:8] + struct.pack("<I", 3) + region_bytes()[12:], "1.3"),
     (region_bytes("1.1 shifted")[:8] + struct.pack("<I", 2) + region_bytes("1.1 shifted")[12:], "1.2 of another size"),
 ], ids=lambda value: value if isinstance(value, str) else "")

@@ -1,0 +1,112 @@
+"""The containers of a node that have devices, as the API server says. Pure.
+
+What a container may use and its priority come from here, never from what it can write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hami.errors import MalformedInput
+from hami.model import Partition, PodRef, Share
+from hami.monitor.cgroups import ContainerId, plain_uid
+from hami.node.limits import task_priority
+from hami.node.pods import NodePod
+from hami.scheduling.read_booking import read_allocation
+from hami.vendors.request import most_shares
+from hami.vendors.spec import Catalog, Vendor
+
+_MIB = 1 << 20
+Key = tuple[str, str]
+"""A pod's uid, and the name of a container of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """A device that a container has been given. *index*: its number in the container. *card*: the UUID of the card.
+
+    *memory*: bytes. *cores*: percent. *instance*: of a MIG instance, with its identity if it has been created.
+    """
+
+    index: int
+    card: str
+    memory: int
+    cores: int
+    instance: Partition | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of what processes run on: that of the MIG instance if it is known."""
+        identity = self.instance.instance if self.instance is not None else ()
+        return identity[0] if identity else self.card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoredContainer:
+    """A container with devices. *priority*: 0 is the highest. *has_ended*: it has ended and was not started again."""
+
+    pod: PodRef
+    name: str
+    devices: tuple[AllocatedDevice, ...]
+    priority: int = 1
+    has_ended: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What identifies the container on the node."""
+        return self.pod.uid, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContainers:
+    """The containers of a node. *by_id*: keys by identity in control groups. *problems*: pods that cannot be read."""
+
+    containers: tuple[MonitoredContainer, ...]
+    by_id: Mapping[ContainerId, Key]
+    problems: Mapping[PodRef, str]
+
+
+def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
+                    card_indexes: Mapping[str, int]) -> NodeContainers:
+    """Returns the containers of *pods* that have devices of *vendor*, by namespace and name of the pod.
+
+    Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
+    container. Unknown cards come last.
+    """
+    containers: list[MonitoredContainer] = []
+    by_id: dict[ContainerId, Key] = {}
+    problems: dict[PodRef, str] = {}
+    for one in sorted(pods, key=lambda one: (one.pod.ref.namespace, one.pod.ref.name, one.pod.ref.uid)):
+        try:
+            found = list(_of_pod(one, vendors, vendor, card_indexes))
+        except MalformedInput as error:
+            problems[one.pod.ref] = str(error)
+            continue
+        containers += found
+        keys = {container.name: container.key for container in found}
+        uid = plain_uid(one.pod.ref.uid)
+        by_id |= {ContainerId(uid, number): keys[name] for number, name in one.runs.ids.items() if name in keys}
+    return NodeContainers(tuple(containers), by_id, problems)
+
+
+def _of_pod(one: NodePod, vendors: Catalog, vendor: Vendor,
+            card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
+    pod = one.pod
+    most = most_shares(vendors, pod.containers).get(vendor.key, 0)
+    if pod.is_terminated or vendor.allocated not in pod.annotations or not most:
+        return
+    for container, shares in zip(pod.containers, read_allocation(pod, vendor, most)):
+        if shares:
+            yield MonitoredContainer(
+                pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
+                priority=task_priority(one.environments.get(container.name, {})),
+                has_ended=container.name in one.runs.ended)
+
+
+def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:
+    last = len(card_indexes)
+    ordered = sorted(shares, key=lambda share: card_indexes.get(share.uuid, last))
+    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * _MIB, cores=share.cores,
+                                 instance=share.partitions[0] if share.partitions else None)
+                 for index, share in enumerate(ordered))

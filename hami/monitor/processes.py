@@ -1,0 +1,51 @@
+"""Processes of the host: which container each is in, and its PID there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hami.monitor.cgroups import ContainerId, parse_cgroups
+
+_MOST_BYTES = 65_536  # longer texts are not read: a control group has a path of 4,096 bytes at most
+
+
+@dataclass(frozen=True, slots=True)
+class HostProcess:
+    """A process in a container. *inner_pid*: in its innermost PID namespace; 0 if unknown."""
+
+    pid: int
+    container: ContainerId
+    inner_pid: int
+
+
+class HostProcesses:
+    """Looks processes up in ``/proc`` of the host."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def find(self, pid: int) -> HostProcess | None:
+        """Returns the process; ``None`` if it is in no container of a pod, or has ended."""
+        container = parse_cgroups(self._read(pid, "cgroup"))
+        if container is None:
+            return None
+        return HostProcess(pid, container, parse_inner_pid(self._read(pid, "status")))
+
+    def _read(self, pid: int, name: str) -> str:
+        try:
+            with open(self._proc / str(pid) / name, "rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+        except OSError:
+            return ""
+        return "" if len(data) > _MOST_BYTES else data.decode(errors="replace")
+
+
+def parse_inner_pid(text: str) -> int:
+    """Returns the PID of a process in its innermost namespace; 0 if unknown. *text*: ``/proc/<pid>/status``."""
+    for line in text.splitlines():
+        name, _, numbers = line.partition(":")
+        if name == "NSpid":
+            innermost = numbers.split()[-1:]
+            return int(innermost[0]) if innermost and innermost[0].isdecimal() else 0
+    return 0

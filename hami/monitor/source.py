@@ -1,0 +1,88 @@
+"""Where the usage of cards comes from: the driver, which may be lost and come back, or a file that replaces it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hami.devices.cards import Card
+from hami.devices.nvml_usage import NvmlUsage
+from hami.devices.usage import CardUsage
+from hami.errors import HamiError
+
+log = logging.getLogger(__name__)
+
+REOPEN_S = 30.0
+"""Seconds until a driver that was lost is opened again."""
+_MIB = 1 << 20
+
+
+class UsageSource(Protocol):
+    """Reads the usage of the node's cards."""
+
+    def read(self, now: float) -> Sequence[CardUsage] | None:
+        """Returns all readable cards, by index; ``None`` without a driver. *now*: Unix seconds. Never raises."""
+
+
+class DriverSource:
+    """Asks the driver through NVML, and opens it again after it was lost. One thread calls it."""
+
+    def __init__(self, open_driver: Callable[[], Any]) -> None:
+        """*open_driver*: returns pynvml, initialized. Raises: HamiError without a driver."""
+        self._open_driver = open_driver
+        self._nvml: Any = None
+        self._usage: NvmlUsage | None = None
+        self._retry_at = 0.0
+        self._problem = ""
+
+    def read(self, now: float) -> Sequence[CardUsage] | None:
+        """Returns all readable cards, by index; ``None`` without a driver. *now*: Unix seconds."""
+        if self._usage is None and 0 <= self._retry_at - now <= REOPEN_S:
+            return None
+        try:
+            if self._usage is None:
+                self._nvml = self._open_driver()
+                self._usage = NvmlUsage(self._nvml)
+            cards = self._usage.read(now)
+        except HamiError as error:
+            self._close(str(error))
+            self._retry_at = now + REOPEN_S
+            return None
+        if self._problem:
+            log.info("driver is back")
+            self._problem = ""
+        return cards
+
+    def _close(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("no driver: usage is what shared regions say", extra={"reason": problem})
+            self._problem = problem
+        if self._usage is not None:
+            self._usage = None
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError as error:
+                log.debug("driver cannot be closed", extra={"error": str(error)})
+
+
+class FixedSource:
+    """Cards that are known without a driver, which says nothing about their use."""
+
+    def __init__(self, cards: Callable[[], Sequence[Card]]) -> None:
+        """*cards*: reads them, for each round."""
+        self._cards = cards
+        self._problem = ""
+
+    def read(self, now: float) -> Sequence[CardUsage] | None:
+        """Returns the cards; ``None`` while they cannot be read."""
+        try:
+            cards = self._cards()
+        except HamiError as error:
+            if str(error) != self._problem:
+                log.warning("cards cannot be read", extra={"reason": error})
+                self._problem = str(error)
+            return None
+        self._problem = ""
+        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * _MIB)
+                for card in cards]

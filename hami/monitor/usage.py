@@ -1,0 +1,215 @@
+"""Joins what the driver and a container's region say about its devices. Pure.
+
+The driver is believed. Where it does not say, the region counts, which tenants can write to: its numbers are clamped to
+what is possible, and its texts are compared only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.devices.usage import CardUsage, ProcessUsage
+from hami.monitor.cgroups import ContainerId
+from hami.monitor.containers import AllocatedDevice, Key, MonitoredContainer
+from hami.monitor.processes import HostProcess
+from hami.monitor.region_files import RegionReading
+from hami.monitor.regions import Region, RegionDevice
+
+_LARGEST = 1 << 50
+"""Bytes: an upper bound for the memory of a card whose size is not known."""
+_LONGEST_S = 1e9
+"""Seconds: an upper bound for times in a region."""
+_NANOSECONDS = 1e9
+
+
+class Source(enum.StrEnum):
+    """Where a number comes from: the driver of the host, the container's region, or nowhere: then it is 0."""
+
+    HOST = "host"
+    REGION = "region"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CardProcess:
+    """A process of a container on one card or MIG instance."""
+
+    process: HostProcess
+    usage: ProcessUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """What the driver says. *units*: cards and MIG instances by UUID. *processes*: of each container, by UUID."""
+
+    units: Mapping[str, CardUsage]
+    processes: Mapping[Key, Mapping[str, Sequence[CardProcess]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUsageReport:
+    """How a container uses one device. Bytes, percent, seconds; ``None`` if unknown.
+
+    *used*, *utilisation*: by *memory_source* and *utilisation_source*. *host_memory*: by the driver. *counted*: by the
+    limiter in the region, of which *context*, *module* and *buffer* are parts.
+    """
+
+    device: AllocatedDevice
+    used: int
+    memory_source: Source
+    utilisation: int
+    utilisation_source: Source
+    host_memory: int | None = None
+    counted: int | None = None
+    context: int | None = None
+    module: int | None = None
+    buffer: int | None = None
+    throttled: float | None = None
+
+    @property
+    def uncounted(self) -> int | None:
+        """Bytes that the driver sees and the limiter does not."""
+        if self.host_memory is None or self.counted is None:
+            return None
+        return max(self.host_memory - self.counted, 0)
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether the container uses more memory than it was given."""
+        return self.used > self.device.memory > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerReport:
+    """How a container uses its devices. *reading*: its region. *last_kernel_s*: seconds since its last kernel.
+
+    *is_blocked*: it waits for one of higher priority. *is_limited*: its compute limit counts.
+    """
+
+    container: MonitoredContainer
+    devices: tuple[DeviceUsageReport, ...]
+    reading: RegionReading
+    last_kernel_s: float | None = None
+    is_blocked: bool = False
+    is_limited: bool = False
+
+
+def host_view(cards: Iterable[CardUsage], found: Mapping[int, HostProcess],
+              by_id: Mapping[ContainerId, Key]) -> HostView:
+    """Returns what the driver says about *cards*. *found*: their processes that are in containers. *by_id*: which
+    containers have devices. A process of another container counts for none."""
+    units = {unit.uuid: unit for card in cards for unit in (card, *card.instances)}
+    processes: dict[Key, dict[str, list[CardProcess]]] = {}
+    for uuid, unit in units.items():
+        for pid, usage in (unit.processes or {}).items():
+            process = found.get(pid)
+            if process is not None and (key := by_id.get(process.container)) is not None:
+                processes.setdefault(key, {}).setdefault(uuid, []).append(CardProcess(process, usage))
+    return HostView(units=units, processes=processes)
+
+
+def report_container(container: MonitoredContainer, reading: RegionReading, host: HostView,
+                     now: float) -> ContainerReport:
+    """Returns how a container uses its devices. *now*: Unix seconds."""
+    region = reading.region
+    devices = tuple(_report_device(container.key, device, reading, host) for device in container.devices)
+    last = region.last_kernel_time if region is not None else 0
+    return ContainerReport(container=container, devices=devices, reading=reading,
+                           last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None)
+
+
+def host_utilisation(container: MonitoredContainer, host: HostView) -> int | None:
+    """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
+    found = [_host_sm(device.uuid, container.key, host) for device in container.devices]
+    return max((sm for sm in found if sm is not None), default=None)
+
+
+def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
+    """Returns *device* as a region has it."""
+    return next((one for one in region.devices if one.uuid == device.card), None) if region is not None else None
+
+
+def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int]:
+    """Returns the host PIDs of processes in *region*, by slot. PIDs that two have, here or there, are left out."""
+    by_pid = _unique((one.inner_pid, one.pid) for one in set(processes) if one.inner_pid > 0)
+    slots = _unique((one.pid, one.slot) for one in region.processes)
+    return {slots[pid]: host_pid for pid, host_pid in by_pid.items() if pid in slots}
+
+
+def slot_utilisation(container: MonitoredContainer, region: Region, pids: Mapping[int, int],
+                     host: HostView) -> dict[int, list[int]]:
+    """Returns the percent of each process in *region* on each of its devices, by slot; empty if the driver does not say
+    so for all devices. *pids*: host PIDs by slot."""
+    uuids = {device.card: device.uuid for device in container.devices}
+    units = [host.units.get(uuids.get(one.uuid, "")) for one in region.devices]
+    if not units or any(unit is None or not _knows_sm(unit) for unit in units):
+        return {}
+    by_device = [{one.process.pid: one.usage.sm or 0 for one in _processes(unit.uuid, container.key, host)}
+                 for unit in units if unit is not None]
+    return {one.slot: [sm.get(pids.get(one.slot, 0), 0) for sm in by_device] for one in region.processes}
+
+
+def _report_device(key: Key, device: AllocatedDevice, reading: RegionReading, host: HostView) -> DeviceUsageReport:
+    unit = host.units.get(device.uuid) or host.units.get(device.card)
+    most = unit.memory if unit is not None and unit.memory else _LARGEST
+    counted = region_device(reading.region, device)
+    total = min(counted.total, most) if counted is not None else None
+    sm = min(counted.sm, 100) if counted is not None else None
+    host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
+    is_seen = bool(_processes(device.uuid, key, host))
+    used, memory_source = _choose(host_memory, total, is_seen)
+    utilisation, utilisation_source = _choose(host_sm, sm, is_seen)
+    throttled = None
+    if reading.throttled is not None and counted is not None:
+        throttled = min(reading.throttled[counted.index] / _NANOSECONDS, _LONGEST_S)
+    return DeviceUsageReport(
+        device=device, used=used, memory_source=memory_source, utilisation=utilisation,
+        utilisation_source=utilisation_source, host_memory=host_memory, counted=total, throttled=throttled,
+        context=min(counted.context, most) if counted is not None else None,
+        module=min(counted.module, most) if counted is not None else None,
+        buffer=min(counted.buffer, most) if counted is not None else None)
+
+
+def _choose(of_host: int | None, of_region: int | None, is_seen: bool) -> tuple[int, Source]:
+    """The driver is believed, unless it sees no process of a container that counts something: such drivers show other
+    PIDs than those of the host."""
+    if of_host is not None and (is_seen or not of_region):
+        return of_host, Source.HOST
+    return (of_region, Source.REGION) if of_region is not None else (0, Source.NONE)
+
+
+def _processes(uuid: str, key: Key, host: HostView) -> Sequence[CardProcess]:
+    return host.processes.get(key, {}).get(uuid, ())
+
+
+def _host_memory(uuid: str, key: Key, host: HostView) -> int | None:
+    unit = host.units.get(uuid)
+    if unit is None or unit.processes is None:
+        return None
+    amounts = [one.usage.memory for one in _processes(uuid, key, host)]
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None
+
+
+def _host_sm(uuid: str, key: Key, host: HostView) -> int | None:
+    unit = host.units.get(uuid)
+    if unit is None or not _knows_sm(unit):
+        return None
+    return min(sum(one.usage.sm or 0 for one in _processes(uuid, key, host)), 100)
+
+
+def _knows_sm(unit: CardUsage) -> bool:
+    return unit.processes is not None and all(one.sm is not None for one in unit.processes.values())
+
+
+def _unique(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Returns the values of keys that occur once."""
+    values: dict[int, int] = {}
+    repeated = set()
+    for key, value in pairs:
+        if key in values:
+            repeated.add(key)
+        values[key] = value
+    return {key: value for key, value in values.items() if key not in repeated}
