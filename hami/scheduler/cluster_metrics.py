@@ -8,20 +8,18 @@ Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from hami.cache.cache import Snapshot
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
 from hami.scheduling.index import Booking
 from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.vendors.spec import Catalog, CoreUnit
-from hami.web.exposition import Family, escape_label
+from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 
-ZONE = "vGPU"
 MIB = 1 << 20
 
 
@@ -34,10 +32,10 @@ def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> l
     bookings = sorted(snapshot.bookings, key=attrgetter("node"))
     in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
-        *_families(_DEVICE_GAUGES, lambda: _devices(snapshot, in_units), legacy),
-        *_families(_INSTANCE_GAUGES, lambda: _instances(snapshot), legacy),
-        *_families(_ALLOCATION_GAUGES, lambda: _allocations(snapshot, bookings, in_units), legacy),
-        *_families(_QUOTA_GAUGES, lambda: _quotas(snapshot, vendors), legacy),
+        *gauge_families(_DEVICE_GAUGES, lambda: _devices(snapshot, in_units), legacy),
+        *gauge_families(_INSTANCE_GAUGES, lambda: _instances(snapshot), legacy),
+        *gauge_families(_ALLOCATION_GAUGES, lambda: _allocations(snapshot, bookings, in_units), legacy),
+        *gauge_families(_QUOTA_GAUGES, lambda: _quotas(snapshot, vendors), legacy),
     ]
     return sorted(found, key=lambda family: family.name)
 
@@ -92,44 +90,6 @@ class _QuotaRow(NamedTuple):
     limit: int | None
     limit_text: int
     allowed: int | None
-
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class _Gauge(Generic[Row]):
-    """A gauge under its new and its old name. *labels*: label name to row field. A *value* of None yields no sample.
-
-    *old_name*: upstream's, empty if there is none. *old_value*: if it differs from *value*.
-    """
-
-    name: str
-    help: str
-    labels: Mapping[str, str]
-    value: Callable[[Row], int | float | None]
-    old_name: str = ""
-    old_labels: Mapping[str, str] = field(default_factory=dict)
-    old_value: Callable[[Row], int | float | None] | None = None
-
-
-def _families(gauges: Iterable[_Gauge[Row]], rows: Callable[[], Iterable[Row]], legacy: bool) -> Iterator[Family]:
-    """Yields *gauges* with a sample for each of *rows*; with *legacy* also under their old names."""
-    for gauge in gauges:
-        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows()))
-        if legacy and gauge.old_name:
-            yield Family(gauge.old_name, f"Old name of {gauge.name}",
-                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows()))
-
-
-def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | float | None],
-             rows: Iterable[Row]) -> Iterator[str]:
-    pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
-    template = f"{name}{{{','.join(pairs)}}} %s"
-    texts = attrgetter(*(labels[label] for label in sorted(labels)))
-    for row in rows:
-        if (amount := value(row)) is not None:
-            yield template % (*texts(row), amount)
 
 
 def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
@@ -237,44 +197,44 @@ _OLD_ALLOCATION = {"podnamespace": "namespace", "nodename": "node", "podname": "
                    "deviceuuid": "uuid"}
 _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 
-_DEVICE_GAUGES: tuple[_Gauge[_DeviceRow], ...] = (
-    _Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _DEVICE,
-           lambda row: row.usage.device.memory_mib * MIB, "GPUDeviceMemoryLimit", _OLD_DEVICE),
-    _Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _DEVICE,
-           lambda row: 100 if row.in_units else row.usage.device.cores,
-           "GPUDeviceCoreLimit", _OLD_DEVICE, lambda row: row.usage.device.cores),
-    _Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
-           {**_DEVICE, "device_cores": "usage.device.cores"}, lambda row: row.usage.memory_used_mib * MIB,
-           "GPUDeviceMemoryAllocated", {**_OLD_DEVICE, "devicecores": "usage.device.cores"}),
-    _Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used,
-           "GPUDeviceSharedNum", _OLD_DEVICE),
-    _Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _DEVICE,
-           lambda row: _percent(row.usage.device, row.usage.cores_used) if row.in_units else row.usage.cores_used,
-           "GPUDeviceCoreAllocated", _OLD_DEVICE, lambda row: row.usage.cores_used),
-    _Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
-           {**_DEVICE, "device_cores": "usage.device.cores", "device_memory_limit": "usage.device.memory_mib"},
-           lambda row: row.usage.memory_used_mib * MIB, "nodeGPUOverview",
-           {**_OLD_DEVICE, "devicecores": "usage.device.cores", "devicememorylimit": "usage.device.memory_mib"}),
-    _Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
-           _DEVICE, lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
-           "nodeGPUMemoryPercentage", _OLD_UNTYPED),
+_DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
+    Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _DEVICE,
+          lambda row: row.usage.device.memory_mib * MIB, "GPUDeviceMemoryLimit", _OLD_DEVICE),
+    Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _DEVICE,
+          lambda row: 100 if row.in_units else row.usage.device.cores,
+          "GPUDeviceCoreLimit", _OLD_DEVICE, lambda row: row.usage.device.cores),
+    Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
+          {**_DEVICE, "device_cores": "usage.device.cores"}, lambda row: row.usage.memory_used_mib * MIB,
+          "GPUDeviceMemoryAllocated", {**_OLD_DEVICE, "devicecores": "usage.device.cores"}),
+    Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used,
+          "GPUDeviceSharedNum", _OLD_DEVICE),
+    Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _DEVICE,
+          lambda row: _percent(row.usage.device, row.usage.cores_used) if row.in_units else row.usage.cores_used,
+          "GPUDeviceCoreAllocated", _OLD_DEVICE, lambda row: row.usage.cores_used),
+    Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
+          {**_DEVICE, "device_cores": "usage.device.cores", "device_memory_limit": "usage.device.memory_mib"},
+          lambda row: row.usage.memory_used_mib * MIB, "nodeGPUOverview",
+          {**_OLD_DEVICE, "devicecores": "usage.device.cores", "devicememorylimit": "usage.device.memory_mib"}),
+    Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
+          _DEVICE, lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
+          "nodeGPUMemoryPercentage", _OLD_UNTYPED),
 )
-_INSTANCE_GAUGES: tuple[_Gauge[_InstanceRow], ...] = (
-    _Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
-           lambda row: 1, "nodeGPUMigInstance", {**_OLD_UNTYPED, "migname": "name"}),
+_INSTANCE_GAUGES: tuple[Gauge[_InstanceRow], ...] = (
+    Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
+          lambda row: 1, "nodeGPUMigInstance", {**_OLD_UNTYPED, "migname": "name"}),
 )
-_ALLOCATION_GAUGES: tuple[_Gauge[_AllocationRow], ...] = (
-    _Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _ALLOCATION,
-           lambda row: row.memory_mib * MIB, "vGPUMemoryAllocated", _OLD_ALLOCATION),
-    _Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _ALLOCATION,
-           lambda row: row.percent, "vGPUCoreAllocated", _OLD_ALLOCATION, lambda row: row.cores),
+_ALLOCATION_GAUGES: tuple[Gauge[_AllocationRow], ...] = (
+    Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _ALLOCATION,
+          lambda row: row.memory_mib * MIB, "vGPUMemoryAllocated", _OLD_ALLOCATION),
+    Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _ALLOCATION,
+          lambda row: row.percent, "vGPUCoreAllocated", _OLD_ALLOCATION, lambda row: row.cores),
 )
-_QUOTA_GAUGES: tuple[_Gauge[_QuotaRow], ...] = (
-    _Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
-           {**_QUOTA, "limit": "limit_text"}, lambda row: row.used,
-           "QuotaUsed", {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}),
-    _Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
-           lambda row: row.limit),
-    _Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
-           _QUOTA, lambda row: _ratio(row.used, row.allowed)),
+_QUOTA_GAUGES: tuple[Gauge[_QuotaRow], ...] = (
+    Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
+          {**_QUOTA, "limit": "limit_text"}, lambda row: row.used,
+          "QuotaUsed", {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}),
+    Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
+          lambda row: row.limit),
+    Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
+          _QUOTA, lambda row: _ratio(row.used, row.allowed)),
 )

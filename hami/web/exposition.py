@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from hami import __version__
 
 SLICE = 200  # samples in a slice
+ZONE = "vGPU"  # upstream's label of all metrics of devices
+
+Row = TypeVar("Row")
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # Go's names, which upstream's platform label uses
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -23,6 +28,45 @@ class Family:
     name: str
     help: str
     samples: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Generic[Row]):
+    """A gauge under its new and its old name. *labels*: label name to row field. A *value* of None yields no sample.
+
+    *old_name*: upstream's, empty if there is none. *old_value*: if it differs from *value*.
+    """
+
+    name: str
+    help: str
+    labels: Mapping[str, str]
+    value: Callable[[Row], int | float | None]
+    old_name: str = ""
+    old_labels: Mapping[str, str] = field(default_factory=dict)
+    old_value: Callable[[Row], int | float | None] | None = None
+
+
+def gauge_families(gauges: Iterable[Gauge[Row]], rows: Callable[[], Iterable[Row]],
+                   legacy: bool) -> Iterator[Family]:
+    """Yields *gauges* with a sample for each of *rows*; with *legacy* also under their old names.
+
+    Texts of rows must be escaped. Every sample has upstream's label ``zone``.
+    """
+    for gauge in gauges:
+        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows()))
+        if legacy and gauge.old_name:
+            yield Family(gauge.old_name, f"Old name of {gauge.name}",
+                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows()))
+
+
+def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | float | None],
+             rows: Iterable[Row]) -> Iterator[str]:
+    pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
+    template = f"{name}{{{','.join(pairs)}}} %s"
+    texts = attrgetter(*(labels[label] for label in sorted(labels)))
+    for row in rows:
+        if (amount := value(row)) is not None:
+            yield template % (*texts(row), amount)
 
 
 def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
