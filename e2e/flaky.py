@@ -16,6 +16,8 @@ from _pytest.runner import runtestprotocol
 __all__ = ["FILE", "FlakyTests", "parse_flaky"]
 
 FILE = Path(__file__).with_name("flaky.txt")
+FIRST_FAILURE = "failure of the first attempt"
+"""Property of the report of the second attempt."""
 
 
 def parse_flaky(text: str) -> dict[str, str]:
@@ -41,12 +43,19 @@ class FlakyTests:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         if any(report.failed for report in reports):
-            self._failures[item.nodeid] = "\n".join(report.longreprtext for report in reports if report.failed)
+            failure = "\n".join(report.longreprtext for report in reports if report.failed)
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            reports[0].user_properties.append((FIRST_FAILURE, failure))
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collects failures from reports: the tests may have run in other processes (pytest-xdist)."""
+        if report.when == "setup":
+            self._failures.update({report.nodeid: str(text) for name, text in report.user_properties
+                                   if name == FIRST_FAILURE})
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._failures:

@@ -471,7 +471,7 @@ def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
         text = notes.get(key, "")
         start = rng.randint(0, len(text))
         edits[key] = rng.choice((
-            None, "", ";", "failed", "x" * 10_000, " ".join(uuids),
+            None, "", ";", "failed", "x" * rng.choice((10, 100, 10_000)), " ".join(uuids),
             "".join(f"{uuid},NVIDIA,1,0:" for uuid in uuids) + ";",
             re.sub(r"(?<=,)\d+", lambda found: str(rng.choice((0, 1, 2**31, -5))), text),
             text.replace(rng.choice(uuids), rng.choice(uuids)), text[:start] + rng.choice("x;:,[") + text[start + 2:]))

@@ -43,12 +43,13 @@ def pytest_configure(config):
 """
 
 
-def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig):
+@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")])
+def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig, processes):
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {pytestconfig.rootpath}\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA"], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *processes],
+                          cwd=tmp_path, capture_output=True, text=True)
     printed = done.stdout
     assert done.returncode == 1 and "2 failed, 3 passed" in printed
     assert "FAILED test_it.py::test_listed[2]" in printed and "FAILED test_it.py::test_not_listed" in printed
