@@ -1,8 +1,11 @@
 """Records with defaults, so that a test names only what matters. By default a device is an idle A40."""
 
+import hashlib
+
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
 from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod, PodRef, QuotaLimits, Request, Share
+from hami.node.library import CHECKSUMS
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.usage import Charge
@@ -111,3 +114,11 @@ def cluster(**nodes):
         index.book(booking(f"others-{name}", name, *(
             charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used) for v in usages)))
     return index
+
+
+def write_checksums(folder):
+    """Writes the sums of the files in *folder*, as the build of the image does."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*")
+                   if path.is_file() and path.name != CHECKSUMS)
+    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / CHECKSUMS).write_text("".join(sums))

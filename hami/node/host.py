@@ -170,24 +170,6 @@ def directory_name(uid: str, container: str) -> str:
     return name
 
 
-def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
-    """Copies the files under *source* to the host's ``<hook_path>/vgpu``; returns the relative paths that changed.
-
-    Replaces files by renaming, so that containers keep the old library mapped. Writes the preload list last, when the
-    library exists. Raises: HostError.
-    """
-    source, target = Path(source), Path(hook_path) / "vgpu"
-    with host_errors("cannot install the limiter"):
-        files = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
-        if not files:
-            raise HostError(f"cannot install the limiter: no files under {source}")
-        written = [str(name) for name in files if str(name) != PRELOAD and write_atomically(
-            target / name, (source / name).read_bytes(), stat.S_IMODE((source / name).stat().st_mode) | 0o444)]
-        if write_atomically(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
-            written.append(PRELOAD)
-    return written
-
-
 def _make_directory(path: Path, mode: int) -> None:
     """Creates a directory, or gives it this mode. A link or file in its place, which containers of earlier versions
     could leave there, is removed."""

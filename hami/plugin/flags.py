@@ -95,8 +95,9 @@ CONTAINERS = (
 )
 PATHS = (
     Flag("--hook-path", FILE, "The host's directory above vgpu, which holds the limiter.", environment=("HOOK_PATH",)),
-    Flag("--library-source", FILE, "Directory with the limiter's files, which are copied to the host at startup; "
-         "running containers keep theirs. Without it, they must be there already.", environment=("LIBRARY_SOURCE",)),
+    Flag("--library-source", FILE, "Directory with the limiter's files, which are copied to the host at startup, once "
+         "they have the checksums in its file SHA256SUMS; running containers keep theirs. Without it, they must be "
+         "there already.", environment=("LIBRARY_SOURCE",)),
     Flag("--nvidia-driver-root", FILE, "Root of the host's driver installation.", "driver_root",
          environment=("NVIDIA_DRIVER_ROOT",), keys=("nvidiaDriverRoot",)),
     Flag("--dev-root", FILE, "Root of the driver's /dev on the host; without it, the driver root.",

@@ -32,7 +32,8 @@ from hami.node.cdi_specs import CdiSpecs
 from hami.node.container_specs import ContainerSpecs
 from hami.node.driver import shared_node
 from hami.node.grant import CDI, wanted_extras
-from hami.node.host import Host, install_library
+from hami.node.host import Host
+from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import VENDOR, Allocator, other_allocation_keys

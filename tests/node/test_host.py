@@ -13,7 +13,7 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
-from hami.node.host import CHECKPOINT, MIN_AGE_S, Host, install_library
+from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits, render_region
 
 
@@ -352,56 +352,3 @@ def test_the_kubelet_s_checkpoint(root, host, text, served):
     if text is not None:
         (root.parent / CHECKPOINT).write_text(text)
     assert host.served("nvidia.com/gpu") == served
-
-
-@pytest.fixture
-def shipped(tmp_path):
-    """What an image brings."""
-    (source := tmp_path / "image").mkdir()
-    (source / "libvgpu.so.2").write_text("library")
-    (source / "sub").mkdir()
-    (source / "sub" / "tool").write_text("tool")
-    (source / "ld.so.preload").write_text("/elsewhere")
-    return source
-
-
-def test_files_are_installed_once(shipped, tmp_path):
-    hook = tmp_path / "host"
-    assert install_library(shipped, hook) == ["libvgpu.so.2", "sub/tool", "ld.so.preload"]
-    assert tree(hook) == ["vgpu", "vgpu/ld.so.preload", "vgpu/libvgpu.so.2", "vgpu/sub", "vgpu/sub/tool"]
-    assert (hook / "vgpu" / "ld.so.preload").read_text() == f"{hook}/vgpu/libvgpu.so\n"
-    assert install_library(shipped, hook) == []
-
-
-def test_a_mapped_library_is_replaced_by_renaming(shipped, tmp_path):
-    install_library(shipped, tmp_path / "host")
-    target = tmp_path / "host" / "vgpu" / "libvgpu.so.2"
-    with open(target) as mapped:
-        (shipped / "libvgpu.so.2").write_text("another library")
-        assert install_library(shipped, tmp_path / "host") == ["libvgpu.so.2"]
-        assert (mapped.read(), target.read_text()) == ("library", "another library")
-    assert stat.S_IMODE(target.stat().st_mode) & 0o444 == 0o444
-
-
-def test_an_empty_directory_in_place_of_a_file_is_replaced(shipped, tmp_path):
-    (tmp_path / "host" / "vgpu" / "libvgpu.so.2").mkdir(parents=True)
-    install_library(shipped, tmp_path / "host")
-    assert (tmp_path / "host" / "vgpu" / "libvgpu.so.2").read_text() == "library"
-
-
-@pytest.mark.parametrize("prepare, why", [
-    param(lambda hook: hook.write_text("a file"), "cannot install the limiter: .*host", id="target"),
-    param(lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
-          "cannot install the limiter: Directory not empty: .*libvgpu.so.2", id="in the way"),
-])
-def test_a_failed_installation_names_the_path_and_leaves_no_temporary_files(shipped, tmp_path, prepare, why):
-    prepare(tmp_path / "host")
-    before = tree(tmp_path)
-    with pytest.raises(HostError, match=why):
-        install_library(shipped, tmp_path / "host")
-    assert tree(tmp_path) == before
-
-
-def test_an_image_without_files_is_an_error(tmp_path):
-    with pytest.raises(HostError, match="no files under"):
-        install_library(tmp_path / "nowhere", tmp_path / "host")

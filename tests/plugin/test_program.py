@@ -22,6 +22,7 @@ from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, Health, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.watchdog import WatchedThread
+from tests.builders import write_checksums
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
 from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
@@ -94,10 +95,7 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
     released = threading.Event()
     cluster.on_call = lambda call: call.method == "annotate_node" and LOCK in call.annotations and released.set()
-    source = directory / "limiter"
-    source.mkdir()
-    (source / "libvgpu.so").write_text("")
-    program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(source))
+    program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory))
     kubelet.registered.get(timeout=20)
     with calling(directory / "nvidia-gpu.sock") as plugin:
         plugin.allocate([f"{A}-0"])
@@ -122,8 +120,6 @@ def test_a_sweep_that_does_not_end_delays_no_other_work(run, kubelet, cluster, d
     cluster.put_pod(ONE)
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
     (directory / "hook/vgpu/containers/u-9_c").mkdir(parents=True)
-    (directory / "limiter").mkdir()
-    (directory / "limiter/libvgpu.so").write_text("")
     blocked, unblocked, released = threading.Event(), threading.Event(), threading.Event()
 
     def on_call(call):
@@ -134,7 +130,7 @@ def test_a_sweep_that_does_not_end_delays_no_other_work(run, kubelet, cluster, d
             released.set()
 
     cluster.on_call = on_call
-    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=str(directory / "limiter"))
+    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory))
     try:
         assert blocked.wait(20)
         kubelet.registered.get(timeout=20)
@@ -458,6 +454,7 @@ def cdi_cluster(cluster):
 def limiter(directory):
     (source := directory / "limiter").mkdir()
     (source / "libvgpu.so").write_text("")
+    write_checksums(source)
     return str(source)
 
 
