@@ -28,7 +28,8 @@ from e2e.scheduler import (
 )
 
 SECRET, WEBHOOK = "hami-scheduler-self-signed", "hami-webhook"
-RIGHTS = MANIFESTS.parent / "components" / "self-signed" / "rbac.yaml"
+COMPONENT = MANIFESTS.parent / "components" / "self-signed"
+RIGHTS = COMPONENT / "rbac.yaml"
 LATE = 1.0  # seconds
 FAST = {"self_signed_cert_lifetime": "27s", "self_signed_ca_lifetime": "75s"}  # renewed after 18 s, rotated after 50 s
 
@@ -37,9 +38,9 @@ class Trust:
     """The certificates in the cluster at one time."""
 
     def __init__(self, kube: Kube) -> None:
-        secret = kube.find("Secret", SECRET, NAMESPACE) or {"data": {}}
+        secret = kube.find("Secret", SECRET, NAMESPACE) or {}
         *_, webhook = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
-        self.data = {key: base64.b64decode(text) for key, text in secret["data"].items()}
+        self.data = {key: base64.b64decode(text) for key, text in secret.get("data", {}).items()}
         self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
 
     @property
@@ -77,13 +78,12 @@ class SelfSigned(Scheduler):
 @pytest.fixture
 def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, certificates: Certificates,
                 ) -> Iterator[Callable[..., SelfSigned]]:
-    """Starts replicas instead of the shared one, which is restored at the end. The webhook has failurePolicy Fail and
-    initially no CA bundle.
+    """Starts replicas instead of the shared one, which is restored at the end. The Secret is empty, and the webhook has
+    failurePolicy Fail and initially no CA bundle.
     """
-    for item in yaml.safe_load_all(RIGHTS.read_text()):
-        sandbox.kube.apply(item, NAMESPACE)
     scheduler.stop()
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+    ship(sandbox.kube)
     point_at(sandbox.kube, certificates, local.webhook_port)
     with contextlib.ExitStack() as started:
         def start(name: str = "hami-self-signed-0", port: int | None = None, **flags: str) -> SelfSigned:
@@ -96,6 +96,12 @@ def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, cer
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
     scheduler.run_with()
     redirect_webhook(sandbox.kube, certificates, local.webhook_port)
+
+
+def ship(kube: Kube) -> None:
+    """Applies the component, as an installation and an upgrade do."""
+    for file in ("rbac.yaml", "secret.yaml"):
+        kube.apply_yaml((COMPONENT / file).read_text(), NAMESPACE)
 
 
 def point_at(kube: Kube, certificates: Certificates, port: int) -> None:
@@ -205,7 +211,7 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
 
 
 def test_changed_certificates_are_restored(sandbox, self_signed):
-    self_signed(**FAST)
+    replica = self_signed(**FAST)
     wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)
     foreign = base64.b64encode(Trust(sandbox.kube).data["tls.crt"]).decode()
@@ -214,8 +220,26 @@ def test_changed_certificates_are_restored(sandbox, self_signed):
         content_type="application/strategic-merge-patch+json")
     wait_for(sandbox.kube, published, "the bundle is back")
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+    missing = f"Secret {NAMESPACE}/{SECRET} is missing and may not be created: apply the manifests again"
+    eventually(lambda: missing in replica.program.tail(), "the log says what to do", timeout=30)
+    assert admitted(sandbox, "meanwhile")
+    ship(sandbox.kube)
     wait_for(sandbox.kube, published, "a new CA")
     wait_admitted(sandbox)
+
+
+@pytest.mark.parametrize("kind", ["Opaque", "kubernetes.io/tls"], ids=["again", "after an upgrade"])
+def test_applying_the_manifests_keeps_the_certificates(sandbox, self_signed, local, kind):
+    """Earlier versions created the Secret, with the second type, which cannot change."""
+    self_signed()
+    before = wait_for(sandbox.kube, published, "a CA")
+    secret = sandbox.kube.get("Secret", SECRET, NAMESPACE)
+    if kind != secret["type"]:
+        sandbox.kube.delete("Secret", SECRET, NAMESPACE)
+        sandbox.kube.create(secret | {"type": kind, "metadata": {"name": SECRET}}, NAMESPACE)
+    local.kubectl("apply", "-f", str(COMPONENT / "secret.yaml"))
+    assert sandbox.kube.get("Secret", SECRET, NAMESPACE)["type"] == kind
+    assert Trust(sandbox.kube).data == before.data
 
 
 def test_two_replicas_that_start_at_once_share_one_ca(sandbox, self_signed, local):

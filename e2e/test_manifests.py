@@ -175,6 +175,16 @@ def may(local: LocalCluster, user: str, asked: Object) -> bool:
     return bool(answer["status"]["allowed"])
 
 
+def test_the_upgrade_keeps_the_name_of_the_secret(local: LocalCluster) -> None:
+    """In the Secret, the role and the flag: `nameSuffix` changes the first two."""
+    built = build(local, ROOT / "overlays" / "upgrade-from-hami")
+    (secret,) = (item["metadata"]["name"] for item in built if item["kind"] == "Secret")
+    named = [rule["resourceNames"] for item in built if item["kind"] == "Role" for rule in item["rules"]
+             if rule["resources"] == ["secrets"]]
+    assert named == [[secret]]
+    assert f"--self-signed-cert-secret={secret}" in json.dumps(built)
+
+
 def test_our_device_plugin_waits_for_that_of_the_chart_to_leave(local: LocalCluster, sandbox: Sandbox) -> None:
     sandbox.add_gpu_node("n0")
     daemon = next(item for item in build(local, ROOT / "overlays" / "upgrade-from-hami") if item["kind"] == "DaemonSet")

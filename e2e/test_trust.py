@@ -5,6 +5,7 @@ writes that must remain possible. A tenant has the ClusterRole ``edit`` in its n
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -81,14 +82,14 @@ def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, gro
 
 
 @contextlib.contextmanager
-def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str) -> Iterator[Kube]:
+def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str, group: str = "") -> Iterator[Kube]:
     """Yields a client of an account that may do *verbs* to *resources* (words) in all namespaces."""
     role = f"{name}-{sandbox.namespace}"
     sandbox.kube.create({"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": [
-        {"apiGroups": [""], "resources": resources.split(), "verbs": verbs.split()}]})
+        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}]})
     client = account(sandbox, name)
     sandbox.kube.create(binding(sandbox, name, role, kind="ClusterRoleBinding"))
-    wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0])
+    wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0], group)
     yield client
     client.close()
     sandbox.kube.delete("ClusterRoleBinding", role)
@@ -338,6 +339,71 @@ def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running
         stolen.merge_patch("Node", own, annotated(values))
     for values in ({TO_ALLOCATE: ";", PHASE: "success"}, {"hami.io/vgpu-mig-allocations": "[]"}):
         stolen.merge_patch("Pod", running, annotated(values), sandbox.namespace)
+
+
+# -- the token of the scheduler
+
+
+@contextlib.contextmanager
+def configured(kube: Kube, name: str) -> Iterator[Object]:
+    """Creates a configuration with the shipped webhooks, which no request reaches."""
+    made = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
+    made["metadata"]["name"] = name
+    for webhook in made["webhooks"]:
+        webhook["namespaceSelector"] = {"matchLabels": {"hami-e2e/webhook": "none"}}
+    yield kube.create(made)
+    if kube.find(made["kind"], name):
+        kube.delete(made["kind"], name)
+
+
+def patched(client: Kube, name: str, *steps: Object) -> Object:
+    """Applies a JSON patch to a webhook configuration."""
+    return client.call("PATCH", path_of("MutatingWebhookConfiguration", None, name), json.dumps(steps).encode(),
+                       content_type="application/json-patch+json")
+
+
+def test_the_scheduler_changes_only_the_ca_bundle_of_its_webhooks(sandbox: Sandbox) -> None:
+    """With more permissions than its role has."""
+    name, other = f"hami-webhook-{sandbox.namespace}", f"another-{sandbox.namespace}"
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
+    secrets = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["secrets"]}
+    values = {
+        "metadata/labels/a": "b", "metadata/annotations": {"cert-manager.io/inject-ca-from": "a/b"},
+        "metadata/finalizers": ["example.com/stay"], "metadata/ownerReferences": [owner],
+        "webhooks/1/clientConfig": {"url": "https://example.com/"}, "webhooks/1/clientConfig/service/name": "other",
+        "webhooks/1/clientConfig/service/namespace": "default", "webhooks/1/clientConfig/service/path": "/other",
+        "webhooks/1/clientConfig/service/port": 8443, "webhooks/1/name": "other.hami.io", "webhooks/1/rules/-": secrets,
+        "webhooks/1/rules/0/resources": ["*/*"], "webhooks/1/rules/0/operations/-": "UPDATE", "webhooks/0/rules": [],
+        "webhooks/1/namespaceSelector": {}, "webhooks/1/objectSelector": {}, "webhooks/1/matchConditions": [],
+        "webhooks/1/failurePolicy": "Fail", "webhooks/1/matchPolicy": "Exact", "webhooks/1/timeoutSeconds": 30,
+        "webhooks/1/sideEffects": "NoneOnDryRun", "webhooks/1/reinvocationPolicy": "IfNeeded",
+        "webhooks/0/admissionReviewVersions": ["v1"], "webhooks/0/matchConditions": [{"name": "n", "expression": "true"}],
+    }
+    attempts = {path: {"op": "add", "path": f"/{path}", "value": value} for path, value in values.items()}
+    attempts["a webhook is removed"] = {"op": "remove", "path": "/webhooks/0"}
+    attempts["their order"] = {"op": "move", "from": "/webhooks/0", "path": "/webhooks/1"}
+    with (configured(sandbox.kube, name) as made, configured(sandbox.kube, other) as foreign,
+          permitted(sandbox, "hami-scheduler", "mutatingwebhookconfigurations", "patch create delete get",
+                    "admissionregistration.k8s.io") as scheduler):
+        assert attempts.keys() >= {f"webhooks/1/{field}" for field in made["webhooks"][1]} - {
+            "webhooks/1/rules", "webhooks/1/admissionReviewVersions"}
+        for path, step in attempts.items():
+            for others in ([], [bundle(1, "Mg==")]):  # alone, and with a change that is allowed
+                assert refused(lambda step=step, others=others: patched(scheduler, name, *others, step)) == (
+                    "hami-ca-bundle"), path
+                assert sandbox.kube.get("MutatingWebhookConfiguration", name) == made, path
+        assert refused(lambda: patched(scheduler, other, bundle(1, "MQ=="))) == "hami-ca-bundle"
+        assert refused(lambda: scheduler.delete("MutatingWebhookConfiguration", name)) == "hami-ca-bundle"
+        foreign["metadata"] = {"name": f"{name}-2"}
+        assert refused(lambda: scheduler.create(foreign)) == "hami-ca-bundle"
+        for text in ("MQ==", "Mg=="):  # the first time, and again
+            done = patched(scheduler, name, bundle(0, text), bundle(1, text))
+            assert [webhook["clientConfig"]["caBundle"] for webhook in done["webhooks"]] == [text, text]
+
+
+def bundle(webhook: int, text: str) -> Object:
+    """Returns the step that sets ``caBundle`` of a webhook."""
+    return {"op": "add", "path": f"/webhooks/{webhook}/clientConfig/caBundle", "value": text}
 
 
 # -- what remains possible

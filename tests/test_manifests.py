@@ -104,6 +104,31 @@ def test_rights_that_policies_ask_for_are_granted_by_a_role():
     assert asked == granted
 
 
+def shipped(*folders):
+    """Returns the objects in files of the manifests, without kustomizations and patches."""
+    files = (file for folder in folders for file in sorted((ROOT / "manifests" / folder).glob("*.yaml")))
+    items = (item for file in files for item in yaml.safe_load_all(file.read_text()))
+    return [item for item in items if isinstance(item, dict) and item["kind"] not in ("Kustomization", "Component")]
+
+
+def test_the_scheduler_may_change_only_the_objects_that_hold_its_certificates():
+    items = shipped("base", "components/self-signed")
+    rules = [rule for item in items for rule in item.get("rules", ()) if item["kind"].endswith("Role")]
+    found = {resource: (rule.get("resourceNames"), rule["verbs"]) for rule in rules for resource in rule["resources"]
+             if resource in ("secrets", "mutatingwebhookconfigurations")}
+    assert found == {"secrets": (["hami-scheduler-self-signed"], ["get", "patch"]),
+                     "mutatingwebhookconfigurations": (["hami-webhook"], ["get", "patch"])}
+    assert not [rule for rule in rules if "*" in rule["verbs"] + rule["resources"] + rule["apiGroups"]]
+
+
+def test_the_secret_is_shipped_empty():
+    """With a type or data, applying the manifests again would fail, or remove the certificates."""
+    (secret,) = (item for item in shipped("components/self-signed") if item["kind"] == "Secret")
+    assert secret.keys() == {"apiVersion", "kind", "metadata"}
+    flags = (ROOT / "manifests" / "overlays" / "self-signed" / "deployment.yaml").read_text()
+    assert f"--self-signed-cert-secret={secret['metadata']['name']}}}" in flags
+
+
 def pod_spec(file):
     return yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
 

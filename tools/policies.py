@@ -36,6 +36,8 @@ MOST_CONTAINERS, MOST_AMOUNTS = 100, 50
 WIDTH = 104
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
+SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
+"""CEL: the account of a scheduler, likewise."""
 _CONFINED = f"""\
 oldObject != null
 && object.spec == oldObject.spec
@@ -80,6 +82,7 @@ def render_policies(catalog: Catalog) -> str:
         generated=GENERATED,
         most_keys=MOST_KEYS,
         device_plugin=DEVICE_PLUGIN,
+        scheduler=SCHEDULER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
         confined=_indented(_CONFINED, 6),
         pod_key=_indented(_owned_pod_key(catalog), 8),

@@ -1,8 +1,9 @@
 """Stores the self-signed certificates in the cluster and on disk. What to store is decided in `revision`.
 
 Every replica copies the serving certificate from the Secret to one local file. The file holds certificate and key, so
-one rename replaces both. The leader also revises the Secret and publishes its CAs in the webhook configuration. Each
-write is a compare-and-swap: when two replicas create a CA at the same time, one gets a conflict and uses the other's.
+one rename replaces both. The leader also revises the Secret and publishes its CAs in the webhook configuration. The
+manifests contain the Secret without data, so that the account needs no right to create one. Each write is a
+compare-and-swap: when two replicas create a CA at the same time, one gets a conflict and uses the other's.
 """
 
 from __future__ import annotations
@@ -162,6 +163,11 @@ class CertificateManager(PeriodicTask):
             if not secret.resource_version:
                 raise
             raise Conflict("the Secret was deleted during the update", 409) from error
+        except ClusterError as error:
+            if error.status != 403 or secret.resource_version:
+                raise
+            raise ClusterError(f"Secret {secret.namespace}/{secret.name} is missing and may not be created: "
+                               "apply the manifests again", 403) from error
         log.info("certificates revised", extra={"secret": f"{secret.namespace}/{secret.name}",
                                                 "reasons": "; ".join(revision.reasons)})
         return stored

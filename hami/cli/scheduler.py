@@ -38,7 +38,7 @@ LISTENING = (
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
          "the CA is written into the webhook configuration."),
     Flag("--self-signed-cert-secret", STRING, "Secret of that CA and certificate, in the namespace POD_NAMESPACE. Both "
-         "are created anew if it is deleted."),
+         "are created anew if it is empty, or deleted and the account may create it."),
     Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept up to date; it also "
          "provides the names in the certificate."),
     Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate."),

@@ -46,6 +46,10 @@ class World:
         names = {"ca_key": CA_KEY, "certificate": CERTIFICATE}
         self.fake.put_secret(replace(secret, data=secret.data | {names[key]: value for key, value in data.items()}))
 
+    def ship(self):
+        """Creates the Secret of the manifests."""
+        self.fake.put_secret(SecretRecord(namespace=SECRET[0], name=SECRET[1], data={}))
+
     def writes(self):
         return [("update_secret" if call.secret.resource_version else "create_secret")
                 if call.method == "write_secret" else call.method
@@ -81,6 +85,39 @@ def test_the_first_replica_creates_the_certificate_without_leading(world):
     replica.sync()
     assert world.bundles == [world.data[CA_CERTIFICATES]]
     assert world.writes() == ["create_secret", "publish_bundle"]
+
+
+def test_the_empty_secret_of_the_manifests_is_filled(world):
+    world.ship()
+    first, second = world.replica("a", leads=False), world.replica("b", leads=False)
+    first.tick()
+    assert not first.is_trusted and not first.file.exists()
+
+    def start_the_other(call):
+        if call.method == "write_secret":
+            world.fake.on_call = lambda call: None
+            second.prepare(second.waits.append)
+
+    world.fake.on_call = start_the_other
+    first.prepare(first.waits.append)
+    assert first.served() == second.served() == served(world.data)
+    assert world.writes() == ["update_secret", "update_secret"] and first.waits == []
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_missing_secret_that_may_not_be_created_is_named(world, caplog, leads):
+    replica = world.replica(leads=leads)
+    world.fake.fail("write_secret", ClusterError("forbidden", 403), times=2)
+
+    def apply_the_manifests(seconds):
+        replica.waits.append(seconds)
+        if len(replica.waits) == 2:
+            world.ship()
+
+    replica.prepare(apply_the_manifests)
+    assert [record.error.args[0] for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "Secret hami/self-signed is missing and may not be created: apply the manifests again"]
+    assert replica.waits == [RETRY_SECONDS] * 2 and replica.served() == served(world.data)
 
 
 def test_the_stored_file_can_be_served_and_is_readable_by_its_owner_only(world):
