@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -125,6 +127,28 @@ def test_the_documented_kustomization_builds(local: LocalCluster, tmp_path: Path
     used = {image for image in re.findall(r"image: (\S+):", text)}
     assert used == {image.get("newName", image["name"]) for image in images}
     assert {item["kind"] for item in yaml.safe_load_all(text)} >= {"ServiceMonitor", "PrometheusRule", "DaemonSet"}
+
+
+def containers(items: list[Object]) -> list[Object]:
+    """Returns the containers of all workloads."""
+    specs = [item["spec"]["template"]["spec"] for item in items if "template" in item.get("spec", {})]
+    return [one for spec in specs for one in (*spec.get("initContainers", ()), *spec["containers"])]
+
+
+@pytest.mark.parametrize("overlay", ["self-signed", "cert-manager", "upgrade-from-hami"])
+def test_images_are_pinned_by_the_documented_digests(local: LocalCluster, tmp_path: Path, overlay: str) -> None:
+    """Those of all containers that run on a cluster, also of the component with an image of others."""
+    shutil.copytree(ROOT, tmp_path / "manifests")
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGES[1].read_text(), re.DOTALL)
+    (block,) = (found for found in blocks if "DIGEST" in found)
+    digests = (hashlib.sha256(bytes([number])).hexdigest() for number in itertools.count())
+    images = yaml.safe_load(re.sub("DIGEST", lambda found: next(digests), block))["images"]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [f"manifests/overlays/{overlay}"], "components": ["manifests/components/hami-limiter"],
+        "images": images}))
+    used = {one["image"] for one in containers(list(yaml.safe_load_all(local.kubectl("kustomize", str(tmp_path)))))}
+    assert used == {f"{image.get('newName', image['name'])}@{image['digest']}" for image in images}
+    assert all(re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image) for image in used)
 
 
 def selectors(item: Any) -> Iterator[Object]:

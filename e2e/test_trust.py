@@ -377,7 +377,8 @@ def test_the_scheduler_changes_only_the_ca_bundle_of_its_webhooks(sandbox: Sandb
         "webhooks/1/namespaceSelector": {}, "webhooks/1/objectSelector": {}, "webhooks/1/matchConditions": [],
         "webhooks/1/failurePolicy": "Fail", "webhooks/1/matchPolicy": "Exact", "webhooks/1/timeoutSeconds": 30,
         "webhooks/1/sideEffects": "NoneOnDryRun", "webhooks/1/reinvocationPolicy": "IfNeeded",
-        "webhooks/0/admissionReviewVersions": ["v1"], "webhooks/0/matchConditions": [{"name": "n", "expression": "true"}],
+        "webhooks/0/admissionReviewVersions": ["v1"],
+        "webhooks/0/matchConditions": [{"name": "n", "expression": "true"}],
     }
     attempts = {path: {"op": "add", "path": f"/{path}", "value": value} for path, value in values.items()}
     attempts["a webhook is removed"] = {"op": "remove", "path": "/webhooks/0"}

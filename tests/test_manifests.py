@@ -221,6 +221,22 @@ def test_the_rules_of_the_operator_match_the_shipped_ones():
     assert rule["spec"]["groups"] == yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 
 
+IMAGES = [(file.relative_to(ROOT), image) for file in sorted((ROOT / "manifests").rglob("*.yaml"))
+          for image in re.findall(r"\bimage: *[\"']?([^\s\"',}]+)", file.read_text())]
+
+
+@pytest.mark.parametrize(("file", "image"), IMAGES, ids=str)
+def test_no_image_has_a_tag_that_moves(file, image):
+    """Also in patches, which are text. docs/installation.md says how to pin digests, and e2e/test_manifests.py builds
+    that."""
+    assert re.fullmatch(r"[\w./-]+(:v?\d+\.\d+\.\d+|(:v?\d+\.\d+\.\d+)?@sha256:[0-9a-f]{64})", image), file
+
+
+def test_all_images_were_found():
+    assert {image.partition(":")[0] for _, image in IMAGES} == {
+        "hami", "hami-device-plugin", "registry.k8s.io/kube-scheduler", "docker.io/projecthami/hami"}
+
+
 def test_the_documented_kustomizations_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     commands = re.findall(r"kubectl apply -k (\S+)", "".join(page.read_text() for page in pages))

@@ -123,7 +123,7 @@ REGISTRATION = (
          "devices.", environment=("FAIL_ON_INIT_ERROR",), keys=("failOnInitError",)),
     Flag("--health-bind-address", ADDRESS, "Address of /readyz and /healthz, plain HTTP. /readyz: 200 when the "
          "devices are registered with the kubelet or there are none, else 503 and the reason. /healthz: 200, or 500 "
-         "when a thread has died or hangs. Not served without the flag."),
+         "when a thread has died or hangs, or the plugin's own server no longer answers. Not served without the flag."),
     Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
 )
 FLAGS: Groups = (

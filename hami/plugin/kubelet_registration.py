@@ -21,13 +21,15 @@ from hami.devices.config import PluginConfig
 from hami.errors import HamiError
 from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat
+from hami.runtime.watchdog import HUNG_S, beat
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.2
 CONNECT_TIMEOUT_S = 10.0
 """Seconds without a connection after which a kubelet that took the registration is assumed to have lost it."""
+PROBE_S = 10.0
+"""Seconds between two calls of the plugin's own server."""
 
 
 class Step(enum.Enum):
@@ -76,6 +78,8 @@ class KubeletRegistration:
         self._registered: SocketIdentity | None = None
         self._connected_at = 0.0
         self._disconnected = False
+        self._probed_at = self._answered_at = 0.0
+        self._completed_calls = 0
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._reported = OncePerKey()
@@ -108,10 +112,18 @@ class KubeletRegistration:
         """Reports whether the kubelet calls this process."""
         return self._registered is not None and not self.is_replaced()
 
+    def hung_reason(self) -> str:
+        """Returns why the process must be restarted; empty if the plugin's own server answers, or if there is none."""
+        silent = self._clock() - self._answered_at
+        if self._server is None or silent <= HUNG_S:
+            return ""
+        return f"the plugin's own server has not answered at {self._path} for {silent:.0f} s"
+
     def tick(self) -> Step:
         """Takes the next step and returns it. Raises: HamiError, OSError."""
-        kubelet = socket_identity(self._kubelet)
-        step = next_step(kubelet=kubelet, registered=self._registered, found=socket_identity(self._path),
+        kubelet, found = socket_identity(self._kubelet), socket_identity(self._path)
+        self._probe(found)
+        step = next_step(kubelet=kubelet, registered=self._registered, found=found,
                          served=self._server.identity if self._server is not None else None,
                          disconnected=self._is_disconnected())
         match step:
@@ -155,12 +167,27 @@ class KubeletRegistration:
             server.stop(0)
             raise
         self._server, self._registered, self._disconnected = server, None, False
+        self._probed_at = self._answered_at = self._clock()
         log.info("serving", extra={"socket": self._path})
 
     def _close(self) -> None:
         if self._server is not None:
             self._server.stop()
             self._server = None
+
+    def _probe(self, found: SocketIdentity | None) -> None:
+        """Calls the plugin's own server at intervals, unless its socket is gone, or that of another process.
+
+        Calls of the kubelet that have ended count as answers: while the API server is away, they may occupy all
+        threads, and a restart would not help.
+        """
+        server = self._server
+        if server is None or self._clock() - self._probed_at < PROBE_S:
+            return
+        self._probed_at = self._clock()
+        if found != server.identity or server.completed_calls != self._completed_calls or server.answers():
+            self._answered_at = self._clock()
+        self._completed_calls = server.completed_calls
 
     def _on_disconnect(self) -> None:
         self._disconnected = True

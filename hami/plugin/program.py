@@ -155,8 +155,11 @@ class DevicePluginProgram:
         return "; ".join(one.unready_reason for one in registrations if one.unready_reason)
 
     def hung_reason(self) -> str:
-        """Returns which threads have died or hang; empty if none."""
-        return problems(tuple(self._threads))
+        """Returns which threads have died or hang, and which of the plugin's own servers are silent; empty if none."""
+        with self._lock:
+            registrations = list(self._registrations)
+        reasons = [problems(tuple(self._threads)), *(one.hung_reason() for one in registrations)]
+        return "; ".join(filter(None, reasons))
 
     def stop(self, *, last: bool) -> None:
         """Stops serving, then everything else. The *last* time the node is no longer lock-free, and unregistered if the
@@ -335,7 +338,7 @@ class Health:
         return _health_page(self._unready_reason(), 503)
 
     def healthz(self, accept: str) -> Page:
-        """Returns status 200, or 500 with the threads that have died or hang. A failed start is no reason."""
+        """Returns status 200, or 500 with what has died or hangs. A failed start is no reason."""
         return _health_page(self._hung_reason(), 500)
 
 

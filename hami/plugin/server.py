@@ -34,8 +34,10 @@ UNHEALTHY = "Unhealthy"
 
 _SERVICE = f"{VERSION}.DevicePlugin"
 _REGISTER = f"/{VERSION}.Registration/Register"
+_OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
 _THREADS = 32  # each stream occupies one; a kubelet opens one stream
 _REGISTER_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 2.0
 _PATH_LIMIT = 107  # bytes in the path of a unix socket, by the kernel's limit
 
 SocketIdentity = tuple[int, int, int]
@@ -104,9 +106,11 @@ class PluginServer:
         self._pre_start = pre_start
         self._on_disconnect = on_disconnect
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards changes of streams; never held across I/O
+        self._lock = threading.Lock()  # guards changes of streams and completed_calls; never held across I/O
         self.streams = 0
         """The number of connected kubelets, which should be one."""
+        self.completed_calls = 0
+        """The number of calls that have ended, with or without success, except streams."""
         self.identity: SocketIdentity | None = None
         """The identity of this server's socket; ``None`` before `start`."""
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
@@ -144,9 +148,29 @@ class PluginServer:
         self._server.stop(grace).wait()
         self._threads.shutdown(wait=False)
 
+    def answers(self, timeout: float = _PROBE_TIMEOUT_S) -> bool:
+        """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
+        # a connection of its own, as that of a kubelet that has just started
+        with grpc.insecure_channel(f"unix:{self._path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            call = channel.unary_unary(_OPTIONS, request_serializer=api.Empty.SerializeToString,
+                                       response_deserializer=api.DevicePluginOptions.FromString)
+            try:
+                call(api.Empty(), timeout=timeout)
+            except grpc.RpcError as error:
+                log.warning("the plugin's own server does not answer",
+                            extra={"socket": self._path, "error": f"{error.code().name}: {error.details()}"})
+                return False
+        return True
+
     def _handlers(self) -> Any:
         def unary(call: Callable[..., Any], request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(call, request.FromString, _serialize)
+            def counted(message: Any, context: Any) -> Any:
+                try:
+                    return call(message, context)
+                finally:
+                    with self._lock:
+                        self.completed_calls += 1
+            return grpc.unary_unary_rpc_method_handler(counted, request.FromString, _serialize)
         return grpc.method_handlers_generic_handler(_SERVICE, {
             "GetDevicePluginOptions": unary(lambda request, context: _options(self.requires_pre_start), api.Empty),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(

@@ -6,10 +6,11 @@ import pytest
 
 from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
-from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, KubeletRegistration, Step, next_step
+from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, KubeletRegistration, Step, next_step
 from hami.plugin.server import PluginServer, socket_identity
+from hami.runtime.watchdog import HUNG_S
 from tests.devices.cards import cards, config
-from tests.plugin.kubelet import PATIENCE, Kubelet
+from tests.plugin.kubelet import PATIENCE, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
@@ -208,3 +209,86 @@ def test_the_socket_is_removed_on_stop(registrations, kubelet, directory):
     running.join(20)
     assert not running.is_alive()
     assert not (directory / "nvidia-gpu.sock").exists()
+
+
+class CountingServer(PluginServer):
+    """A server that counts how often it is probed, and may be silent."""
+
+    silent = False
+    probes = 0
+
+    def answers(self, timeout=0.2):
+        self.probes += 1
+        return not self.silent and super().answers(timeout)
+
+
+def watch(registration, clock, seconds):
+    """Takes steps for so many seconds; returns why the process must be restarted."""
+    for _ in range(int(seconds)):
+        clock.now += 1
+        registration.try_tick()
+    return registration.hung_reason()
+
+
+@pytest.fixture
+def watched(directory, clock, kubelet):
+    """A registration that serves a kubelet, and its server."""
+    inventory, servers = DeviceInventory(), []
+    inventory.update(cards("GPU-a"))
+    settings = config(kubelet_socket=str(directory / "kubelet.sock"))
+
+    def make_server(path, on_disconnect):
+        servers.append(CountingServer(path, settings, inventory, None, on_disconnect=on_disconnect))
+        return servers[-1]
+    registration = KubeletRegistration(settings, make_server, clock=clock)
+    steps(registration, 2)
+    kubelet.listen()
+    kubelet.next_list()
+    watch(registration, clock, PROBE_S)  # the kubelet has called it
+    yield registration, servers[0]
+    registration.stop()
+    registration.run()  # which only closes
+
+
+def test_a_server_that_answers_is_asked_at_intervals(watched, clock):
+    registration, server = watched
+    assert watch(registration, clock, 3 * HUNG_S) == ""
+    assert server.probes == pytest.approx(3 * HUNG_S / PROBE_S, abs=1)
+
+
+def test_a_server_that_no_longer_answers_ends_in_a_restart(watched, clock, directory):
+    registration, server = watched
+    server.silent = True
+    assert watch(registration, clock, HUNG_S) == ""
+    assert watch(registration, clock, PROBE_S) == (
+        f"the plugin's own server has not answered at {directory}/nvidia-gpu.sock for {HUNG_S + PROBE_S:.0f} s")
+    server.silent = False
+    assert watch(registration, clock, PROBE_S) == ""
+
+
+def test_calls_that_end_count_as_answers(watched, clock, directory):
+    """All threads may be busy with them."""
+    registration, server = watched
+    server.silent = True
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        for _ in range(int(2 * HUNG_S / PROBE_S)):
+            caller.options()
+            assert watch(registration, clock, PROBE_S) == ""
+    assert server.probes == 0
+
+
+@pytest.mark.parametrize("when", ["before it serves", "replaced", "stopped"])
+def test_a_server_that_need_not_answer_is_no_reason_for_a_restart(watched, registrations, clock, when):
+    registration, server = watched
+    server.silent = True
+    if when == "before it serves":
+        registration = registrations()
+        clock.now += 2 * HUNG_S
+    elif when == "replaced":
+        steps(registrations(), 2)
+        watch(registration, clock, 2 * HUNG_S)
+    else:
+        registration.stop()
+        registration.run()
+        clock.now += 2 * HUNG_S
+    assert registration.hung_reason() == "" and server.probes == 0

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import queue
+import re
 import signal
 import threading
 from collections import Counter
@@ -415,6 +416,15 @@ def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):
+    program = run()
+    kubelet.registered.get(timeout=20)
+    assert program.hung_reason() == ""
+    monkeypatch.setattr("hami.plugin.kubelet_registration.HUNG_S", -1)
+    assert re.fullmatch(r"the plugin's own server has not answered at \S+/nvidia-gpu.sock for \d+ s",
+                        program.hung_reason())
+
+
 def test_stop_signals_end_the_process(number):
     assert run_signals(number) == (["start first", "started", "stop first for good"], [None])
 

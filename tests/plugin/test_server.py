@@ -2,16 +2,18 @@
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
+from e2e.eventually import eventually
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
-from hami.plugin.server import PluginServer, register, socket_identity, socket_path
+from hami.plugin.server import _THREADS, PluginServer, register, socket_identity, socket_path
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
@@ -290,3 +292,34 @@ def test_a_dead_kubelet_is_not_waited_for(directory):
         dead.bind(str(directory / "kubelet.sock"))
     with pytest.raises(HamiError, match="UNAVAILABLE"):
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
+
+
+def test_a_server_answers_unless_all_its_threads_hang(start, directory):
+    unblocked = threading.Event()
+    server = start(pre_start=lambda ids: unblocked.wait(20))
+    assert server.answers()
+    with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(_THREADS) as callers:
+        done = [callers.submit(caller.pre_start, ["GPU-a-0"]) for _ in range(_THREADS)]
+        eventually(lambda: not server.answers(0.1), "no thread is left")
+        before, begun = server.completed_calls, time.monotonic()
+        assert not server.answers(0.3)
+        assert time.monotonic() - begun < 5 and server.completed_calls == before
+        unblocked.set()
+        for one in done:
+            one.result(20)
+    assert server.answers() and server.completed_calls > before + _THREADS
+
+
+def test_a_server_without_a_socket_does_not_answer(start, directory):
+    server = start()
+    (directory / "nvidia-gpu.sock").unlink()
+    assert not server.answers(0.3)
+
+
+def test_calls_that_fail_have_ended_too(start, directory):
+    server = start(PreparedAllocator(HamiError("no"), RuntimeError("bug")))
+    with calling(directory / "nvidia-gpu.sock") as caller:
+        for count in (1, 2):
+            with pytest.raises(grpc.RpcError):
+                caller.allocate(["GPU-a-0"])
+            assert server.completed_calls == count
