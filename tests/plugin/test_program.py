@@ -415,7 +415,6 @@ def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
     assert program.hung_reason() == "thread broken died: ZeroDivisionError: division by zero"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):
     program = run()
     kubelet.registered.get(timeout=20)
@@ -425,6 +424,7 @@ def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):
                         program.hung_reason())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_stop_signals_end_the_process(number):
     assert run_signals(number) == (["start first", "started", "stop first for good"], [None])
 
