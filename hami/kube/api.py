@@ -22,7 +22,7 @@ import urllib3
 import yaml
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
@@ -63,12 +63,13 @@ class Api:
         self._credentials = threading.Lock()
 
     @classmethod
-    def connect(cls, *, timeout: float = 10.0, pool: int = 32) -> Api:
+    def connect(cls, *, timeout: float = 10.0, pool: int = 32, kubeconfig: str = "", context: str = "") -> Api:
         """Returns the API server of ``KUBECONFIG``, else of ``~/.kube/config``, else of the cluster of this pod.
 
+        *kubeconfig*: a file instead of these. *context*: a context of the file instead of the current one.
         Opens no connection yet. Raises: ClusterError if there is no configuration, or it cannot be used.
         """
-        return cls(_configuration(), timeout=timeout, pool=pool)
+        return cls(_configuration(kubeconfig, context), timeout=timeout, pool=pool)
 
     def request(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
                 content_type: str = JSON, timeout: float | None = None) -> bytes:
@@ -224,18 +225,44 @@ def _pool(manager: urllib3.PoolManager,
     return parts.path, manager.connection_from_url(host)
 
 
-def _configuration() -> Configuration:
-    configuration, home = Configuration(), Path("~/.kube/config").expanduser()
-    path = os.environ.get("KUBECONFIG") or (str(home) if home.exists() else "")
+def context_namespace(kubeconfig: str = "", context: str = "") -> str:
+    """Returns the namespace that a context of the user's configuration sets; ``default`` if it sets none.
+
+    *kubeconfig*, *context*: as in :meth:`Api.connect`. Raises: ClusterError if the file cannot be used.
+    """
+    path = _path_of(kubeconfig)
+    if not path:
+        return "default"
     try:
-        if path:
-            load_kube_config(config_file=path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+        chosen = next((one for one in contexts if one["name"] == context), None) if context else current
+    except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+        raise _unconfigured(path, error) from error
+    return str((chosen or {}).get("context", {}).get("namespace") or "default")
+
+
+def _configuration(kubeconfig: str, context: str) -> Configuration:
+    configuration, path = Configuration(), _path_of(kubeconfig)
+    try:
+        if path or context:
+            load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=path or None, context=context or None, client_configuration=configuration)
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, yaml.YAMLError) as error:
-        where = f"kubeconfig {path}" if path else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
-        raise ClusterError(f"no API server to talk to: {where}: {error}") from error
+        raise _unconfigured(path, error) from error
     return configuration
+
+
+def _path_of(kubeconfig: str) -> str:
+    """Returns the configuration file to use; empty if there is none."""
+    home = Path("~/.kube/config").expanduser()
+    return kubeconfig or os.environ.get("KUBECONFIG") or (str(home) if home.exists() else "")
+
+
+def _unconfigured(path: str, error: Exception) -> ClusterError:
+    where = f"kubeconfig {path}" if path else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
+    return ClusterError(f"no API server to talk to: {where}: {error}")
 
 
 def _unreachable(call: str, error: Exception) -> ClusterError:

@@ -20,6 +20,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
+from hami.kube.pages import ListPage, ObjectMeta, page_query, parse_meta, parse_page
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
 from hami.runtime.watchdog import beat, beat_before_wait
@@ -29,33 +30,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 In = TypeVar("In", contravariant=True)
 
-PAGE_SIZE = 500
-"""The most objects in one response to a list."""
 WATCH_S = 300.0
 """Seconds after which the server ends a watch, plus up to a fifth at random."""
 SILENCE_S = 90.0
 """Seconds without data after which the server is considered hung. It sends a bookmark about every 60 s."""
 SHORT_S = 1.0
 """A watch that ends sooner and without an event is a failure, so that it is not repeated without a pause."""
-
-
-class ObjectMeta(msgspec.Struct, rename="camel", frozen=True):
-    """The metadata of any object, so that one which cannot be parsed still has a name."""
-
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-
-    @property
-    def path(self) -> str:
-        """``namespace/name``, or the name of an object without namespace."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
-
-    @property
-    def key(self) -> str:
-        """The uid, or the name of an object without namespace: the keys of pods and quotas, and of nodes."""
-        return self.uid if self.namespace else self.name
 
 
 class Sink(Protocol[In]):
@@ -87,27 +67,11 @@ class WatchedResource(Generic[T]):
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Object(msgspec.Struct):
-    metadata: ObjectMeta = ObjectMeta()
-
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_token: str = msgspec.field(name="continue", default="")
-
-
-class _Page(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
 class _Event(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
 
-_META = msgspec.json.Decoder(_Object)
-_PAGE = msgspec.json.Decoder(_Page)
 _EVENT = msgspec.json.Decoder(_Event)
 
 
@@ -224,17 +188,16 @@ class Reflector(Generic[T]):
                 return
             time.sleep(0)  # lets other threads run: a list takes long compared with a filter
 
-    def _request_page(self, token: str) -> _Page:
-        query = {**self._resource.query, "limit": str(PAGE_SIZE)} | ({"continue": token} if token else {})
-        data = self._api.request("GET", self._resource.path, query=query)
+    def _request_page(self, token: str) -> ListPage:
+        data = self._api.request("GET", self._resource.path, query=page_query(self._resource.query, token))
         self._last_contact = self._clock()
-        return decode(f"list of {self._resource.name}", _PAGE, data)
+        return parse_page(self._resource.name, data)
 
     def _take_listed(self, raw: msgspec.Raw, seen: set[str]) -> None:
         try:
             item = self._resource.parse(bytes(raw))
         except MalformedInput as error:
-            seen.add(self._report(_meta(raw), error))
+            seen.add(self._report(parse_meta(raw), error))
             return
         seen.add(self._resource.key(item))
         self._sink.upsert(item)
@@ -280,7 +243,7 @@ class Reflector(Generic[T]):
             raise
         finally:
             if latest is not None:
-                self._version = _meta(latest).resource_version or self._version
+                self._version = parse_meta(latest).resource_version or self._version
             with self._changed:
                 self._stream = None
         if not self._is_interrupted():
@@ -303,7 +266,7 @@ class Reflector(Generic[T]):
         try:
             item = self._resource.parse(bytes(raw))
         except MalformedInput as error:
-            meta = _meta(raw)
+            meta = parse_meta(raw)
             if not meta.name:
                 raise
             self._report(meta, error)
@@ -322,10 +285,3 @@ class Reflector(Generic[T]):
             log.error("object cannot be read",
                       extra={"resource": self._resource.name, "object": meta.path, "error": str(error)})
         return meta.key
-
-
-def _meta(raw: msgspec.Raw) -> ObjectMeta:
-    try:
-        return _META.decode(raw).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ObjectMeta()
