@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from hami.model import DeviceUsage, Reason, Request
+from hami.model import Device, DeviceUsage, Reason, Request
+from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
 from hami.scheduling.decide import Refusal
 from hami.scheduling.fit import objection
 from hami.scheduling.placement import NodeUsage
-from hami.vendors.spec import CoreUnit, FitContext, Vendor
+from hami.vendors.spec import FitContext, Vendor
 
 MOST_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
@@ -34,6 +36,35 @@ def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
             for reason, nodes in sorted(nodes_of.items()) if reason is not Reason.TOO_FEW_DEVICES]
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRefusal:
+    """A device that was asked for a request.
+
+    *asked*: what the request needs of this device. *free*: what is left of *total*; it may be negative. *reason*: the
+    first rule that the device fails; ``None`` if it could serve.
+    """
+
+    device: Device
+    asked: Amounts
+    free: Amounts
+    total: Amounts
+    has_memory: bool
+    reason: Reason | None
+
+
+def device_refusals(usages: Sequence[DeviceUsage], request: Request,
+                    context: FitContext) -> tuple[DeviceRefusal, ...]:
+    """Returns what each of *usages* says to *request*, in their order."""
+    vendor = context.vendor
+    found = []
+    for usage in usages:
+        device, total = usage.device, total_amounts(usage.device, vendor)
+        found.append(DeviceRefusal(
+            device, Amounts(request.memory_on(device), request.cores, 1), total - used_amounts(usage, vendor), total,
+            vendor.has_memory or bool(device.memory_mib), objection(usage, request, context)))
+    return tuple(found)
+
+
 def describe(refusal: Refusal, usages_of: Callable[[str], NodeUsage]) -> str:
     """Returns the pod's requests and, for the devices of the closest nodes, the free amounts and the failed rule.
 
@@ -47,28 +78,28 @@ def describe(refusal: Refusal, usages_of: Callable[[str], NodeUsage]) -> str:
     nodes = []
     for name, usages in found[:CLOSEST_NODES]:
         context = pod_request.fit_context(requests[0].vendor, usages.get(requests[0].vendor, ()))
-        devices = [_device_text(usage, requests[0], context) for usage in context.usages[:MOST_DEVICES]]
-        nodes.append(f"{name}: {', '.join(devices) or 'no such device'}")
-    texts = [_request_text(request, pod_request.vendor_request(request.vendor).vendor) for request in requests]
+        devices = device_refusals(context.usages[:MOST_DEVICES], requests[0], context)
+        nodes.append(f"{name}: {', '.join(map(_device_text, devices)) or 'no such device'}")
+    texts = [request_text(request, pod_request.vendor_request(request.vendor).vendor) for request in requests]
     return f"requests {'; '.join(texts)}. {'. '.join(nodes) or 'no node offers such devices'}"
 
 
-def _request_text(request: Request, vendor: Vendor) -> str:
+def request_text(request: Request, vendor: Vendor) -> str:
+    """Returns a request in words: ``1 × NVIDIA with 3000 MiB, 30 cores``."""
     if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
         return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
     memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
     return f"{request.count} × {request.vendor} with {memory if vendor.has_memory else ''}{request.cores} cores"
 
 
-def _device_text(usage: DeviceUsage, request: Request, context: FitContext) -> str:
-    """Returns what is free of the device's total, and the reason of the first rule that it fails, if any."""
-    device, vendor = usage.device, context.vendor
-    cores, cores_used = device.cores, usage.cores_used
-    if vendor.core_unit is CoreUnit.MASK:
-        cores, cores_used = cores.bit_count(), cores_used.bit_count()
-    amounts = [(cores - cores_used, cores, "cores"), (device.slots - usage.slots_used, device.slots, "slots")]
-    if vendor.has_memory or device.memory_mib:
-        amounts.insert(0, (usage.memory_free_mib, device.memory_mib, "MiB"))
-    free = ", ".join(f"{max(left, 0)}/{total} {unit}" for left, total, unit in amounts)
-    reason = objection(usage, request, context)
-    return f"{device.uuid} {free} free" + (f" ({reason})" if reason else "")
+def free_text(refusal: DeviceRefusal) -> str:
+    """Returns what is free of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
+    free, total = refusal.free, refusal.total
+    amounts = [(free.cores, total.cores, "cores"), (free.slots, total.slots, "slots")]
+    if refusal.has_memory:
+        amounts.insert(0, (free.memory_mib, total.memory_mib, "MiB"))
+    return ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
+
+
+def _device_text(refusal: DeviceRefusal) -> str:
+    return f"{refusal.device.uuid} {free_text(refusal)}" + (f" ({refusal.reason})" if refusal.reason else "")

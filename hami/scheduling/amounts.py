@@ -1,0 +1,38 @@
+"""Amounts of devices as people count them: memory in MiB, cores in the vendor's unit, slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hami.model import Device, DeviceUsage
+from hami.vendors.spec import CoreUnit, Vendor
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Memory in MiB, cores and slots."""
+
+    memory_mib: int = 0
+    cores: int = 0
+    slots: int = 0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(self.memory_mib + other.memory_mib, self.cores + other.cores, self.slots + other.slots)
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        return Amounts(self.memory_mib - other.memory_mib, self.cores - other.cores, self.slots - other.slots)
+
+
+def total_amounts(device: Device, vendor: Vendor) -> Amounts:
+    """Returns what *device* has."""
+    return Amounts(device.memory_mib, cores_of(vendor, device.cores), device.slots)
+
+
+def used_amounts(usage: DeviceUsage, vendor: Vendor) -> Amounts:
+    """Returns what is taken of a device."""
+    return Amounts(usage.memory_used_mib, cores_of(vendor, usage.cores_used), usage.slots_used)
+
+
+def cores_of(vendor: Vendor, cores: int) -> int:
+    """Returns the number of *cores*, which some vendors write as a mask."""
+    return cores.bit_count() if vendor.core_unit is CoreUnit.MASK else cores
