@@ -304,7 +304,8 @@ class Pod:
 class Node:
     """The fields of a node that HAMi reads. Quantities are in the API server's notation.
 
-    *runtime_version*: such as ``containerd://2.3.7``. *kubelet_version*: such as ``v1.36.3``.
+    *runtime_version*: such as ``containerd://2.3.7``. *kubelet_version*: such as ``v1.36.3``. *unschedulable*: the
+    node is cordoned, so kube-scheduler does not offer it.
     """
 
     name: str
@@ -315,6 +316,7 @@ class Node:
     allocatable: Mapping[str, str] = field(default_factory=dict)
     runtime_version: str = ""
     kubelet_version: str = ""
+    unschedulable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

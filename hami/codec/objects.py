@@ -127,8 +127,13 @@ class _NodeStatus(msgspec.Struct, rename="camel"):
     node_info: _NodeInfo | None = None
 
 
+class _NodeSpec(msgspec.Struct):
+    unschedulable: bool | None = False
+
+
 class _Node(msgspec.Struct):
     metadata: _Meta | None = None
+    spec: _NodeSpec | None = None
     status: _NodeStatus | None = None
 
 
@@ -236,6 +241,7 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
         allocatable=quantities(status.allocatable),
         runtime_version=sys.intern(info.container_runtime_version or ""),
         kubelet_version=sys.intern(info.kubelet_version or ""),
+        unschedulable=bool(wire.spec and wire.spec.unschedulable),
     )
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig
+from hami.inspect.tables import NONE, aligned
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.spec import CoreUnit, Vendor
 
-NONE = "–"  # an empty cell in plain text
 CHIP = "‹chip›"  # the name of a vendor in a shared row
 _NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")  # names and flags, shown as code in Markdown
 _CORES: Mapping[CoreUnit, str] = MappingProxyType({
@@ -101,10 +101,8 @@ def _text(entries: Sequence[Entry]) -> str:
 
 
 def _aligned(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
-    rows = [[title for title, _ in columns], *([cell(entry) or NONE for _, cell in columns] for entry in entries)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                     for row in rows)
+    return aligned([[title for title, _ in columns],
+                    *([cell(entry) or NONE for _, cell in columns] for entry in entries)])
 
 
 def _markdown(entries: Sequence[Entry]) -> str:

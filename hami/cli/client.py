@@ -1,0 +1,146 @@
+"""What the commands for people share: the user's own access to the cluster, and the form of the output."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hami.errors import HamiError
+from hami.runtime.options import read_text
+
+if TYPE_CHECKING:
+    from hami.inspect.read import Reader
+    from hami.inspect.record import ClusterRecord
+    from hami.inspect.tables import Style
+    from hami.kube.pages import Requester
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+TIMEOUT_S = 30.0  # for each page
+NODE_POLICIES = ("binpack", "spread")
+FORMS = ("table", "wide", "json", "yaml")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """The cluster as the user reaches it. *connect*: tests pass their own."""
+
+    kubeconfig: str
+    context: str
+    namespace: str
+    all_namespaces: bool
+    device_config_file: str
+    device_config_map: str
+    node_policy: str
+    device_policy: str
+    connect: Callable[[Client], Requester]
+
+    def reader(self) -> Reader:
+        """Returns a reader that shows its progress on a terminal, and notes on standard error."""
+        from hami.inspect.read import Reader
+
+        return Reader(self.connect(self), progress=show_progress, note=show_note)
+
+    def read(self) -> ClusterRecord:
+        """Returns the record of the cluster. Raises: HamiError."""
+        from hami.cache.cache import Policies
+        from hami.inspect.read import Source
+        from hami.runtime.interpreter import collect_rarely
+
+        namespace, slash, name = self.device_config_map.partition("/")
+        if not slash:
+            raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
+        collect_rarely()
+        text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
+        return self.reader().record(Source(config_map=(namespace, name), device_config=text,
+                                           policies=Policies(self.node_policy, self.device_policy)))
+
+    def chosen_namespace(self) -> str:
+        """Returns the namespace of the command line, else of the context; empty for all namespaces."""
+        from hami.kube.api import context_namespace
+
+        if self.all_namespaces:
+            return ""
+        return self.namespace or context_namespace(self.kubeconfig, self.context)
+
+
+def connect_api(client: Client) -> Requester:
+    """Returns calls to the API server of the user's kubeconfig. Raises: HamiError."""
+    from hami.kube.api import Api
+
+    return Api.connect(timeout=TIMEOUT_S, pool=2, kubeconfig=client.kubeconfig, context=client.context).request
+
+
+_CLIENT_OPTIONS = (
+    click.option("--kubeconfig", default="", metavar="FILE", help="Configuration of the access; without it that of "
+                 "KUBECONFIG, else ~/.kube/config."),
+    click.option("--context", default="", metavar="NAME", help="Context of the configuration to use."),
+    click.option("-n", "--namespace", default="", metavar="NAME", help="Namespace of pods; without it that of the "
+                 "context."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="Pods of all namespaces."),
+    click.option("--device-config-file", default="", metavar="FILE", help="Device configuration of the scheduler, "
+                 "instead of the ConfigMap."),
+    click.option("--device-config-map", default="kube-system/hami-scheduler-device", show_default=True,
+                 metavar="NAMESPACE/NAME", help="ConfigMap with the device configuration."),
+    click.option("--node-scheduler-policy", "node_policy", type=click.Choice(NODE_POLICIES), default="binpack",
+                 show_default=True, help="Default node policy of the scheduler."),
+    click.option("--gpu-scheduler-policy", "device_policy", default="spread", show_default=True, metavar="POLICY",
+                 help="Default device policy of the scheduler."),
+)
+_CLIENT_FIELDS = ("kubeconfig", "context", "namespace", "all_namespaces", "device_config_file", "device_config_map",
+                  "node_policy", "device_policy")
+_OUTPUT_OPTIONS = (
+    click.option("-o", "--output", "form", type=click.Choice(FORMS), default="table", show_default=True,
+                 help="Form of the output."),
+    click.option("--no-headers", is_flag=True, help="Leave out headings and summaries of tables."),
+)
+
+
+def client_options(command: F) -> F:
+    """Adds the options of the access to *command*, which takes them as ``client``."""
+    @click.pass_context
+    @functools.wraps(command)
+    def run(ctx: click.Context, /, **values: Any) -> Any:
+        fields = {name: values.pop(name) for name in _CLIENT_FIELDS}
+        return command(client=Client(**fields, connect=ctx.obj or connect_api), **values)
+    for option in reversed(_CLIENT_OPTIONS):
+        run = option(run)
+    return run  # type: ignore[return-value]
+
+
+def output_options(command: F) -> F:
+    """Adds the options of the output to *command*, which takes them as ``style``."""
+    @functools.wraps(command)
+    def run(*, form: str, no_headers: bool, **values: Any) -> Any:
+        return command(style=make_style(form, headers=not no_headers), **values)
+    for option in reversed(_OUTPUT_OPTIONS):
+        run = option(run)
+    return run  # type: ignore[return-value]
+
+
+def make_style(form: str, *, headers: bool = True) -> Style:
+    """Returns the style of the output: with colours only on a terminal, and not if NO_COLOR is set."""
+    import os
+
+    from hami.inspect.tables import Style
+
+    return Style(form, headers, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def show_note(text: str) -> None:
+    """Prints a note on standard error."""
+    click.echo(f"note: {text}", err=True)
+
+
+def show_progress(resource: str, count: int, total: int) -> None:
+    """Shows on a terminal how much of a list has been read; the line disappears with the last page."""
+    if sys.stderr.isatty():
+        is_last = count >= total
+        line = "" if is_last else f"reading {resource}: {count:,} of {total:,}"
+        click.echo(f"\r\x1b[K{line}", err=True, nl=False)

@@ -1,0 +1,47 @@
+"""``kubectl hami``: the commands for people as a plugin of kubectl, and their completion.
+
+kubectl runs ``kubectl-hami`` for ``kubectl hami``, and ``kubectl_complete-hami`` with the words typed so far.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from click.shell_completion import ShellComplete
+
+from hami import __version__
+from hami.cli.group import Commands
+from hami.cli.top import top_command
+
+PEOPLE = (top_command,)
+"""The commands for people."""
+NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
+WITH_FILES = ":0"
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kubectl-hami", message="%(prog)s %(version)s")
+def kubectl_main() -> None:
+    """See how devices are shared in a cluster with HAMi, and why pods wait.
+
+    Nothing is written, and nothing needs to be installed in the cluster.
+    """
+
+
+for command in PEOPLE:
+    kubectl_main.add_command(command)
+
+
+def completions(words: list[str]) -> list[str]:
+    """Returns the lines with which kubectl completes the last of *words*."""
+    *args, incomplete = words or [""]
+    shell = ShellComplete(kubectl_main, {}, "kubectl-hami", "_KUBECTL_HAMI_COMPLETE")
+    found = shell.get_completions(args, incomplete)
+    lines = [f"{item.value}\t{item.help}" if item.help else str(item.value) for item in found if item.type == "plain"]
+    return [*lines, WITH_FILES if any(item.type == "file" for item in found) else NO_FILES]
+
+
+def complete() -> None:
+    """``kubectl_complete-hami``: prints the completions of its arguments."""
+    click.echo("\n".join(completions(sys.argv[1:])))

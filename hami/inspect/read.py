@@ -1,0 +1,165 @@
+"""Reads the record of a cluster with the user's own configuration and rights. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from hami.cache.cache import Policies
+from hami.codec.documents import decode
+from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
+from hami.inspect.record import ClusterRecord, Trimmer, UnreadableObject, now
+from hami.inspect.world import catalog_of
+from hami.kube.pages import Requester, parse_meta, read_list
+from hami.model import Node, Pod, PodRef, QuotaLimits
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Called with a resource, the number of objects read, and the expected total."""
+
+CONFIG_KEY = "device-config.yaml"
+MOST_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
+_LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+_CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the record comes from.
+
+    *config_map*: namespace and name of the ConfigMap with the device configuration. *device_config*: the text of the
+    configuration instead; ``None`` to read the ConfigMap. *policies*: those of the scheduler's flags.
+    """
+
+    config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device")
+    device_config: str | None = None
+    policies: Policies = Policies()
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads from one API server. *note* is called with each text about what had to be left out."""
+
+    request: Requester
+    progress: Progress = lambda resource, count, total: None
+    note: Callable[[str], None] = lambda text: None
+    _noted: set[str] = field(default_factory=set)
+
+    def record(self, source: Source) -> ClusterRecord:
+        """Returns the record of the cluster.
+
+        Raises: HamiError if nodes or pods cannot be listed. Without quotas or device configuration it goes on.
+        """
+        taken = now()
+        text = self._config(source)
+        trim = Trimmer(catalog_of(text))
+        unreadable: list[UnreadableObject] = []
+        nodes: dict[str, Node] = {}
+        pods: dict[str, Pod] = {}
+        quotas: dict[str, QuotaLimits] = {}
+
+        def take_node(node: Node) -> None:
+            nodes[node.name] = trim.node(node)
+
+        def take_pod(pod: Pod) -> None:
+            if (kept := trim.pod(pod)) is not None:
+                pods[kept.ref.uid] = kept
+
+        def take_quota(quota: QuotaLimits) -> None:
+            quotas[quota.uid] = quota
+
+        self._list("nodes", {}, parse_node, take_node, unreadable)
+        self._list("pods", _LIVE_PODS, parse_pod, take_pod, unreadable)
+        try:
+            self._list("resourcequotas", {}, parse_quota, take_quota, unreadable)
+        except MissingRight as error:
+            self._note_once(f"{error}; quotas are left out of account")
+        return ClusterRecord(taken=taken, nodes=tuple(nodes.values()), pods=tuple(pods.values()),
+                             quotas=tuple(quotas.values()), device_config=text, policies=source.policies,
+                             unreadable=tuple(unreadable))
+
+    def pod(self, ref: PodRef) -> Pod | None:
+        """Returns the pod of this namespace and name, whatever it requests; ``None`` if there is none."""
+        path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
+        try:
+            return parse_pod(self._get("get", "pods", path, f"namespace {ref.namespace}"))
+        except NotFound:
+            return None
+
+    def _config(self, source: Source) -> str:
+        """Returns the text of the device configuration, empty for the chart's."""
+        if source.device_config is not None:
+            return source.device_config
+        namespace, name = source.config_map
+        try:
+            data = self._get("get", "configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}",
+                             f"namespace {namespace}")
+        except NotFound:
+            self._note_once(f"there is no ConfigMap {namespace}/{name}; the chart's device configuration is assumed")
+            return ""
+        except MissingRight as error:
+            self._note_once(f"{error}; the chart's device configuration is assumed")
+            return ""
+        text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(CONFIG_KEY)
+        if text is None:
+            raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
+        return text
+
+    def _list(self, resource: str, query: dict[str, str], parse: Callable[[msgspec.Raw], T], take: Callable[[T], None],
+              unreadable: list[UnreadableObject]) -> None:
+        count = 0
+
+        def take_raw(raw: msgspec.Raw) -> None:
+            nonlocal count
+            count += 1
+            if count > MOST_OBJECTS:
+                raise HamiError(f"the cluster has more than {MOST_OBJECTS:,} {resource}")
+            try:
+                take(parse(raw))
+            except MalformedInput as error:
+                unreadable.append(UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error)))
+
+        try:
+            read_list(self.request, resource, f"/api/v1/{resource}", query, take_raw,
+                      lambda done, total: self.progress(resource, done, total))
+        except ClusterError as error:
+            raise explain_failure(error, "list", resource, "the whole cluster") from error
+
+    def _get(self, verb: str, resource: str, path: str, scope: str) -> bytes:
+        try:
+            return self.request("GET", path)
+        except NotFound:
+            raise
+        except ClusterError as error:
+            raise explain_failure(error, verb, resource, scope) from error
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
+
+
+class MissingRight(HamiError):
+    """The user may not do what the answer needs; the text names verb, resource and scope."""
+
+
+def explain_failure(error: ClusterError, verb: str, resource: str, scope: str) -> HamiError:
+    """Returns *error* in the words of a user: the right that is missing, or why there is no answer."""
+    if error.status == 403:
+        return MissingRight(f"you may not {verb} {resource} in {scope}: ask for the verb {verb} on {resource} there")
+    if error.status == 401:
+        return HamiError(f"the API server does not accept your credentials: log in again ({error})")
+    if error.status is None:
+        return HamiError(f"the API server does not answer: {error}")
+    return error

@@ -1,0 +1,101 @@
+"""Tables for terminals, and the same rows as JSON or YAML. No text of others reaches the terminal as control codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import click
+import msgspec
+import yaml
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+NONE = "–"  # an empty cell
+METER_WIDTH = 10
+_FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
+FORMS = ("table", "wide", "json", "yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """*text* returns the cell of a row. *wide*: only in wide tables. *share*: the share that colours the cell."""
+
+    title: str
+    text: Callable[[R], str]
+    wide: bool = False
+    share: Callable[[R], float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a table looks. *colour*: with colours, which only repeat what the text says."""
+
+    form: str = "table"
+    headers: bool = True
+    colour: bool = False
+
+
+def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -> str:
+    """Returns *rows* in the form of *style*."""
+    if style.form in ("json", "yaml"):
+        return render_document({"items": msgspec.to_builtins(rows)}, style.form)
+    shown = [column for column in columns if not column.wide or style.form == "wide"]
+    cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
+    colours = [[_colour(column.share(row)) if column.share and style.colour else None for column in shown]
+               for row in rows]
+    if style.headers:
+        cells.insert(0, [column.title for column in shown])
+        colours.insert(0, [None] * len(shown))
+    return aligned(cells, colours)
+
+
+def render_document(document: object, form: str) -> str:
+    """Returns a document of plain values as ``json`` or ``yaml``."""
+    if form == "json":
+        return json.dumps(document, indent=2, ensure_ascii=False)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def aligned(cells: Sequence[Sequence[str]], colours: Sequence[Sequence[str | None]] = ()) -> str:
+    """Returns lines with *cells* in columns. *colours*: of each cell, without which there are none."""
+    if not cells:
+        return ""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for number, row in enumerate(cells):
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        padded[-1] = padded[-1].rstrip()
+        if colours:
+            padded = [click.style(cell, fg=colour) if colour else cell
+                      for cell, colour in zip(padded, colours[number], strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def meter(used: int, total: int) -> str:
+    """Returns a bar with the percentage: ``████░░░░░░  38%``. More than everything fills it."""
+    if total <= 0:
+        return NONE
+    filled = min(METER_WIDTH, max(0, round(METER_WIDTH * used / total)))
+    if 0 < used and filled == 0:
+        filled = 1  # something is taken
+    return f"{'█' * filled}{'░' * (METER_WIDTH - filled)} {100 * used // total:3}%"
+
+
+def share_of(used: int, total: int) -> float | None:
+    """Returns the share of *total* that is used; ``None`` if there is nothing to use."""
+    return used / total if total > 0 else None
+
+
+def printable(text: str) -> str:
+    """Returns *text* with a question mark for each character that could change the terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _colour(share: float | None) -> str | None:
+    if share is None:
+        return None
+    return "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"

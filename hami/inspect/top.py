@@ -1,0 +1,432 @@
+"""``hami top``: nodes, cards, pods and namespaces with what is given out of their devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+import msgspec
+
+from hami.cache.binding import assigned_node
+from hami.errors import HamiError
+from hami.inspect.selector import Matches, parse_selector
+from hami.inspect.tables import Column, Style, meter, render_rows, share_of
+from hami.inspect.world import World, unknown_name
+from hami.model import Budget, DeviceUsage, Node, Pod, QuotaLimits
+from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
+from hami.scheduling.explain import request_text
+from hami.scheduling.quota import allowed_budget
+from hami.scheduling.usage import Charge
+from hami.vendors.request import device_requests
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+KINDS = ("nodes", "cards", "pods", "namespaces")
+SORTS = ("name", "memory", "cores", "free", "pods", "age")
+
+
+class _Row(msgspec.Struct, rename="camel", frozen=True):
+    """A row; in JSON and YAML its fields have the names of Kubernetes' style. Memory is in MiB."""
+
+
+class NodeRow(_Row, frozen=True):
+    """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet."""
+
+    name: str
+    models: tuple[str, ...]
+    cards: int
+    memory_mib: int
+    memory_used_mib: int
+    cores: int
+    cores_used: int
+    slots: int
+    slots_used: int
+    largest_free_mib: int
+    pods: int
+    reserved: int
+    state: tuple[str, ...]
+
+
+class CardRow(_Row, frozen=True):
+    """One device of a node."""
+
+    node: str
+    index: int
+    uuid: str
+    vendor: str
+    model: str
+    mode: str
+    memory_mib: int
+    memory_used_mib: int
+    cores: int
+    cores_used: int
+    slots: int
+    slots_used: int
+    pods: tuple[str, ...]
+    reserved: int
+    state: tuple[str, ...]
+
+
+class PodRow(_Row, frozen=True):
+    """A pod that holds or requests devices. *cards*: those that it holds, as ``vendor index``."""
+
+    namespace: str
+    name: str
+    node: str
+    cards: tuple[str, ...]
+    asks: tuple[str, ...]
+    memory_mib: int
+    cores: int
+    state: str
+    created: str
+    age_s: int | None
+
+
+class NamespaceRow(_Row, frozen=True):
+    """What the pods of a namespace hold of one vendor's devices, and its quota (``None``: no limit)."""
+
+    name: str
+    vendor: str
+    pods: int
+    memory_used_mib: int
+    cores_used: int
+    memory_limit_mib: int | None
+    cores_limit: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rows, and in which order.
+
+    *names*: of nodes, pods or namespaces; all if empty. *namespace*: of pods; empty for all. *selector*: labels of
+    nodes or pods. *sort*: one of SORTS; what is fullest comes first, except by name.
+    """
+
+    kind: str = "nodes"
+    names: tuple[str, ...] = ()
+    namespace: str = ""
+    selector: str = ""
+    sort: str = "name"
+
+
+def render_top(world: World, wanted: Wanted, style: Style) -> str:
+    """Returns the rows that are *wanted*, with a summary below a table.
+
+    Raises: HamiError for a name that matches nothing, a selector that cannot be read, an order that the rows do not
+    have, or a cluster without devices.
+    """
+    world.check_has_devices()
+    matches = parse_selector(wanted.selector)
+    match wanted.kind:
+        case "cards":
+            return _render(card_rows(world, _nodes(world, wanted, matches)), CARDS, wanted, style)
+        case "pods":
+            return _render(pod_rows(world, _pods(world, wanted, matches)), PODS, wanted, style)
+        case "namespaces":
+            return _render(_namespaces(world, wanted), NAMESPACES, wanted, style)
+        case _:
+            return _render(node_rows(world, _nodes(world, wanted, matches)), NODES, wanted, style)
+
+
+def _render(rows: list[R], view: View[R], wanted: Wanted, style: Style) -> str:
+    rows.sort(key=view.name)
+    if wanted.sort != "name":
+        if (order := view.orders.get(wanted.sort)) is None:
+            raise HamiError(f"{wanted.kind} cannot be sorted by {wanted.sort}; expected name, {', '.join(view.orders)}")
+        rows.sort(key=order, reverse=True)
+    table = render_rows(rows, view.columns, style)
+    if view.summary is None or not style.headers or style.form not in ("table", "wide"):
+        return table
+    return f"{table}\n\n{view.summary(rows)}"
+
+
+# Rows
+
+
+def node_rows(world: World, nodes: Iterable[Node]) -> list[NodeRow]:
+    """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
+    problems = {name for name, _ in world.cache.nodes.problems()}
+    return [_node_row(world, node, node.name in problems) for node in nodes
+            if node.name in world.snapshot.nodes or node.name in problems]
+
+
+def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
+    usages = list(_usages(world, node.name))
+    total, used = Amounts(), Amounts()
+    for usage in usages:
+        vendor = world.vendors[usage.device.vendor]
+        total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
+    holders = {holding.pod.ref.uid: holding.pod for usage in usages
+               for holding in world.holdings.get(_key(node.name, usage), ()) if holding.pod is not None}
+    free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
+    return NodeRow(
+        name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
+        memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores, cores_used=used.cores,
+        slots=total.slots, slots_used=used.slots, largest_free_mib=max(free, default=0), pods=len(holders),
+        reserved=sum(not pod.node_name for pod in holders.values()),
+        state=_node_state(node, usages, has_problem=has_problem))
+
+
+def card_rows(world: World, nodes: Iterable[Node]) -> list[CardRow]:
+    """Returns a row for each device of *nodes*."""
+    return [_card_row(world, node, usage) for node in nodes for usage in _usages(world, node.name)]
+
+
+def _card_row(world: World, node: Node, usage: DeviceUsage) -> CardRow:
+    device, vendor = usage.device, world.vendors[usage.device.vendor]
+    total, used = total_amounts(device, vendor), used_amounts(usage, vendor)
+    pods = [holding.pod for holding in world.holdings.get(_key(node.name, usage), ()) if holding.pod is not None]
+    state = [*(["node cordoned"] if node.unschedulable else []), *_card_state(usage)]
+    return CardRow(
+        node=node.name, index=device.index, uuid=device.uuid, vendor=device.vendor, model=device.model,
+        mode=device.mode, memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores,
+        cores_used=used.cores, slots=total.slots, slots_used=used.slots,
+        pods=tuple(sorted(str(pod.ref) for pod in pods)), reserved=sum(not pod.node_name for pod in pods),
+        state=tuple(state))
+
+
+def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
+    """Returns a row for each of *pods*."""
+    bookings = {booking.uid: booking for booking in world.snapshot.bookings}
+    indexes = {_key(name, usage): usage.device.index
+               for name in world.snapshot.nodes for usage in _usages(world, name)}
+    rows = []
+    for pod in pods:
+        booking = bookings.get(pod.ref.uid)
+        charges = [(vendor, charge) for vendor, found in booking.charges for charge in found] if booking else []
+        node = assigned_node(pod) if booking else pod.node_name
+        asks = [request_text(request, world.vendors[request.vendor]) for container in pod.containers
+                for request in device_requests(world.vendors, container)]
+        rows.append(PodRow(
+            namespace=pod.ref.namespace, name=pod.ref.name, node=node,
+            cards=tuple(_card_name(indexes.get((node, vendor, charge.uuid)), charge) for vendor, charge in charges),
+            asks=tuple(asks), memory_mib=sum(charge.memory_mib for _, charge in charges),
+            cores=sum(cores_of(world.vendors[vendor], charge.cores) for vendor, charge in charges),
+            state=_pod_state(world, pod, is_holding=bool(charges)), created=pod.created,
+            age_s=age_of(pod.created, world.record.taken)))
+    return rows
+
+
+def namespace_rows(world: World, wanted: Collection[str] = ()) -> list[NamespaceRow]:
+    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty."""
+    snapshot = world.snapshot
+    pods = Counter((booking.namespace, key) for booking in snapshot.bookings for key, _ in booking.charges)
+    quotas: dict[str, list[QuotaLimits]] = {}
+    for quota in snapshot.quotas:
+        quotas.setdefault(quota.namespace, []).append(quota)
+    rows = []
+    for namespace in {namespace for namespace, _ in pods} | quotas.keys():
+        if wanted and namespace not in wanted:
+            continue
+        for vendor in world.vendors:
+            limit = allowed_budget(vendor, quotas.get(namespace, ()))
+            memory, cores = snapshot.used.get((namespace, vendor.key), (0, 0))
+            if (namespace, vendor.key) in pods or limit != Budget():
+                rows.append(NamespaceRow(
+                    name=namespace, vendor=vendor.key, pods=pods[namespace, vendor.key], memory_used_mib=memory,
+                    cores_used=cores_of(vendor, cores), memory_limit_mib=limit.memory_mib, cores_limit=limit.cores))
+    return rows
+
+
+def age_of(created: str, taken: datetime) -> int | None:
+    """Returns the seconds from *created* (the API server's format) to *taken*; ``None`` if it cannot be read."""
+    try:
+        begun = datetime.fromisoformat(created)
+    except ValueError:
+        return None
+    if begun.tzinfo is None:
+        begun = begun.replace(tzinfo=UTC)
+    return max(0, int((taken - begun).total_seconds()))
+
+
+def age_text(seconds: int | None) -> str:
+    """Returns an age as kubectl writes it: ``45s``, ``12m``, ``3h``, ``5d``; empty if it is unknown."""
+    if seconds is None:
+        return ""
+    for unit, length, enough in (("d", 86_400, 2), ("h", 3600, 3), ("m", 60, 2)):
+        if seconds >= enough * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def _nodes(world: World, wanted: Wanted, matches: Matches) -> list[Node]:
+    for name in wanted.names:
+        if name not in world.nodes:
+            raise unknown_name("node", name, world.nodes)
+    chosen = wanted.names or world.nodes
+    return [world.nodes[name] for name in chosen if matches(world.nodes[name].labels)]
+
+
+def _pods(world: World, wanted: Wanted, matches: Matches) -> list[Pod]:
+    pods = [pod for pod in world.pods.values() if wanted.namespace in ("", pod.ref.namespace)]
+    known = {pod.ref.name for pod in pods}
+    for name in wanted.names:
+        if name not in known:
+            where = f" in namespace {wanted.namespace}" if wanted.namespace else ""
+            raise unknown_name("pod with devices" + where + ":", name, known)
+    return [pod for pod in pods if (not wanted.names or pod.ref.name in wanted.names) and matches(pod.labels)]
+
+
+def _namespaces(world: World, wanted: Wanted) -> list[NamespaceRow]:
+    rows = namespace_rows(world, wanted.names or ([wanted.namespace] if wanted.namespace else ()))
+    known = {row.name for row in rows}
+    for name in wanted.names:
+        if name not in known:
+            raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(world)})
+    return rows
+
+
+def _usages(world: World, node: str) -> Iterable[DeviceUsage]:
+    usages = world.snapshot.nodes.get(node, {})
+    return (usage for vendor in sorted(usages) for usage in usages[vendor])
+
+
+def _key(node: str, usage: DeviceUsage) -> tuple[str, str, str]:
+    return node, usage.device.vendor, usage.device.uuid
+
+
+def _is_usable(usage: DeviceUsage) -> bool:
+    return usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
+
+
+def _card_state(usage: DeviceUsage) -> list[str]:
+    facts = (("unhealthy", not usage.device.healthy), ("cordoned", usage.device.cordoned),
+             ("over-committed", usage.is_overcommitted))
+    return [word for word, holds in facts if holds]
+
+
+def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
+    words = ["cordoned"] if node.unschedulable else []
+    for word in ("unhealthy", "cordoned", "over-committed"):
+        if count := sum(word in _card_state(usage) for usage in usages):
+            words.append(f"{count} {'card' if count == 1 else 'cards'} {word}")
+    return (*words, "inventory unreadable") if has_problem else tuple(words)
+
+
+def _pod_state(world: World, pod: Pod, *, is_holding: bool) -> str:
+    record = world.cache.pods.get(pod.ref.uid)
+    if record is not None and record.problems:
+        return "Unreadable"
+    if pod.deleting:
+        return "Terminating"
+    if pod.node_name:
+        return pod.phase or "Bound"
+    return "Reserved" if is_holding else "Pending"
+
+
+def _card_name(index: int | None, charge: Charge) -> str:
+    return str(index) if index is not None else charge.uuid
+
+
+# Tables
+
+
+def _memory(mib: int) -> str:
+    return f"{mib:,}"
+
+
+NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
+    Column("NODE", lambda row: row.name),
+    Column("MODEL", lambda row: ", ".join(row.models)),
+    Column("CARDS", lambda row: str(row.cards)),
+    Column("MEMORY", lambda row: meter(row.memory_used_mib, row.memory_mib),
+           share=lambda row: share_of(row.memory_used_mib, row.memory_mib)),
+    Column("CORES", lambda row: meter(row.cores_used, row.cores),
+           share=lambda row: share_of(row.cores_used, row.cores)),
+    Column("MIB USED", lambda row: f"{row.memory_used_mib:,}/{row.memory_mib:,}", wide=True),
+    Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}", wide=True),
+    Column("LARGEST FREE MIB", lambda row: _memory(row.largest_free_mib)),
+    Column("PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")),
+    Column("STATE", lambda row: ", ".join(row.state) or "ok"),
+)
+CARD_COLUMNS: tuple[Column[CardRow], ...] = (
+    Column("NODE", lambda row: row.node),
+    Column("CARD", lambda row: str(row.index)),
+    Column("UUID", lambda row: row.uuid, wide=True),
+    Column("MODEL", lambda row: row.model),
+    Column("MEMORY", lambda row: meter(row.memory_used_mib, row.memory_mib),
+           share=lambda row: share_of(row.memory_used_mib, row.memory_mib)),
+    Column("CORES", lambda row: meter(row.cores_used, row.cores),
+           share=lambda row: share_of(row.cores_used, row.cores)),
+    Column("FREE MIB", lambda row: _memory(max(0, row.memory_mib - row.memory_used_mib))),
+    Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}"),
+    Column("MODE", lambda row: row.mode, wide=True),
+    Column("STATE", lambda row: ", ".join(row.state) or "ok"),
+    Column("PODS", lambda row: ", ".join(row.pods)),
+)
+POD_COLUMNS: tuple[Column[PodRow], ...] = (
+    Column("NAMESPACE", lambda row: row.namespace),
+    Column("NAME", lambda row: row.name),
+    Column("STATE", lambda row: row.state),
+    Column("NODE", lambda row: row.node),
+    Column("CARDS", lambda row: ",".join(row.cards)),
+    Column("MIB", lambda row: _memory(row.memory_mib) if row.cards else ""),
+    Column("CORES", lambda row: str(row.cores) if row.cards else ""),
+    Column("AGE", lambda row: age_text(row.age_s)),
+    Column("REQUESTS", lambda row: "; ".join(row.asks), wide=True),
+)
+NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
+    Column("NAMESPACE", lambda row: row.name),
+    Column("DEVICES", lambda row: row.vendor),
+    Column("PODS", lambda row: str(row.pods)),
+    Column("MIB", lambda row: _memory(row.memory_used_mib)),
+    Column("OF QUOTA", lambda row: _quota_meter(row.memory_used_mib, row.memory_limit_mib),
+           share=lambda row: share_of(row.memory_used_mib, row.memory_limit_mib or 0)),
+    Column("CORES", lambda row: str(row.cores_used)),
+    Column("OF QUOTA", lambda row: _quota_meter(row.cores_used, row.cores_limit),
+           share=lambda row: share_of(row.cores_used, row.cores_limit or 0)),
+    Column("QUOTA MIB", lambda row: _limit(row.memory_limit_mib), wide=True),
+    Column("QUOTA CORES", lambda row: _limit(row.cores_limit), wide=True),
+)
+
+
+def _quota_meter(used: int, limit: int | None) -> str:
+    return "" if limit is None else meter(used, limit)
+
+
+def _limit(limit: int | None) -> str:
+    return "" if limit is None else f"{limit:,}"
+
+
+def _node_summary(rows: Sequence[NodeRow]) -> str:
+    return _summary(len(rows), sum(row.cards for row in rows), sum(row.memory_used_mib for row in rows),
+                    sum(row.memory_mib for row in rows), max((row.largest_free_mib for row in rows), default=0))
+
+
+def _card_summary(rows: Sequence[CardRow]) -> str:
+    free = (row.memory_mib - row.memory_used_mib for row in rows if not row.state and row.slots_used < row.slots)
+    return _summary(len({row.node for row in rows}), len(rows), sum(row.memory_used_mib for row in rows),
+                    sum(row.memory_mib for row in rows), max(free, default=0))
+
+
+def _summary(nodes: int, cards: int, used: int, total: int, largest: int) -> str:
+    return (f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cards} {'card' if cards == 1 else 'cards'}: "
+            f"{used:,} of {total:,} MiB given out; largest free slice {largest:,} MiB")
+
+
+@dataclass(frozen=True, slots=True)
+class View(Generic[R]):
+    """How the rows of one kind are shown.
+
+    *name*: the key of the usual order. *orders*: other keys by name, greatest first. *summary*: a line below the table.
+    """
+
+    columns: tuple[Column[R], ...]
+    name: Callable[[R], tuple[str | int, ...]]
+    orders: Mapping[str, Callable[[R], int]]
+    summary: Callable[[Sequence[R]], str] | None = None
+
+
+NODES = View(NODE_COLUMNS, lambda row: (row.name,), {
+    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
+    "free": lambda row: row.largest_free_mib, "pods": lambda row: row.pods}, _node_summary)
+CARDS = View(CARD_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
+    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
+    "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _card_summary)
+PODS = View(POD_COLUMNS, lambda row: (row.namespace, row.name), {
+    "memory": lambda row: row.memory_mib, "cores": lambda row: row.cores, "age": lambda row: row.age_s or 0})
+NAMESPACES = View(NAMESPACE_COLUMNS, lambda row: (row.name, row.vendor), {
+    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used, "pods": lambda row: row.pods})

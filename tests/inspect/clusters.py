@@ -1,0 +1,92 @@
+"""Clusters for the commands for people: objects as the API server has them, and an API that serves them in pages."""
+
+import json
+from dataclasses import dataclass, field
+
+from e2e.nodes import fake_node, gpu
+from e2e.pods import pod
+from hami.errors import ClusterError, Gone, NotFound
+
+CREATED = "2026-08-21T12:00:00Z"
+
+
+def node(name, *cards, unschedulable=False, **fields):
+    """Returns a node with the GPUs *cards*, by default one."""
+    made = fake_node(name, cards or (gpu(),), **fields)
+    made["metadata"]["resourceVersion"] = "1"
+    return made | {"spec": {"unschedulable": True}} if unschedulable else made
+
+
+def pending(name, namespace="default", **asked):
+    """Returns a pod that waits; *asked* as in :func:`e2e.pods.pod`."""
+    made = pod(name, **asked)
+    made["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}-{name}", "creationTimestamp": CREATED,
+                         "resourceVersion": "1"}
+    return made | {"status": {"phase": "Pending"}}
+
+
+def bound(name, node, *shares, namespace="default", phase="Running", **asked):
+    """Returns a pod that holds *shares* (index of the card, MiB, cores) of *node*, each a container's."""
+    made = pending(name, namespace, **asked or {"gpu": len(shares)})
+    text = "".join(f"GPU-{node}-{index},NVIDIA,{memory},{cores}:" for index, memory, cores in shares) + ";"
+    made["metadata"]["annotations"] |= {
+        "hami.io/vgpu-node": node, "hami.io/vgpu-time": "1755777600", "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": text}
+    made["spec"]["nodeName"] = node
+    return made | {"status": {"phase": phase}}
+
+
+def quota(namespace, name="quota", **limits):
+    """Returns a ResourceQuota: ``gpumem=4000``."""
+    return {"metadata": {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}"},
+            "spec": {"hard": {f"limits.nvidia.com/{key}": str(value) for key, value in limits.items()}}}
+
+
+@dataclass
+class FakeApi:
+    """An API server for reading. *errors*: by path. *expired*: continue tokens that have expired, once."""
+
+    nodes: list = field(default_factory=list)
+    pods: list = field(default_factory=list)
+    quotas: list = field(default_factory=list)
+    events: list = field(default_factory=list)
+    config: str | None = ""
+    errors: dict = field(default_factory=dict)
+    expired: set = field(default_factory=set)
+    requests: list = field(default_factory=list)
+
+    def request(self, method, path, *, query=None):
+        assert method == "GET", "the commands for people write nothing"
+        self.requests.append((path, query or {}))
+        if path in self.errors:
+            raise self.errors[path]
+        match path.split("/")[3:]:
+            case ["nodes"]:
+                return self._page(self.nodes, query)
+            case ["pods"]:
+                return self._page(self.pods, query)
+            case ["resourcequotas"]:
+                return self._page(self.quotas, query)
+            case ["namespaces", _, "events"]:
+                return self._page(self.events, query)
+            case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if self.config is not None:
+                return json.dumps({"data": {"device-config.yaml": self.config}}).encode()
+            case ["namespaces", namespace, "pods", name]:
+                for one in self.pods:
+                    if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
+                        return json.dumps(one).encode()
+        raise NotFound(f"{path}: 404: not found", 404)
+
+    def _page(self, items, query):
+        token = query.get("continue", "")
+        if token in self.expired:
+            self.expired.remove(token)
+            raise Gone("the continue token has expired", 410)
+        begin, end = int(token or 0), int(token or 0) + int(query["limit"])
+        meta = {"continue": str(end), "remainingItemCount": len(items) - end} if end < len(items) else {}
+        return json.dumps({"metadata": meta, "items": items[begin:end]}).encode()
+
+
+def refused(verb="list"):
+    """Returns the error of a missing right."""
+    return ClusterError(f"{verb}: 403: forbidden", 403)

@@ -1,0 +1,101 @@
+"""The commands for people on the command line, with an API server in memory."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hami.cli import main
+from hami.cli.kubectl import PEOPLE, completions, kubectl_main
+from tests.inspect.clusters import FakeApi, bound, node, pending, refused
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: mine
+contexts:
+- {name: mine, context: {cluster: c, user: u, namespace: team}}
+- {name: other, context: {cluster: c, user: u}}
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def kubeconfig(tmp_path, monkeypatch):
+    path = tmp_path / "config"
+    path.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+
+
+def api():
+    return FakeApi([node("n1"), node("n2")], [bound("a", "n1", (0, 100, 10)), pending("b", "team", gpu=1)])
+
+
+def hami(*args, of=None, program=main):
+    return CliRunner().invoke(program, args, obj=lambda client: (of or api()).request)
+
+
+def names(result):
+    assert result.exit_code == 0, result.output
+    return [item["name"] for item in json.loads(result.stdout)["items"]]
+
+
+@pytest.mark.parametrize("args, found", [
+    (["top"], ["n1", "n2"]), (["top", "nodes", "n2"], ["n2"]), (["top", "pods"], ["b"]),
+    (["top", "pods", "--context=other"], ["a"]), (["top", "pods", "-A"], ["a", "b"]),
+    (["top", "pods", "-n", "default"], ["a"]), (["top", "nodes", "-l", "gpu=off"], []),
+    (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]), (["top", "namespaces"], ["default"]),
+])
+def test_top(args, found):
+    assert names(hami(*args, "-o", "json")) == found
+    assert names(hami(*args, "-o", "json", program=kubectl_main)) == found
+
+
+def test_a_table_has_no_colours_where_there_is_no_terminal():
+    result = hami("top", "--no-headers")
+    assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("args, of, said", [
+    (["top"], FakeApi(errors={"/api/v1/nodes": refused()}), "error: you may not list nodes in the whole cluster"),
+    (["top"], FakeApi(), "error: no node has registered devices"),
+    (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
+    (["top", "--device-config-map=x"], None, "error: --device-config-map=x: expected NAMESPACE/NAME"),
+    (["top", "--device-config-file=/no/such"], None, "error: --device-config-file /no/such: No such file"),
+])
+def test_errors_are_one_line(args, of, said):
+    result = hami(*args, of=of)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(said)
+
+
+def test_without_a_cluster_there_is_one_line():
+    result = CliRunner().invoke(main, ["top"])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "the API server does not answer" in result.stderr
+
+
+@pytest.mark.parametrize("args, said", [
+    (["--kubeconfig=/no/such"], "no API server to talk to: kubeconfig /no/such"),
+    (["--context=no"], "no API server to talk to: kubeconfig"),
+])
+def test_a_configuration_that_cannot_be_used(args, said):
+    result = CliRunner().invoke(main, ["top", *args])
+    assert result.exit_code == 1 and said in result.stderr
+
+
+@pytest.mark.parametrize("command", [command.name for command in PEOPLE])
+def test_each_command_has_help(command):
+    result = hami(command, "--help")
+    assert result.exit_code == 0 and "--kubeconfig FILE" in result.stdout
+
+
+@pytest.mark.parametrize("words, found", [
+    ([""], [command.name for command in PEOPLE]), (["to"], ["top"]), (["top", "c"], ["cards"]),
+    (["top", "nodes", "--sort-by", "me"], ["memory"]),
+])
+def test_kubectl_completes(words, found):
+    *lines, directive = completions(words)
+    assert sorted(line.partition("\t")[0] for line in lines) == sorted(found)
+    assert directive == ":4"

@@ -1,0 +1,93 @@
+"""The record of a cluster, read in pages with the rights of a user."""
+
+import pytest
+
+from hami.errors import ClusterError, HamiError
+from hami.inspect.read import Reader, Source
+from hami.model import PodRef
+from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
+
+NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
+CONFIG = "/api/v1/namespaces/kube-system/configmaps/hami-scheduler-device"
+
+
+def read(api, **source):
+    """Returns the record of *api*, the notes, and the progress."""
+    notes, progress = [], []
+    reader = Reader(api.request, progress=lambda *step: progress.append(step), note=notes.append)
+    return reader.record(Source(**source)), notes, progress
+
+
+def test_everything_is_read_in_pages():
+    api = FakeApi([node(f"n{number}") for number in range(1001)], [pending("a", gpu=1)], [quota("default", gpumem=1)])
+    record, notes, progress = read(api)
+    assert (len(record.nodes), len(record.pods), len(record.quotas), notes) == (1001, 1, 1, [])
+    assert progress[:3] == [("nodes", 500, 1001), ("nodes", 1000, 1001), ("nodes", 1001, 1001)]
+
+
+def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
+    holder = bound("a", "n", (0, 100, 10))
+    holder["metadata"]["annotations"] |= {"secret.example.com/token": "x"}
+    record, _, _ = read(FakeApi([node("n")], [holder, pending("web")]))
+    (kept,) = record.pods
+    assert kept.ref.name == "a" and "secret.example.com/token" not in kept.annotations
+    assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
+
+
+def test_finished_pods_are_not_asked_for():
+    api = FakeApi([node("n")])
+    read(api)
+    assert dict(api.requests)[PODS]["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed"
+
+
+def test_a_list_whose_pages_expire_starts_again():
+    api = FakeApi([node(f"n{number}") for number in range(600)], expired={"500"})
+    assert len(read(api)[0].nodes) == 600
+
+
+def test_objects_that_cannot_be_read_are_counted():
+    broken = pending("broken", gpu=1)
+    broken["spec"]["containers"] = "none"
+    record, _, _ = read(FakeApi([node("n")], [broken, pending("a", gpu=1)]))
+    assert [pod.ref.name for pod in record.pods] == ["a"]
+    assert [(one.kind, one.name) for one in record.unreadable] == [("pod", "default/broken")]
+
+
+@pytest.mark.parametrize("path, error, said", [
+    (NODES, refused(), "you may not list nodes in the whole cluster: ask for the verb list on nodes there"),
+    (PODS, refused(), "you may not list pods in the whole cluster"),
+    (PODS, ClusterError("GET: NewConnectionError: refused"), "the API server does not answer: GET"),
+    (NODES, ClusterError("GET: 401: Unauthorized", 401), "does not accept your credentials: log in again"),
+    (NODES, ClusterError("GET: 500: broken", 500), "GET: 500: broken"),
+], ids=["nodes", "pods", "no answer", "not logged in", "another error"])
+def test_what_is_needed_and_missing_is_said(path, error, said):
+    with pytest.raises(HamiError, match=said):
+        read(FakeApi([node("n")], errors={path: error}))
+
+
+@pytest.mark.parametrize("api, said", [
+    (FakeApi(errors={QUOTAS: refused()}), "you may not list resourcequotas in the whole cluster"),
+    (FakeApi(errors={CONFIG: refused()}), "you may not get configmaps in namespace kube-system"),
+    (FakeApi(config=None), "there is no ConfigMap kube-system/hami-scheduler-device"),
+], ids=["quotas", "configuration", "no configuration"])
+def test_what_is_not_needed_is_left_out_with_a_note(api, said):
+    _, (note,), _ = read(api)
+    assert note.startswith(said)
+
+
+def test_the_device_configuration_names_the_resources():
+    config = "nvidia: {resourceCountName: example.com/card, resourceMemoryName: example.com/memory}"
+    api = FakeApi([node("n")], [pending("a", **{"example.com/card": 1}), pending("b", gpu=1)], config=config)
+    assert [pod.ref.name for pod in read(api)[0].pods] == ["a"]
+    assert [pod.ref.name for pod in read(api, device_config="")[0].pods] == ["b"]
+
+
+def test_a_device_configuration_that_cannot_be_read_is_an_error():
+    with pytest.raises(HamiError, match="device configuration"):
+        read(FakeApi(config="nvidia: ["))
+
+
+def test_one_pod_is_read_by_name():
+    reader = Reader(FakeApi(pods=[pending("a")]).request)
+    assert reader.pod(PodRef("default", "a", "")).ref.name == "a"
+    assert reader.pod(PodRef("default", "b", "")) is None

@@ -1,0 +1,63 @@
+"""Tables for terminals."""
+
+import json
+
+import msgspec
+import pytest
+import yaml
+
+from hami.inspect.tables import Column, Style, meter, printable, render_rows
+
+
+class Line(msgspec.Struct, rename="camel"):
+    """A row."""
+
+    name: str
+    memory_mib: int
+
+
+LINES = [Line("a", 5), Line("long-name", 95)]
+COLUMNS = (Column("NAME", lambda line: line.name), Column("MIB", lambda line: str(line.memory_mib), wide=True),
+           Column("MEMORY", lambda line: meter(line.memory_mib, 100), share=lambda line: line.memory_mib / 100))
+
+
+@pytest.mark.parametrize("used, total, text", [
+    (0, 100, "░░░░░░░░░░   0%"), (1, 1000, "█░░░░░░░░░   0%"), (38, 100, "████░░░░░░  38%"),
+    (100, 100, "██████████ 100%"), (150, 100, "██████████ 150%"), (1, 0, "–"),
+])
+def test_meters(used, total, text):
+    assert meter(used, total) == text
+
+
+def test_a_table():
+    assert render_rows(LINES, COLUMNS, Style()).splitlines() == [
+        "NAME       MEMORY", "a          █░░░░░░░░░   5%", "long-name  ██████████  95%"]
+
+
+def test_a_wide_table_without_headings():
+    assert render_rows(LINES[:1], COLUMNS, Style("wide", headers=False)) == "a  5  █░░░░░░░░░   5%"
+
+
+def test_an_empty_table_has_headings():
+    assert render_rows([], COLUMNS, Style()) == "NAME  MEMORY"
+    assert render_rows([], COLUMNS, Style(headers=False)) == ""
+
+
+def test_colours_change_no_text():
+    coloured = render_rows(LINES, COLUMNS, Style(colour=True))
+    assert "\x1b[32m" in coloured and "\x1b[31m" in coloured
+    plain = coloured
+    for code in ("\x1b[32m", "\x1b[31m", "\x1b[0m"):
+        plain = plain.replace(code, "")
+    assert plain == render_rows(LINES, COLUMNS, Style())
+
+
+@pytest.mark.parametrize("form, load", [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_documents(form, load):
+    assert load(render_rows(LINES, COLUMNS, Style(form))) == {
+        "items": [{"name": "a", "memoryMib": 5}, {"name": "long-name", "memoryMib": 95}]}
+
+
+def test_texts_of_others_cannot_control_the_terminal():
+    assert printable("a\x1b[2Jb\nc\u202ed") == "a?[2Jb?c?d"
+    assert "\x1b" not in render_rows([Line("\x1b]0;x\x07", 1)], COLUMNS, Style())

@@ -1,0 +1,151 @@
+"""``hami top``: rows of nodes, cards, pods and namespaces."""
+
+import json
+import random
+
+import pytest
+
+from e2e.nodes import gpu
+from hami.errors import HamiError
+from hami.inspect.read import Reader, Source
+from hami.inspect.tables import Style
+from hami.inspect.top import KINDS, Wanted, age_of, age_text, render_top
+from hami.inspect.world import World
+from tests.inspect.clusters import FakeApi, bound, node, pending, quota
+
+CARD = {"memory_mib": 10_000, "model": "A100"}
+NODES = [node("n1", gpu(**CARD), gpu(**CARD), labels={"zone": "a"}),
+         node("n2", gpu(**CARD), gpu(**CARD, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
+         node("n3", gpu(**CARD), unschedulable=True), {"metadata": {"name": "plain"}}]
+PODS = [bound("a", "n1", (0, 6000, 50), gpu=1, labels={"app": "x"}), bound("b", "n1", (0, 2000, 10), (1, 1000, 10)),
+        bound("c", "n3", (0, 1000, 0), namespace="other"), pending("waits", gpu=2, gpumem=20_000)]
+
+
+def world(nodes=NODES, pods=PODS, quotas=()):
+    return World(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(Source()))
+
+
+def items(kind, of=None, **wanted):
+    """Returns the rows as JSON."""
+    return json.loads(render_top(of or world(), Wanted(kind=kind, **wanted), Style("json")))["items"]
+
+
+def lines(kind, form="table", **wanted):
+    return render_top(world(), Wanted(kind=kind, **wanted), Style(form)).splitlines()
+
+
+def test_a_row_for_each_node_with_devices():
+    assert lines("nodes") == [
+        "NODE  MODEL  CARDS  MEMORY           CORES            LARGEST FREE MIB  PODS  STATE",
+        "n1    A100   2      ████░░░░░░  45%  ████░░░░░░  35%  9,000             2     ok",
+        "n2    A100   2      ░░░░░░░░░░   0%  ░░░░░░░░░░   0%  0                 0     "
+        "1 card unhealthy, 1 card cordoned",
+        "n3    A100   1      █░░░░░░░░░  10%  ░░░░░░░░░░   0%  9,000             1     cordoned",
+        "",
+        "3 nodes, 5 cards: 10,000 of 50,000 MiB given out; largest free slice 9,000 MiB"]
+
+
+def test_a_row_for_each_card():
+    rows = {(row["node"], row["index"]): row for row in items("cards")}
+    assert (rows["n1", 0]["memoryUsedMib"], rows["n1", 0]["coresUsed"], rows["n1", 0]["slotsUsed"]) == (8000, 60, 2)
+    assert rows["n1", 0]["pods"] == ["default/a", "default/b"]
+    assert [rows[key]["state"] for key in (("n2", 0), ("n2", 1), ("n3", 0))] == [
+        ["cordoned"], ["unhealthy"], ["node cordoned"]]
+
+
+def test_a_row_for_each_pod():
+    assert [(row["name"], row["state"], row["cards"], row["memoryMib"]) for row in items("pods")] == [
+        ("a", "Running", ["0"], 6000), ("b", "Running", ["0", "1"], 3000), ("waits", "Pending", [], 0),
+        ("c", "Running", ["0"], 1000)]
+    assert items("pods")[2]["asks"] == ["2 × NVIDIA with 20000 MiB, 0 cores"]
+
+
+def test_a_row_for_each_namespace():
+    rows = items("namespaces", world(quotas=[quota("default", gpumem=12_000), quota("free", gpucores=10)]))
+    assert [(row["name"], row["pods"], row["memoryUsedMib"], row["memoryLimitMib"], row["coresLimit"])
+            for row in rows] == [("default", 2, 9000, 12_000, None), ("free", 0, 0, None, 10),
+                                 ("other", 1, 1000, None, None)]
+
+
+def test_what_another_scheduler_has_just_reserved_is_shown():
+    reserved = bound("r", "n1", (1, 500, 0))
+    del reserved["spec"]["nodeName"]
+    record = Reader(FakeApi(NODES, [reserved]).request).record(Source())
+    reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(record.taken.timestamp()))
+    found = world(pods=[reserved])
+    assert [(row["name"], row["reserved"]) for row in items("nodes", found)] == [("n1", 1), ("n2", 0), ("n3", 0)]
+    assert [(row["state"], row["node"]) for row in items("pods", found)] == [("Reserved", "n1")]
+
+
+def test_an_unreadable_allocation_and_an_unreadable_inventory_are_shown():
+    broken = bound("a", "n1", (0, 1, 1))
+    broken["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "GPU-n1-0,NVIDIA,x"
+    dark = node("dark")
+    dark["metadata"]["annotations"]["hami.io/node-nvidia-register"] = "{"
+    found = world([*NODES, dark], [broken])
+    assert [row["state"] for row in items("pods", found)] == ["Unreadable"]
+    assert items("nodes", found, names=("dark",))[0]["state"] == ["inventory unreadable"]
+    assert items("cards", found, names=("n1",))[0]["memoryUsedMib"] == 10_000
+
+
+@pytest.mark.parametrize("kind, wanted, names", [
+    ("nodes", {"sort": "memory"}, ["n1", "n3", "n2"]), ("nodes", {"sort": "pods"}, ["n1", "n3", "n2"]),
+    ("nodes", {"selector": "zone=a"}, ["n1"]), ("nodes", {"names": ("n3", "n1")}, ["n1", "n3"]),
+    ("pods", {"namespace": "other"}, ["c"]), ("pods", {"selector": "app"}, ["a"]),
+    ("pods", {"sort": "memory"}, ["a", "b", "c", "waits"]), ("pods", {"names": ("b",)}, ["b"]),
+    ("namespaces", {"sort": "memory"}, ["default", "other"]), ("namespaces", {"namespace": "other"}, ["other"]),
+])
+def test_which_rows_and_in_which_order(kind, wanted, names):
+    assert [row["name"] for row in items(kind, **wanted)] == names
+
+
+@pytest.mark.parametrize("kind, wanted, said", [
+    ("nodes", {"names": ("n9",)}, "there is no node n9; did you mean n"),
+    ("cards", {"names": ("zzzzzz",)}, "there is no node zzzzzz$"),
+    ("pods", {"names": ("wait",), "namespace": "default"},
+     "there is no pod with devices in namespace default: wait; did you mean waits"),
+    ("namespaces", {"names": ("defautl",)}, "did you mean default"),
+    ("pods", {"sort": "free"}, "pods cannot be sorted by free; expected name, memory, cores, age"),
+    ("nodes", {"selector": "a="}, None),
+    ("nodes", {"selector": "a b"}, "label selector"),
+])
+def test_errors(kind, wanted, said):
+    if said is None:
+        assert items(kind, **wanted) == []
+        return
+    with pytest.raises(HamiError, match=said):
+        items(kind, **wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cluster_without_hami_is_an_error(kind):
+    with pytest.raises(HamiError, match="no node has registered devices"):
+        items(kind, world([NODES[3]], []))
+
+
+@pytest.mark.parametrize("seconds, text", [(None, ""), (0, "0s"), (119, "119s"), (120, "2m"), (10_799, "179m"),
+                                           (10_800, "3h"), (172_799, "47h"), (172_800, "2d")])
+def test_ages(seconds, text):
+    assert age_text(seconds) == text
+
+
+def test_the_time_of_creation_may_be_unreadable():
+    assert age_of("yesterday", world().record.taken) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cards_nodes_pods_and_namespaces_agree(seed):
+    """Whatever is bound where, the sums of all views are the same."""
+    chance = random.Random(seed)
+    nodes = [node(f"n{number}", *[gpu(**CARD)] * chance.randrange(1, 5)) for number in range(chance.randrange(1, 5))]
+    pods = []
+    for number in range(chance.randrange(20)):
+        where = chance.choice(nodes)
+        cards = int(where["status"]["capacity"]["nvidia.com/gpu"]) // 10
+        pods.append(bound(f"p{number}", where["metadata"]["name"],
+                          (chance.randrange(cards), chance.randrange(5000), chance.randrange(50)),
+                          namespace=chance.choice("xyz")))
+    found = world(nodes, pods)
+    for field, other in (("memoryUsedMib", "memoryMib"), ("coresUsed", "cores")):
+        sums = [sum(row[field] for row in items(kind, found)) for kind in ("nodes", "cards", "namespaces")]
+        assert sums == [sum(row[other] for row in items("pods", found))] * 3
