@@ -50,7 +50,7 @@ class Client:
     def read(self) -> ClusterRecord:
         """Returns the record of the cluster. Raises: HamiError."""
         from hami.cache.cache import Policies
-        from hami.inspect.read import Source
+        from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
 
         namespace, slash, name = self.device_config_map.partition("/")
@@ -58,8 +58,8 @@ class Client:
             raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
         collect_rarely()
         text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
-        return self.reader().record(Source(config_map=(namespace, name), device_config=text,
-                                           policies=Policies(self.node_policy, self.device_policy)))
+        return self.reader().record(RecordSource(
+            config_map=(namespace, name), device_config=text, policies=Policies(self.node_policy, self.device_policy)))
 
     def chosen_namespace(self) -> str:
         """Returns the namespace of the command line, else of the context; empty for all namespaces."""

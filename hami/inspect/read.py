@@ -35,7 +35,7 @@ _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RecordSource:
     """Where the record comes from.
 
     *config_map*: namespace and name of the ConfigMap with the device configuration. *device_config*: the text of the
@@ -56,7 +56,7 @@ class Reader:
     note: Callable[[str], None] = lambda text: None
     _noted: set[str] = field(default_factory=set)
 
-    def record(self, source: Source) -> ClusterRecord:
+    def record(self, source: RecordSource) -> ClusterRecord:
         """Returns the record of the cluster.
 
         Raises: HamiError if nodes or pods cannot be listed. Without quotas or device configuration it goes on.
@@ -97,7 +97,7 @@ class Reader:
         except NotFound:
             return None
 
-    def _config(self, source: Source) -> str:
+    def _config(self, source: RecordSource) -> str:
         """Returns the text of the device configuration, empty for the chart's."""
         if source.device_config is not None:
             return source.device_config

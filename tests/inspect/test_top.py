@@ -7,7 +7,7 @@ import pytest
 
 from e2e.nodes import gpu
 from hami.errors import HamiError
-from hami.inspect.read import Reader, Source
+from hami.inspect.read import Reader, RecordSource
 from hami.inspect.tables import Style
 from hami.inspect.top import KINDS, Wanted, age_of, age_text, render_top
 from hami.inspect.world import World
@@ -22,7 +22,7 @@ PODS = [bound("a", "n1", (0, 6000, 50), gpu=1, labels={"app": "x"}), bound("b", 
 
 
 def world(nodes=NODES, pods=PODS, quotas=()):
-    return World(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(Source()))
+    return World(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(RecordSource()))
 
 
 def items(kind, of=None, **wanted):
@@ -70,7 +70,7 @@ def test_a_row_for_each_namespace():
 def test_what_another_scheduler_has_just_reserved_is_shown():
     reserved = bound("r", "n1", (1, 500, 0))
     del reserved["spec"]["nodeName"]
-    record = Reader(FakeApi(NODES, [reserved]).request).record(Source())
+    record = Reader(FakeApi(NODES, [reserved]).request).record(RecordSource())
     reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(record.taken.timestamp()))
     found = world(pods=[reserved])
     assert [(row["name"], row["reserved"]) for row in items("nodes", found)] == [("n1", 1), ("n2", 0), ("n3", 0)]
