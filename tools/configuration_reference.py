@@ -17,6 +17,7 @@ from msgspec.structs import FieldInfo
 
 from hami.cli import main
 from hami.cli.device_plugin import PLUGIN_FLAGS
+from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import SCHEDULER_FLAGS
 from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile
 from hami.codec.documents import describe
@@ -39,7 +40,7 @@ _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \
                    re.DOTALL)
 
 VARIABLES: Mapping[str, str] = MappingProxyType({
-    "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For both programs.",
+    "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
     "POD_NAME": "The scheduler's pod: its identity in the lease, and the pod that gets the label of its role.",
     "POD_NAMESPACE": "The namespace of that pod; without it `kube-system`.",
     "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
@@ -108,6 +109,7 @@ def render() -> str:
         "A flag overrides its environment variable, which overrides the device configuration; the node's entry "
         "overrides all of\nthem. SIGHUP reloads everything.\n",
         *_flags("device-plugin", PLUGIN_FLAGS),
+        "## `hami monitor`\n", *_flags("monitor", MONITOR_FLAGS),
         "## Environment\n",
         "In addition to the variables of flags:\n",
         *_table(("variable", "meaning"), ((_code(name), text) for name, text in VARIABLES.items())),

@@ -11,6 +11,7 @@ from hami import __version__
 from hami.cli.device_plugin import device_plugin_command
 from hami.cli.group import Commands
 from hami.cli.kubectl import PEOPLE
+from hami.cli.monitor import monitor_command
 from hami.cli.scheduler import scheduler_command
 from hami.cli.vendors import vendors_command
 
@@ -27,5 +28,5 @@ def version() -> None:
     click.echo(f"hami {__version__}")
 
 
-for command in (scheduler_command, device_plugin_command, vendors_command, *PEOPLE):
+for command in (scheduler_command, device_plugin_command, monitor_command, vendors_command, *PEOPLE):
     main.add_command(command)

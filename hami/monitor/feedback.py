@@ -14,6 +14,9 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 LIMIT_S = 3.0
 """Seconds for which a limit counts after the container last shared a card."""
@@ -24,13 +27,13 @@ ACTIVE, IDLE, BLOCKED = 2, 0, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class Contender(Generic[Key]):
     """A container as the rules see it. *priority*: 0 is the highest. *cards*: those, or the MIG instances, that it has.
 
     *recent_kernel*: as in its region. *shared_at*: when it last shared a card, as an earlier `Verdict` says.
     """
 
-    key: Hashable
+    key: Key
     priority: int
     cards: frozenset[str]
     is_active: bool
@@ -64,12 +67,12 @@ def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None,
     return not has_limiter and recent_kernel >= 0 and abs(now - last_kernel_time) < RECENT_S
 
 
-def decide(contenders: Iterable[Contender], now: float) -> Mapping[Hashable, Verdict]:
+def decide(contenders: Iterable[Contender[Key]], now: float) -> Mapping[Key, Verdict]:
     """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
-    levels = defaultdict(list)
+    levels: dict[int, list[Contender[Key]]] = defaultdict(list)
     for one in contenders:
         levels[one.priority].append(one)
-    verdicts: dict[Hashable, Verdict] = {}
+    verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
     for _, level in sorted(levels.items()):
         waiting = {one.key for one in level if not taken.isdisjoint(one.cards)}
@@ -83,7 +86,7 @@ def decide(contenders: Iterable[Contender], now: float) -> Mapping[Hashable, Ver
     return verdicts
 
 
-def _verdict(one: Contender, users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
+def _verdict(one: Contender[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
     shares = is_blocked or any(users.get(card, 0) > 1 for card in one.cards)
     shared_at = now if shares else one.shared_at
     if is_blocked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ class DriverSource:
         self._open_driver = open_driver
         self._nvml: Any = None
         self._usage: NvmlUsage | None = None
-        self._retry_at = 0.0
+        self._retry_at = -math.inf
         self._problem = ""
 
     def read(self, now: float) -> Sequence[CardUsage] | None:

@@ -76,6 +76,11 @@ class DeviceUsageReport:
         return max(self.host_memory - self.counted, 0)
 
     @property
+    def offset(self) -> int:
+        """Bytes in use that are no context, module or buffer. Upstream has a label for it."""
+        return max(self.used - sum(part or 0 for part in (self.context, self.module, self.buffer)), 0)
+
+    @property
     def is_over_limit(self) -> bool:
         """Whether the container uses more memory than it was given."""
         return self.used > self.device.memory > 0

@@ -48,7 +48,7 @@ from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
 from hami.vendors.catalog import vendors
-from hami.web.pages import Page
+from hami.web.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -320,30 +320,6 @@ def _run_each(node: str, *steps: Callable[[], object]) -> None:
             step()
         except HamiError as error:
             log.warning("cleanup failed", extra={"node": node, "error": error})
-
-
-class Health:
-    """Reports to the kubelet's probes whether the running program is ready, and whether its threads work."""
-
-    def __init__(self) -> None:
-        self._unready_reason: Callable[[], str] = lambda: "starting"
-        self._hung_reason: Callable[[], str] = str
-
-    def follow(self, unready_reason: Callable[[], str], hung_reason: Callable[[], str] = str) -> None:
-        """Reports what these return from now on; empty means ready, or that all threads work."""
-        self._unready_reason, self._hung_reason = unready_reason, hung_reason
-
-    def readyz(self, accept: str) -> Page:
-        """Returns status 200 if the program is ready, otherwise 503 with the reason."""
-        return _health_page(self._unready_reason(), 503)
-
-    def healthz(self, accept: str) -> Page:
-        """Returns status 200, or 500 with what has died or hangs. A failed start is no reason."""
-        return _health_page(self._hung_reason(), 500)
-
-
-def _health_page(reason: str, status: int) -> Page:
-    return Page((f"{reason or 'ok'}\n".encode(),), status=status if reason else 200)
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,

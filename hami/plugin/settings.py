@@ -23,7 +23,7 @@ from hami.devices.health import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.flags import AUTO, FLAGS, NODE_CONFIG_FILE, OPERATING_MODES, START
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Address, Flag, parse_named, read_text
+from hami.runtime.options import Address, Flag, parse_named, read_text, values_of_environment
 
 CDI_ROOT = "/var/run/cdi"
 
@@ -68,7 +68,7 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
     Fields are those of PluginSettings and PluginConfig, and ``device_config_file`` and ``node_config_file``.
     Raises: HamiError when a file cannot be read or a value cannot be used; names it.
     """
-    overrides = {**_from_environment(environ), **given}
+    overrides = {**values_of_environment(_flags(), environ, {"topology_score": _is_true}), **given}
     path = str(overrides.pop("device_config_file", ""))
     devices = chart_config()
     if path:
@@ -119,15 +119,6 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
 
 def _flags() -> Iterator[Flag]:
     return (flag for _, flags in FLAGS for flag in flags)
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for flag in _flags():
-        if name := next((name for name in flag.environment if environ.get(name)), ""):
-            parse = _is_true if flag.parameter == "topology_score" else flag.type.parse
-            found[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
-    return found
 
 
 def _is_true(text: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -161,3 +162,18 @@ class Flag:
 
 Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
 """Titles and the flags below them, in the order of the help."""
+
+
+def values_of_environment(flags: Iterable[Flag], environ: Mapping[str, str],
+                          parsers: Mapping[str, Callable[[str], object]] = MappingProxyType({})) -> dict[str, object]:
+    """The values that environment variables set, by field. Empty variables count as missing.
+
+    *parsers*: for fields whose variable is read in another way than the flag. Raises: MalformedInput, which names the
+    variable.
+    """
+    found: dict[str, object] = {}
+    for flag in flags:
+        if name := next((name for name in flag.environment if environ.get(name)), ""):
+            parse = parsers.get(flag.parameter, flag.type.parse)
+            found[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
+    return found

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from hami.web.exposition import Family, render
-from hami.web.pages import Page, PageServer
+from hami.web.pages import Make, Page, PageServer
 
 PAUSE_SECONDS = 0.0002  # between slices, so that other threads can run
 
@@ -19,10 +20,12 @@ class Exporter(PageServer):
     """Serves the gauges of *families*, then those of *registry*."""
 
     def __init__(self, registry: CollectorRegistry, bind: tuple[str, int],
-                 families: Callable[[], Iterable[Family]] = tuple, *, timeout: float = 30.0,
-                 pause: Callable[[float], object] = time.sleep) -> None:
-        """*bind*, *timeout*: as for PageServer. *families* is called for each page, *pause* between its slices."""
-        super().__init__("metrics", bind, {"/metrics": self._page}, flag="--metrics-bind-address", timeout=timeout)
+                 families: Callable[[], Iterable[Family]] = tuple, *, pages: Mapping[str, Make] = MappingProxyType({}),
+                 timeout: float = 30.0, pause: Callable[[float], object] = time.sleep) -> None:
+        """*bind*, *timeout*: as for PageServer. *families* is called for each page, *pause* between its slices.
+        *pages*: others at the same address, by path."""
+        super().__init__("metrics", bind, {"/metrics": self._page, **pages}, flag="--metrics-bind-address",
+                         timeout=timeout)
         self._registry = registry
         self._families = families
         self._pause = pause

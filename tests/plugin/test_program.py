@@ -20,9 +20,10 @@ from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
-from hami.plugin.program import DevicePluginProgram, Health, serve
+from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.watchdog import WatchedThread
+from hami.web.health import Health
 from tests.builders import write_checksums
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling

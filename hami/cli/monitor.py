@@ -1,0 +1,37 @@
+"""``hami monitor``: the process of the monitor, and one look at the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import click
+
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
+from hami.monitor.settings import FLAGS, MonitorSettings, read_monitor_settings
+from hami.runtime import logs
+from hami.runtime.options import Groups
+
+MONITOR_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
+
+
+@click.command(name="monitor", cls=GroupedCommand, groups=MONITOR_FLAGS, defaults=(MonitorSettings(),))
+@click.pass_context
+def monitor_command(ctx: click.Context, /, **values: object) -> None:
+    """Show what containers really use of this node's NVIDIA devices, and give way to those of higher priority.
+
+    A flag overrides the environment variable in brackets. - and _ in a flag's name are equivalent; a BOOL may be
+    omitted (true). A DURATION is written as 1s or 500ms. With --once it prints what containers use now.
+    """
+    given = {flag.parameter: value for flag, value in flags_given(ctx, MONITOR_FLAGS, values)}
+    settings = read_monitor_settings(given, os.environ)
+    logs.configure(settings.log_format, settings.verbosity)
+    run: Callable[[MonitorSettings], int] = ctx.obj or run_monitor  # tests pass their own
+    ctx.exit(run(settings))
+
+
+def run_monitor(settings: MonitorSettings) -> int:
+    """Serves until a stop signal arrives, or prints one round. Returns the exit status."""
+    from hami.monitor.program import print_once, serve  # the parent process of the scheduler stays small
+
+    return print_once(settings, lambda text: click.echo(text, nl=False)) if settings.once else serve(settings)

@@ -1,0 +1,226 @@
+"""The monitor's metrics page: names and labels of HAMi's monitor, and what it does not have.
+
+Every series comes from the last round. No text of a region is on the page, and no number that was not clamped.
+Source: HAMi v2.10, cmd/vGPUmonitor/metrics.go; `docs/operations.md` says which series are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hami.devices.usage import CardUsage
+from hami.monitor.rounds import TAMPERED, NodeReport
+from hami.monitor.usage import ContainerReport, DeviceUsageReport
+from hami.web.exposition import ZONE, Family, Gauge, escape_label, gauge_families
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_CONTAINER_LABELS = ("container", "namespace", "pod")
+
+
+class _CardRow(NamedTuple):
+    """A card. Strings are escaped."""
+
+    node: str
+    number: int
+    uuid: str
+    type: str
+    usage: CardUsage
+
+
+class _UsageRow(NamedTuple):
+    """A device of a container. Strings are escaped."""
+
+    namespace: str
+    pod: str
+    container: str
+    number: int
+    uuid: str
+    usage: DeviceUsageReport
+    report: ContainerReport
+
+
+class _MigRow(NamedTuple):
+    """A MIG instance that a container has been given. Strings are escaped."""
+
+    namespace: str
+    pod: str
+    container: str
+    number: int
+    uuid: str
+    mig_uuid: str
+    profile: str
+    gpu_instance: str
+    compute_instance: str
+
+
+class _RegionRow(NamedTuple):
+    """The region of a container. Strings are escaped, *version* is one of ours."""
+
+    namespace: str
+    pod: str
+    container: str
+    limiter: str
+    version: str
+    report: ContainerReport
+
+
+def families(report: NodeReport, *, legacy: bool = False) -> list[Family]:
+    """Returns all gauges of *report*, sorted by name; with *legacy* also those with upstream's old names."""
+    containers = report.containers or ()
+    found = [
+        *gauge_families(_CARD_GAUGES, lambda: _cards(report), legacy),
+        *gauge_families(_DEVICE_GAUGES, lambda: _devices(containers), legacy),
+        *gauge_families(_INSTANCE_GAUGES, lambda: _instances(containers), legacy),
+        *gauge_families(_REGION_GAUGES, lambda: _regions(containers), legacy),
+    ]
+    return sorted(found, key=lambda family: family.name)
+
+
+class MonitorMetrics(Collector):
+    """The metrics of the monitor itself, and the counters of containers, in *registry*."""
+
+    def __init__(self, registry: CollectorRegistry, report: Callable[[], NodeReport],
+                 errors: Callable[[], Mapping[str, int]]) -> None:
+        """*report*: returns the last round. *errors*: how often what has failed."""
+        self._report = report
+        self._errors = errors
+        self._rounds = Histogram("hami_monitor_round_seconds", "Duration of a round", registry=registry,
+                                 buckets=SECONDS)
+        registry.register(self)
+
+    def observe_round(self, seconds: float) -> None:
+        """Records the duration of a round."""
+        self._rounds.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the current gauges and counters."""
+        report = self._report()
+        yield GaugeMetricFamily("hami_monitor_nvml_up", "1 if the driver answers",
+                                value=int(report.cards is not None))
+        errors = CounterMetricFamily("hami_monitor_errors", "What could not be read or written, by round",
+                                     labels=("what",))
+        for what, count in self._errors().items():
+            errors.add_metric((what,), count)
+        yield errors
+        yield from _counters(report)
+
+
+def _counters(report: NodeReport) -> Iterator[Metric]:
+    throttled = CounterMetricFamily(
+        "hami_container_throttled_seconds", "Time that launches of a container have waited for its compute limit",
+        labels=(*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone"))
+    tampered = CounterMetricFamily(
+        "hami_vgpu_tampered", "Changes of a container to what only the monitor or the device plugin may write",
+        labels=(*_CONTAINER_LABELS, "what", "zone"))
+    for one in report.containers or ():
+        labels = (one.container.name, one.container.pod.namespace, one.container.pod.name)
+        for usage in one.devices:
+            if usage.throttled is not None:
+                throttled.add_metric((*labels, usage.device.card, str(usage.device.index), ZONE), usage.throttled)
+        for what in TAMPERED if one.reading.region is not None else ():
+            tampered.add_metric((*labels, what, ZONE), report.tampered.get((one.container.key, what), 0))
+    yield throttled
+    yield tampered
+
+
+def _cards(report: NodeReport) -> Iterator[_CardRow]:
+    for card in report.cards or ():
+        yield _CardRow(escape_label(report.node), card.index, escape_label(card.uuid),
+                       escape_label(f"NVIDIA-{card.model}"), card)
+
+
+def _devices(containers: Iterable[ContainerReport]) -> Iterator[_UsageRow]:
+    for one in containers:
+        for usage in one.devices:
+            yield _UsageRow(*_names(one), usage.device.index, escape_label(usage.device.card), usage, one)
+
+
+def _instances(containers: Iterable[ContainerReport]) -> Iterator[_MigRow]:
+    for one in containers:
+        for usage in one.devices:
+            instance = usage.device.instance
+            if instance is not None and len(instance.instance) == 3:
+                identity = (instance.instance[0], instance.name, *instance.instance[1:])
+                yield _MigRow(*_names(one), usage.device.index, escape_label(usage.device.card),
+                              *map(escape_label, identity))
+
+
+def _regions(containers: Iterable[ContainerReport]) -> Iterator[_RegionRow]:
+    for one in containers:
+        region = one.reading.region
+        limiter = "" if region is None else "hami" if one.reading.throttled is None else "libvgpu"
+        yield _RegionRow(*_names(one), limiter, region.version if region is not None else "", one)
+
+
+def _names(report: ContainerReport) -> tuple[str, str, str]:
+    container = report.container
+    return escape_label(container.pod.namespace), escape_label(container.pod.name), escape_label(container.name)
+
+
+_CARD_UNNAMED = {"device_index": "number", "device_uuid": "uuid", "device_type": "type"}
+_CARD = {"node": "node", **_CARD_UNNAMED}
+_OLD_CARD = {"nodeid": "node", "deviceidx": "number", "deviceuuid": "uuid", "devicetype": "type"}
+_CONTAINER = {"namespace": "namespace", "pod": "pod", "container": "container"}
+_DEVICE = {**_CONTAINER, "vdevice_index": "number", "device_uuid": "uuid"}
+_OLD_DEVICE = {"podnamespace": "namespace", "podname": "pod", "ctrname": "container", "vdeviceid": "number",
+               "deviceuuid": "uuid"}
+
+_CARD_GAUGES: tuple[Gauge[_CardRow], ...] = (
+    Gauge("hami_host_gpu_memory_used_bytes", "Memory of a card that is in use", _CARD,
+          lambda row: row.usage.memory_used, "HostGPUMemoryUsage", _OLD_CARD),
+    Gauge("hami_host_gpu_utilization_ratio", "Utilisation of a card, in percent", _CARD,
+          lambda row: row.usage.utilisation, "HostCoreUtilization", _OLD_CARD),
+    Gauge("hami_host_gpu_memory_controller_utilization_ratio", "Utilisation of a card's memory controller, in percent",
+          _CARD_UNNAMED, lambda row: row.usage.memory_utilisation),
+)
+_DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
+    Gauge("hami_vgpu_memory_used_bytes", "Memory of a device that a container uses", _DEVICE,
+          lambda row: row.usage.used, "vGPU_device_memory_usage_in_bytes", _OLD_DEVICE),
+    Gauge("hami_vgpu_memory_limit_bytes", "Memory of a device that a container may use", _DEVICE,
+          lambda row: row.usage.device.memory, "vGPU_device_memory_limit_in_bytes", _OLD_DEVICE),
+    Gauge("hami_container_device_memory_bytes", "Memory of a device that a container uses", _DEVICE,
+          lambda row: row.usage.used, "Device_memory_desc_of_container",
+          {**_OLD_DEVICE, "context": "usage.context", "module": "usage.module", "data": "usage.buffer",
+           "offset": "usage.offset"}),
+    Gauge("hami_vgpu_memory_context_bytes", "Part of the counted memory: contexts", _DEVICE,
+          lambda row: row.usage.context),
+    Gauge("hami_vgpu_memory_module_bytes", "Part of the counted memory: modules", _DEVICE,
+          lambda row: row.usage.module),
+    Gauge("hami_vgpu_memory_buffer_bytes", "Part of the counted memory: allocations", _DEVICE,
+          lambda row: row.usage.buffer),
+    Gauge("hami_container_device_utilization_ratio", "Compute of a device that a container uses, in percent", _DEVICE,
+          lambda row: row.usage.utilisation, "Device_utilization_desc_of_container", _OLD_DEVICE),
+    Gauge("hami_container_last_kernel_elapsed_seconds", "Time since the last kernel of a container", _DEVICE,
+          lambda row: row.report.last_kernel_s, "Device_last_kernel_of_container", _OLD_DEVICE),
+    Gauge("hami_container_core_limit_ratio", "Compute of a device that a container was given, in percent", _DEVICE,
+          lambda row: row.usage.device.cores),
+    Gauge("hami_container_memory_host_bytes", "Memory of a device that a container uses by the driver's account",
+          _DEVICE, lambda row: row.usage.host_memory),
+    Gauge("hami_container_uncounted_bytes", "Memory that the driver sees and the limiter does not", _DEVICE,
+          lambda row: row.usage.uncounted),
+    Gauge("hami_container_over_limit", "1 if a container uses more memory than it was given", _DEVICE,
+          lambda row: int(row.usage.is_over_limit)),
+    Gauge("hami_container_usage_source_info", "Where memory and utilisation come from: host, region or none; always 1",
+          {**_DEVICE, "memory_source": "usage.memory_source", "utilization_source": "usage.utilisation_source"},
+          lambda row: 1),
+)
+_INSTANCE_GAUGES: tuple[Gauge[_MigRow], ...] = (
+    Gauge("hami_mig_device_info", "A MIG instance that a container was given, always 1",
+          {**_DEVICE, "mig_uuid": "mig_uuid", "profile": "profile", "gpu_instance_id": "gpu_instance",
+           "compute_instance_id": "compute_instance"},
+          lambda row: 1, "MigInfo", {**_OLD_DEVICE, "instanceid": "gpu_instance"}),
+)
+_REGION_GAUGES: tuple[Gauge[_RegionRow], ...] = (
+    Gauge("hami_vgpu_region_info", "The shared region of a container: its limiter, version and state; always 1",
+          {**_CONTAINER, "limiter": "limiter", "version": "version", "state": "report.reading.state"},
+          lambda row: 1),
+    Gauge("hami_container_blocked", "1 while a container waits for one of higher priority", _CONTAINER,
+          lambda row: int(row.report.is_blocked)),
+    Gauge("hami_container_limited", "1 while the compute limit of a container counts", _CONTAINER,
+          lambda row: int(row.report.is_limited)),
+)

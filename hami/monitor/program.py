@@ -1,0 +1,194 @@
+"""The monitor process: wires its parts, runs the rounds, serves the pages, and handles signals."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from hami.devices.mock import MockCards
+from hami.devices.nvml_library import open_nvml
+from hami.errors import HamiError
+from hami.kube.api import Api
+from hami.model import Pod
+from hami.monitor.metrics import MonitorMetrics, families
+from hami.monitor.processes import HostProcesses
+from hami.monitor.region_files import RegionFiles
+from hami.monitor.rounds import NodeReport, Rounds
+from hami.monitor.settings import JSON, MonitorSettings, above_vgpu
+from hami.monitor.source import DriverSource, FixedSource, UsageSource
+from hami.monitor.table import render_json, render_table
+from hami.node.pods import NodePods
+from hami.runtime.interpreter import freeze_gc
+from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
+from hami.vendors.catalog import vendors
+from hami.web.exporter import Exporter
+from hami.web.exposition import Family, build_info
+from hami.web.health import Health
+
+log = logging.getLogger(__name__)
+
+VENDOR = "NVIDIA"
+STALE_S = 10.0
+"""Seconds and rounds after which the monitor is not ready: nobody may take old numbers for new ones."""
+SETTLE_S = 0.2
+"""Seconds between a change of a pod and the round that it causes: changes come in groups."""
+CHECK_S = 1.0
+"""Seconds between two looks at the threads."""
+SYNC_S = 30.0
+"""Seconds for which ``--once`` waits for the pods."""
+JOIN_S = 3.0
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class MonitorProgram:
+    """The parts of `hami monitor` under one configuration. Call `start` and `stop` once."""
+
+    def __init__(self, settings: MonitorSettings, *, api: Api | None = None,
+                 processes: HostProcesses | None = None) -> None:
+        """*api*: ``None`` for the cluster of the environment. *processes*: ``None`` for those of the host.
+
+        Raises: HamiError if there is no cluster, or a mock file cannot be read. A missing driver is no error.
+        """
+        self._settings = settings
+        api = api or Api.connect(timeout=settings.kube_timeout or 10.0, pool=2)
+        catalog = vendors(settings.devices)
+        self._pods = NodePods(api, settings.node, self._on_pod)
+        self._rounds = Rounds(
+            settings.node, catalog, catalog[VENDOR], _usage_source(settings),
+            RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
+            writes=settings.feedback and not settings.once)
+        self._report = NodeReport(node=settings.node, at=-STALE_S)
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._metrics = MonitorMetrics(registry, lambda: self._report, self._rounds.errors)
+        health = Health()
+        health.follow(self.unready_reason, self.hung_reason)
+        self._exporter = Exporter(registry, settings.metrics_bind_address, self._families,
+                                  pages={"/readyz": health.readyz, "/healthz": health.healthz})
+        self._changed = threading.Event()
+        self._stopped = threading.Event()
+        self._threads: list[WatchedThread] = []
+
+    def start(self) -> None:
+        """Serves, and runs rounds. Raises: HamiError if the address cannot be listened on."""
+        self._exporter.start()
+        for name, run in (("pods", self._pods.run), ("rounds", self._run)):
+            thread = WatchedThread(name, run)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Stops all parts. Containers that wait go on."""
+        self._stopped.set()
+        self._changed.set()
+        self._pods.stop()
+        self._exporter.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._rounds.release()
+
+    def run_once(self) -> NodeReport:
+        """Waits for the pods of the node and returns one round. Raises: HamiError if they do not come."""
+        watch = WatchedThread("pods", self._pods.run)
+        watch.start()
+        try:
+            if not self._pods.wait_synced(SYNC_S):
+                raise HamiError(f"the API server has not listed the pods of {self._settings.node} in {SYNC_S:g} s")
+            return self._round()
+        finally:
+            self._pods.stop()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the pages."""
+        return self._exporter.address
+
+    def unready_reason(self) -> str:
+        """Returns why the pages cannot be believed; empty if they can."""
+        report = self._report
+        if time.monotonic() - report.at > STALE_S + self._settings.interval:
+            return "no round has succeeded lately"
+        return "the pods of the node are not known yet" if report.containers is None else ""
+
+    def hung_reason(self) -> str:
+        """Returns which threads have died or hang; empty if none."""
+        return problems(tuple(self._threads))
+
+    def _families(self) -> list[Family]:
+        return [build_info(), *families(self._report, legacy=self._settings.legacy_metrics)]
+
+    def _on_pod(self, pod: Pod) -> None:
+        self._changed.set()
+
+    def _run(self) -> None:
+        """Runs a round at each interval, and soon after a pod has changed: one that ends frees others."""
+        while not self._stopped.is_set():
+            beat()
+            try:
+                self._report = self._round()
+            except Exception:
+                log.exception("round failed")
+            beat_before_wait(self._settings.interval)
+            if self._changed.wait(self._settings.interval):
+                self._stopped.wait(min(SETTLE_S, self._settings.interval))
+                self._changed.clear()
+
+    def _round(self) -> NodeReport:
+        begun = time.monotonic()
+        report = self._rounds.run_once(self._pods.node_pods(), time.time(), begun)
+        self._metrics.observe_round(time.monotonic() - begun)
+        return report
+
+
+def serve(settings: MonitorSettings, *, make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram,
+          signals: queue.SimpleQueue[int] | None = None) -> int:
+    """Runs until a stop signal; returns the exit status: 1 if a thread has died. Raises: HamiError if the start
+    fails."""
+    incoming = _listen() if signals is None else signals
+    program = make(settings)
+    program.start()
+    freeze_gc()
+    log.info("serving", extra={"node": settings.node, "bind": "%s:%s" % program.address, "feedback": settings.feedback})
+    try:
+        while True:
+            try:
+                incoming.get(timeout=CHECK_S)
+            except queue.Empty:
+                if reason := program.hung_reason():
+                    log.error("ending, since it no longer works", extra={"reason": reason})
+                    return 1
+                continue
+            return 0
+    finally:
+        program.stop()
+
+
+def print_once(settings: MonitorSettings, show: Callable[[str], None], *,
+               make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram) -> int:
+    """Runs one round, hands its result to *show*, and returns the exit status. Raises: HamiError."""
+    report = make(settings).run_once()
+    show(render_json(report) if settings.output == JSON else render_table(report))
+    return 0
+
+
+def _usage_source(settings: MonitorSettings) -> UsageSource:
+    if settings.mock_devices:
+        return FixedSource(MockCards(Path(settings.mock_devices)).cards)
+    return DriverSource(partial(open_nvml, settings.driver_root_in_container))
+
+
+def _listen() -> queue.SimpleQueue[int]:
+    """Returns the queue that receives the stop signals of this process from now on."""
+    incoming: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: incoming.put(number))
+    return incoming

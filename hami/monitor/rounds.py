@@ -1,0 +1,234 @@
+"""One round of the monitor: reads the driver, the pods and the regions, and writes back who waits and what is used.
+
+Nothing here raises because of what a tenant or the driver does: it is counted, logged once, and the others are served.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hami.devices.usage import CardUsage
+from hami.errors import HostError
+from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
+from hami.monitor.feedback import BLOCKED, IDLE, Contender, Verdict, decide, is_active
+from hami.monitor.processes import HostProcess, HostProcesses
+from hami.monitor.region_files import RegionFiles, RegionReading, RegionState
+from hami.monitor.regions import Region, Write, control_writes, usage_writes
+from hami.monitor.source import UsageSource
+from hami.monitor.usage import (
+    ContainerReport, HostView, host_pids, host_utilisation, host_view, region_device, report_container,
+    slot_utilisation,
+)
+from hami.node.pods import NodePod
+from hami.runtime.once import OncePerKey
+from hami.vendors.spec import Catalog, Vendor
+
+log = logging.getLogger(__name__)
+
+ERRORS = ("allocation", "driver", "region", "write")
+"""What can fail in a round without ending it."""
+TAMPERED = ("block", "limit", "priority", "switch")
+"""What tenants can change in their regions."""
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """The node after a round. *at*: monotonic seconds. *cards*: ``None`` without a driver. *containers*: ``None``
+    until the pods are known.
+
+    *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED.
+    """
+
+    node: str
+    at: float
+    cards: Sequence[CardUsage] | None = None
+    containers: Sequence[ContainerReport] | None = None
+    tampered: Mapping[tuple[Key, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """What is remembered of a container from one round to the next.
+
+    *inode*: of its region, 0 if it was not written. *processes*: of the region. *verdict*: what the container might do.
+    *wrong*: words of TAMPERED that are wrong by now.
+    """
+
+    inode: int = 0
+    processes: frozenset[tuple[int, int]] = frozenset()
+    verdict: Verdict | None = None
+    wrong: frozenset[str] = frozenset()
+
+
+class Rounds:
+    """The rounds of one node. One thread calls `run_once`; others may read `errors`."""
+
+    def __init__(self, node: str, catalog: Catalog, vendor: Vendor, source: UsageSource, files: RegionFiles,
+                 processes: HostProcesses, *, writes: bool = True) -> None:
+        """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read."""
+        self._node = node
+        self._catalog = catalog
+        self._vendor = vendor
+        self._source = source
+        self._files = files
+        self._processes = processes
+        self._writes = writes
+        self._memories: dict[Key, _Memory] = {}
+        self._written: dict[Key, tuple[RegionReading, Region]] = {}  # when it was last written
+        self._tampered: Counter[tuple[Key, str]] = Counter()
+        self._reported = OncePerKey()
+        self._lock = threading.Lock()  # guards _errors
+        self._errors: Counter[str] = Counter(dict.fromkeys(ERRORS, 0))
+
+    def errors(self) -> Mapping[str, int]:
+        """Returns how often what has failed, by a word of ERRORS."""
+        with self._lock:
+            return dict(self._errors)
+
+    def run_once(self, pods: Sequence[NodePod] | None, now: float, clock: float) -> NodeReport:
+        """Runs a round. *pods*: those of the node, ``None`` if not known yet. *now*: Unix seconds. *clock*: monotonic
+        seconds."""
+        cards = self._source.read(now)
+        for card in cards or ():
+            for problem in card.problems:
+                self._note("driver", card.uuid, problem)
+        if pods is None:
+            return NodeReport(node=self._node, at=clock, cards=cards)
+        found = find_containers(pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()})
+        for ref, problem in found.problems.items():
+            self._note("allocation", str(ref), problem)
+        host = self._view(cards or (), found)
+        self._forget(found)
+        readings = {one.key: self._read(one, clock) for one in found.containers}
+        verdicts = self._decide(found.containers, readings, host, now, clock)
+        reports = []
+        for one in found.containers:
+            reading, verdict = readings[one.key], verdicts[one.key]
+            report = report_container(one, reading, host, now)
+            limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
+            reports.append(limited if self._writes else report)
+            self._update(one, reading, verdict, host, clock)
+        return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
+                          tampered=dict(self._tampered))
+
+    def release(self) -> None:
+        """Frees containers that wait, and lets compute limits count: what the device plugin begins with. Call it last:
+        HAMi's library waits for ever for a monitor that is gone."""
+        for key, (reading, region) in self._written.items():
+            try:
+                self._files.write(*key, reading, control_writes(region.layout, IDLE, 1))
+            except (OSError, HostError) as error:
+                self._note("write", key, str(error))
+
+    def _view(self, cards: Sequence[CardUsage], found: NodeContainers) -> HostView:
+        pids = {pid for card in cards for unit in (card, *card.instances) for pid in unit.processes or ()}
+        known = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
+        return host_view(cards, known, found.by_id)
+
+    def _forget(self, found: NodeContainers) -> None:
+        """Forgets containers that are gone."""
+        keys = {one.key for one in found.containers}
+        self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
+        self._written = {key: written for key, written in self._written.items() if key in keys}
+        self._tampered = Counter({(key, what): count for (key, what), count in self._tampered.items() if key in keys})
+
+    def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
+        """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""
+        heartbeat = int(clock * _NANOSECONDS) if self._writes and not container.has_ended else None
+        reading = self._files.read(*container.key, heartbeat=heartbeat)
+        if reading.problem:
+            self._note("region", container.key, reading.problem)
+        elif reading.state is RegionState.OK:
+            self._reported.clear(("region", container.key))
+        return reading
+
+    def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
+                host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
+        contenders = []
+        for one in containers:
+            reading, before = readings[one.key], self._memories.get(one.key)
+            region = reading.region
+            works = is_active(
+                recent_kernel=region.recent_kernel if region is not None else 0,
+                last_kernel_time=region.last_kernel_time if region is not None else 0,
+                host_sm=host_utilisation(one, host), has_limiter=reading.throttled is not None, now=now)
+            shared_at = before.verdict.shared_at if before is not None and before.verdict is not None else -math.inf
+            contenders.append(Contender(
+                key=one.key, priority=one.priority, cards=frozenset(device.uuid for device in one.devices),
+                is_active=works and not one.has_ended, shared_at=shared_at,
+                recent_kernel=region.recent_kernel if region is not None else 0))
+        return decide(contenders, clock)
+
+    def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
+                clock: float) -> None:
+        """Notes what the container has changed, and writes to its region."""
+        region, before = reading.region, self._memories.get(container.key, _Memory())
+        if region is None:
+            self._memories[container.key] = _Memory(verdict=verdict)
+            return
+        wrong = frozenset(_wrong(container, region, before, reading.inode))
+        for what in wrong - before.wrong:
+            self._tampered[container.key, what] += 1
+        is_written = self._writes and not container.has_ended and self._write(
+            container, reading, _writes(container, reading, region, verdict, host, clock))
+        self._memories[container.key] = _Memory(
+            inode=reading.inode if is_written else 0, processes=_processes(region), verdict=verdict,
+            wrong=wrong & {"limit", "priority"})  # the others have been corrected
+
+    def _write(self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]) -> bool:
+        try:
+            self._files.write(*container.key, reading, writes)
+        except (OSError, HostError) as error:
+            self._note("write", container.key, str(error))
+            return False
+        if reading.region is not None:
+            self._written[container.key] = reading, reading.region
+        return True
+
+    def _note(self, what: str, key: object, problem: str) -> None:
+        """Counts an error, and logs it if it is new."""
+        with self._lock:
+            self._errors[what] += 1
+        if self._reported.is_new((what, key), problem):
+            log.warning("%s cannot be used", what, extra={"what": key, "reason": problem})
+
+
+def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
+            host: HostView, clock: float) -> list[Write]:
+    processes: list[HostProcess] = [one.process for on_device in host.processes.get(container.key, {}).values()
+                                    for one in on_device]
+    pids = host_pids(region, processes)
+    sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
+    writes = usage_writes(region, pids, slot_utilisation(container, region, pids, host), sampled)
+    switch = int(verdict.is_limited)
+    if (verdict.recent_kernel, switch) != (region.recent_kernel, region.switch):
+        writes += control_writes(region.layout, verdict.recent_kernel, switch)
+    return writes
+
+
+def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:
+    """Returns the words of TAMPERED that hold for a region. What the device plugin makes new, when a container starts
+    again, is not the container's doing: none of its earlier processes is left."""
+    wrong = []
+    pairs = [(device, region_device(region, device)) for device in container.devices]
+    if any(found is not None and found.memory_limit != device.memory for device, found in pairs):
+        wrong.append("limit")
+    if region.priority != container.priority:
+        wrong.append("priority")
+    continues = before.inode == inode and not before.processes.isdisjoint(_processes(region))
+    if continues and before.verdict is not None:
+        if before.verdict.is_blocked and region.recent_kernel > BLOCKED:
+            wrong.append("block")
+        if before.verdict.is_limited and region.switch == 0:
+            wrong.append("switch")
+    return wrong
+
+
+def _processes(region: Region) -> frozenset[tuple[int, int]]:
+    return frozenset((one.slot, one.pid) for one in region.processes)

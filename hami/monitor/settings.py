@@ -1,0 +1,95 @@
+"""Settings of the monitor: flags and environment as one frozen record.
+
+Source: HAMi v2.10, cmd/vGPUmonitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
+from hami.errors import HamiError, MalformedInput
+from hami.runtime.options import (
+    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, STRING, Address, Flag, Groups, choice, read_text, values_of_environment,
+)
+
+OUTPUTS = TABLE, JSON = ("table", "json")
+LEAST_INTERVAL_S = 0.1
+
+NODE = (
+    Flag("--node-name", STRING, "The name of this node.", "node", environment=("NODE_NAME", "NodeName")),
+    Flag("--config-file", FILE, "The device configuration (YAML), the same as the scheduler's; without it, the chart's "
+         "applies.", "device_config_file", also=("--device-config-file",), environment=("CONFIG_FILE",)),
+    Flag("--hook-path", FILE, "The host's directory above vgpu, which holds the shared regions; vgpu itself, as in "
+         "HAMi's monitor, will do.", environment=("HOOK_PATH",)),
+    Flag("--mock-devices", FILE, "Use the devices in this file (YAML) instead of the driver's.",
+         environment=("MOCK_DEVICES",)),
+    Flag("--driver-root-ctr-path", FILE, "Path of the host's driver root in this container; / for a monitor that runs "
+         "on the host.", "driver_root_in_container", also=("--container-driver-root",),
+         environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT")),
+)
+ROUNDS = (
+    Flag("--interval", DURATION, "Time between two rounds, in which usage is read and priorities are decided; 100ms or "
+         "more."),
+    Flag("--feedback", BOOLEAN, "Write to shared regions who waits for a container of higher priority, whose compute "
+         "limit counts, and what processes use. Without it, regions are only read."),
+    Flag("--once", BOOLEAN, "Run one round without writing anything, print what containers use, and end."),
+    Flag("--output", choice("format", *OUTPUTS), "What --once prints: table or json.", also=("-o",)),
+)
+SERVING = (
+    Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, /readyz and /healthz, plain HTTP. /readyz: 200 while "
+         "rounds succeed and the pods are known, else 503 and the reason. /healthz: 200, or 500 when a thread has died "
+         "or hangs."),
+    Flag("--legacy-metrics", BOOLEAN, "Also serve metrics under the names of HAMi before v2.9."),
+    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
+)
+FLAGS: Groups = (("Node", NODE), ("Rounds", ROUNDS), ("Serving", SERVING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorSettings:
+    """All settings. *hook_path*: the host's directory above ``vgpu``. *mock_devices*: a file that replaces the driver,
+    empty for the driver. *interval*: seconds. *feedback*: write to regions. *kube_timeout*: 0 for the built-in one."""
+
+    node: str = ""
+    devices: DeviceConfig = field(default_factory=chart_config)
+    hook_path: str = "/usr/local"
+    mock_devices: str = ""
+    driver_root_in_container: str = "/driver-root"
+    interval: float = 1.0
+    feedback: bool = True
+    once: bool = False
+    output: str = TABLE
+    metrics_bind_address: Address = Address("", 9394)
+    legacy_metrics: bool = False
+    kube_timeout: int = 0
+    log_format: str = "text"
+    verbosity: int = 0
+
+
+def read_monitor_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> MonitorSettings:
+    """The settings of flags, environment and the device configuration. *given*: values of flags by field.
+
+    Raises: HamiError when the file cannot be read or a value cannot be used; names it.
+    """
+    flags = (flag for _, group in FLAGS for flag in group)
+    values: dict[str, Any] = {**values_of_environment(flags, environ), **given}
+    if path := str(values.pop("device_config_file", "")):
+        values["devices"] = parse_device_config(read_text("--config-file", path), path, known=("flags", "imex"))
+    settings = MonitorSettings(**values)
+    if not settings.node:
+        raise HamiError("the node's name is missing: give --node-name, or NODE_NAME in the environment")
+    if not settings.hook_path.startswith("/"):
+        raise MalformedInput("--hook-path", settings.hook_path, "expected an absolute path")
+    if settings.interval < LEAST_INTERVAL_S:
+        raise MalformedInput("--interval", f"{settings.interval:g}s", "expected 100ms or more")
+    return settings
+
+
+def above_vgpu(hook_path: str) -> str:
+    """Returns the directory above ``vgpu``, whether *hook_path* is that directory or ``vgpu`` itself."""
+    path = PurePosixPath(hook_path)
+    return str(path.parent if path.name == "vgpu" else path)

@@ -1,0 +1,67 @@
+"""What containers use, for a person on the node: as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from hami.monitor.rounds import NodeReport
+from hami.monitor.usage import ContainerReport, DeviceUsageReport
+
+_MIB = 1 << 20
+_HEADER = ("NODE", "CARD", "MEMORY", "LIMIT", "COMPUTE", "LIMIT", "STATE", "NAMESPACE", "POD", "CONTAINER")
+
+
+def render_table(report: NodeReport) -> str:
+    """Returns a line for each device of each container, below a header. Memory in MiB, compute in percent."""
+    rows = [_HEADER, *(_row(report.node, one, usage) for one, usage in _devices(report))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return "".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + "\n" for row in rows)
+
+
+def render_json(report: NodeReport) -> str:
+    """Returns the cards and the containers of the node as JSON. Bytes, percent, seconds; null if unknown."""
+    document = {
+        "node": report.node,
+        "driver": report.cards is not None,
+        "cards": [{"uuid": card.uuid, "index": card.index, "model": card.model, "memory": card.memory,
+                   "memoryUsed": card.memory_used, "utilization": card.utilisation} for card in report.cards or ()],
+        "devices": [_entry(one, usage) for one, usage in _devices(report)],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageReport]]:
+    return ((one, usage) for one in report.containers or () for usage in one.devices)
+
+
+def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
+    container, device = report.container, usage.device
+    return (node, device.uuid, f"{usage.used // _MIB}", f"{device.memory // _MIB}", f"{usage.utilisation}%",
+            f"{device.cores or 100}%", _state(report, usage), container.pod.namespace, container.pod.name,
+            container.name)
+
+
+def _state(report: ContainerReport, usage: DeviceUsageReport) -> str:
+    region = report.reading.region
+    if report.container.has_ended:
+        return "ended"
+    if region is not None and region.recent_kernel < 0:
+        return "blocked"
+    return "over limit" if usage.is_over_limit else "ok"
+
+
+def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:
+    container, device, region = report.container, usage.device, report.reading.region
+    return {
+        "namespace": container.pod.namespace, "pod": container.pod.name, "container": container.name,
+        "card": device.card, "device": device.uuid, "index": device.index,
+        "memoryUsed": usage.used, "memoryLimit": device.memory, "memorySource": usage.memory_source,
+        "hostMemory": usage.host_memory, "countedMemory": usage.counted,
+        "utilization": usage.utilisation, "coreLimit": device.cores, "utilizationSource": usage.utilisation_source,
+        "priority": container.priority, "state": _state(report, usage),
+        "lastKernelSeconds": report.last_kernel_s, "throttledSeconds": usage.throttled,
+        "region": {"state": report.reading.state, "version": region.version if region is not None else None},
+    }
