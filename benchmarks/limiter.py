@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
 from tests.libvgpu.rig import MIB, SOURCE, Builds, Client, Rig, Unavailable, rig
+from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 from tests.libvgpu.wheels import WheelMissing, fetch
 
 __all__ = ["limiter_rows"]
@@ -25,7 +25,6 @@ __all__ = ["limiter_rows"]
 GROUP = "limiter"
 LIMIT = 2048 * MIB
 ROUNDS = 30
-SAMPLE = 1 / 6  # seconds between two samples of utilisation
 POINTS = (10, 11, 12, 13, 14, 20, 21, 24, 25, 26, 27, 28, 40, 41, 43, 44, 50, 51, 52, 60, 61)
 LOADS = ("flood", "sync", "decode", "mixed", "onoff", "medium")
 LIMITS = (10, 30, 50, 70, 90)
@@ -202,43 +201,17 @@ def shares(cases: dict[str, list[float]]) -> str:
     return "; ".join(f"{load} {'/'.join(f'{mean:.1f}' for mean in means)}" for load, means in cases.items())
 
 
-@contextlib.contextmanager
-def monitor(containers: Sequence[Rig]) -> Iterator[None]:
-    """Writes utilisation as a node monitor does: percent of the last sixth of a second, by process."""
-    done = threading.Event()
-
-    def write() -> None:
-        before, then = containers[0].machine.busy(), time.monotonic()
-        while not done.wait(SAMPLE):
-            busy, now = containers[0].machine.busy(), time.monotonic()
-            percent = {pid: round((spent - before.get(pid, 0)) / (now - then) / 1e7) for pid, spent in busy.items()}
-            for container in containers:
-                container.region.sample(0, percent, time.monotonic_ns())
-            before, then = busy, now
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def real_shares(containers: Sequence[Rig], clients: Sequence[Sequence[Client]], load: str, seconds: int) -> list[float]:
-    """Percent of the card that each container gets while all of them work, after a time to settle."""
-    everyone = [client for group in clients for client in group]
-    with monitor(containers):
-        for length in (3, seconds):
-            before, begun = containers[0].machine.busy(), time.monotonic()
-            for client in everyone:
-                client.send(f"load {load} {length * 1000}")
-            time.sleep(length)
-            busy, took = containers[0].machine.busy(), time.monotonic() - begun
-            for client in everyone:
-                client.answer()
-    return [sum(busy[client.process.pid] - before.get(client.process.pid, 0) for client in group) / took / 1e7
-            for group in clients]
+def real_shares(containers: Sequence[Rig], clients: Sequence[Client], load: str, seconds: int) -> list[float]:
+    """Percent of the card that each container gets while all of *clients* work, after a time to settle."""
+    tenants = [Tenant(container.region, container.machine) for container in containers]
+    for client in clients:
+        client.send(f"load {load} {(SETTLE_S + seconds) * 1000:.0f}")
+    with sampled(tenants):
+        time.sleep(SETTLE_S)
+        found = measured_shares(tenants, seconds)
+    for client in clients:
+        client.answer()
+    return found
 
 
 def compute_rows(builds: Builds) -> Iterator[Row]:
@@ -247,7 +220,7 @@ def compute_rows(builds: Builds) -> Iterator[Row]:
     for load in ("flood", "sync", "decode", "mixed", "medium"):
         with rig(builds) as container:
             container.limit({"memory": LIMIT, "cores": 30})
-            measured[load], = real_shares([container], [[container.client().start()]], load, 8)
+            measured[load], = real_shares([container], [container.client().start()], load, 8)
     off = max(abs(share - 30) for share in measured.values())
     yield Row(group=GROUP, what="compute limit 30 %, real time, 5 workloads", met=off <= 3,
               measured="; ".join(f"{load} {share:.1f}" for load, share in measured.items()),
@@ -258,7 +231,7 @@ def compute_rows(builds: Builds) -> Iterator[Row]:
             other.state = one.state
             one.limit({"memory": LIMIT, "cores": 30})
             other.limit({"memory": LIMIT, "cores": 70})
-            tenants[load] = real_shares([one, other], [[one.client().start()], [other.client().start()]], load, 8)
+            tenants[load] = real_shares([one, other], [one.client().start(), other.client().start()], load, 8)
     off = max(abs(share - due) for found in tenants.values() for share, due in zip(found, (30, 70), strict=True))
     yield Row(group=GROUP, what="two tenants, 30 and 70 %, real time", measured=shares(tenants), met=off <= 3,
               target="each within 3 points", figures=tenants)
@@ -266,7 +239,7 @@ def compute_rows(builds: Builds) -> Iterator[Row]:
     for load in ("flood", "medium", "mixed"):
         with rig(builds) as container:
             container.limit({"memory": LIMIT, "cores": 30})
-            four[load] = real_shares([container], [[container.client().start() for _ in range(4)]], load, 8)
+            four[load] = real_shares([container], [container.client().start() for _ in range(4)], load, 8)
     off = max(abs(found[0] - 30) for found in four.values())
     yield Row(group=GROUP, what="4 processes of one container, 30 %, real time", measured=shares(four), met=off <= 3,
               target="within 3 points", figures=four)

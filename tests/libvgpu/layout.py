@@ -15,10 +15,11 @@ SEMAPHORE = struct.pack("<QI20x", 1, 128)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a process counts, by device."""
+    """What a process counts, by device. *space*: inode of its PID namespace."""
 
     number: int
     pid: int
+    space: int
     status: int
     totals: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -74,7 +75,8 @@ class Region:
             if pid := self.number(base):
                 parts = [struct.unpack_from("<5Q", self.memory, base + 8 + 64 * device) for device in range(16)]
                 contexts, modules, data, _, totals = zip(*parts, strict=True)
-                found.append(Slot(number, pid, self.number(base + 1928), totals, contexts, modules, data))
+                space = self.number(base + 1944, "<Q") >> 32
+                found.append(Slot(number, pid, space, self.number(base + 1928), totals, contexts, modules, data))
         return found
 
     def total(self, device: int = 0) -> int:
@@ -119,12 +121,12 @@ class Machine:
     def launches(self, device: int = 0) -> int:
         return self._numbers(48 + 3 * 128)[device]
 
-    def busy(self, device: int = 0) -> dict[int, int]:
-        """Nanoseconds of the device by process, of those that live and those that have ended."""
-        found: dict[int, int] = {}
+    def busy(self, device: int = 0) -> dict[tuple[int, int], int]:
+        """Nanoseconds of the device by PID namespace (its inode) and process, also of processes that have ended."""
+        found: dict[tuple[int, int], int] = {}
         for at in self._processes():
-            pid, = struct.unpack_from("<i", self.memory, at)
-            found[pid] = found.get(pid, 0) + self._numbers(at + 16 + 128)[device]
+            pid, _, space = struct.unpack_from("<iIQ", self.memory, at)
+            found[space, pid] = found.get((space, pid), 0) + self._numbers(at + 16 + 128)[device]
         return found
 
     def _processes(self) -> range:

@@ -1,10 +1,13 @@
 """Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits."""
 
+import os
 import time
 
 import pytest
 
+from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
+from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 
 LIMIT = {"memory": 2048 * MIB}
 
@@ -60,6 +63,28 @@ def test_processes_of_a_container_share_a_bucket(rig):
     for client in clients:
         client.answer()
     assert abs((sum(rig.machine.busy().values()) - before) / (time.monotonic() - begun) / 1e7 - 30) <= 6
+
+
+@pytest.mark.parametrize("load", ["medium", "mixed"])
+def test_two_containers_on_one_card_get_thirty_and_seventy(builds, load):
+    """While both are busy. Six points: a launch is late where the tests of others use the CPUs."""
+    variant = os.environ.get("HAMI_LIMITER_BUILD", "plain")
+    with rigs.rig(builds, variant) as one, rigs.rig(builds, variant) as other:
+        other.state = one.state
+        one.limit(LIMIT | {"cores": 30})
+        other.limit(LIMIT | {"cores": 70})
+        for container in (one, other):
+            client = container.client().start()
+            assert client.do("launch plain idle 1") == 0
+            client.send(f"load {load} 60000")
+        tenants = [Tenant(container.region, container.machine) for container in (one, other)]
+        time.sleep(1)
+        alone = measured_shares(tenants, 2)
+        with sampled(tenants):
+            time.sleep(SETTLE_S)
+            shares = measured_shares(tenants, 4)
+    assert [share <= due + 6 for share, due in zip(alone, (30, 70), strict=True)] == [True, True], alone
+    assert [abs(share - due) <= 6 for share, due in zip(shares, (30, 70), strict=True)] == [True, True], shares
 
 
 def test_capture_holds_the_programs_kernels_and_nothing_of_ours(rig):
