@@ -89,7 +89,7 @@ class Builds:
         common = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-D_GNU_SOURCE", "-I", fake,
                   "-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c"]
         compile_c(*common, "-I", self.headers, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
-                  fake / "fakecuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
+                  fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
         compile_c(*common, "-I", nvml, "-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1",
                   fake / "fakenvml.c", folder / "nvml" / "stubs.c")
         (folder / "libcuda.so").symlink_to("libcuda.so.1")
@@ -124,10 +124,15 @@ class Builds:
         return folder / "client"
 
     @functools.cache
-    def program(self, name: str, *sources: str) -> Path:
-        """A program of libvgpu/tests/clients that is compiled with some of the limiter's own sources, if any."""
-        path = self.folder / name
-        compile_c("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-I", SOURCE / "src", "-o", path,
+    def program(self, name: str, *sources: str, variant: str = "plain") -> Path:
+        """A program of libvgpu/tests/clients that is compiled with some of the limiter's own sources, if any.
+
+        *variant*: ``plain``, ``asan`` or ``tsan``. With sanitizers, it must run without a preloaded library.
+        """
+        path = self.folder / f"{name}-{variant}"
+        flags = ["-fno-sanitize=alignment", "-fno-sanitize-recover=all", f"-fsanitize={SANITIZERS[variant]}"] \
+            if variant in SANITIZERS else []
+        compile_c("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *flags, "-I", SOURCE / "src", "-o", path,
                   SOURCE / "tests" / "clients" / f"{name}.c", *(SOURCE / "src" / one for one in sources), "-lm",
                   "-ldl", "-lpthread")
         return path

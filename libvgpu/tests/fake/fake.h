@@ -40,6 +40,8 @@ struct fake_row {
 extern const struct fake_row fake_rows[];
 extern const int fake_row_count;
 
+extern __thread bool fake_low; /* memory gets an address below 4 GiB */
+
 long fake_number(const char *name, long otherwise);
 struct fake_machine *fake_machine(void);
 void fake_lock(void);

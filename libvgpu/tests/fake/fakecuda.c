@@ -99,6 +99,7 @@ static struct mapping *mappings;
 static struct fake_process *self;
 static int32_t initialised_by;
 static struct CUstream_st legacy, per_thread;
+__thread bool fake_low;
 
 static uint64_t now(void)
 {
@@ -377,9 +378,10 @@ static struct block **bucket(CUdeviceptr address)
 static CUresult add_block(CUdeviceptr *address, size_t size, int device, int kind, void *owner)
 {
     /* An address of its own; the pages come when they are touched. */
-    static _Atomic uint64_t next = 0x700000000000;
+    static _Atomic uint64_t next = 0x700000000000, next_low = 0x20000000;
+    void *wanted = fake_low ? (void *)atomic_fetch_add(&next_low, (size + 4095) & ~(size_t)4095) : NULL;
     void *at = settings.fast ? (void *)atomic_fetch_add(&next, size)
-        : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        : mmap(wanted, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct block *block = malloc(sizeof *block);
@@ -1366,18 +1368,20 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryLoadData(CUlibrary *library, UNUSED const void *code, UNUSED CUjit_option *options,
+/* Needs no context; without one, it takes no memory. */
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, UNUSED CUjit_option *options,
                            UNUSED void **values, UNUSED unsigned count, UNUSED CUlibraryOption *more,
                            UNUSED void **more_values, UNUSED unsigned more_count)
 {
-    *library = calloc(1, 64);
+    if (current())
+        return cuModuleLoadData((CUmodule *)library, code);
+    *library = calloc(1, sizeof(struct CUmod_st));
     return CUDA_SUCCESS;
 }
 
 CUresult cuLibraryUnload(CUlibrary library)
 {
-    free(library);
-    return CUDA_SUCCESS;
+    return cuModuleUnload((CUmodule)library);
 }
 
 CUresult cuLibraryGetKernel(CUkernel *kernel, UNUSED CUlibrary library, const char *name)

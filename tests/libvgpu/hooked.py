@@ -1,0 +1,206 @@
+"""Calls every hooked function of the driver; ends with an error if what is charged is not what it should be.
+
+Prints the names of the functions. Usage: hooked.py COMPUTE_FILE, as test_hooks.py does it.
+"""
+
+import ctypes
+import struct
+import sys
+from pathlib import Path
+
+MIB = 1 << 20
+LIMIT, CONTEXT, MODULE = 2048 * MIB, 64 * MIB, 8 * MIB
+CHARGED = 256 + 16  # nanoseconds of the first device, in the compute file
+
+cu = ctypes.CDLL("libcuda.so.1")
+called = set()
+
+
+def call(name, *arguments):
+    """Numbers are passed as 64 bits, of which a function takes what it needs."""
+    called.add(name)
+    result = getattr(cu, name)(*(ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments))
+    assert result == 0, (name, result)
+
+
+def charged():
+    """Bytes, by what is left."""
+    free = ctypes.c_uint64()
+    call("cuMemGetInfo_v2", ctypes.byref(free), 0)
+    return LIMIT - free.value
+
+
+def spent():
+    """Nanoseconds of GPU time that launches have been charged."""
+    return struct.unpack_from("<Q", Path(sys.argv[1]).read_bytes(), CHARGED)[0]
+
+
+def change(expected, name, *arguments):
+    before = charged()
+    call(name, *arguments)
+    assert charged() - before == expected, (name, charged() - before, expected)
+
+
+def make(expected, name, *arguments):
+    """The handle or address that the function has written to its first argument."""
+    place = ctypes.c_uint64()
+    change(expected, name, ctypes.byref(place), *arguments)
+    return place.value
+
+
+def numbers(kinds, *values):
+    """A structure of the driver; larger than any is."""
+    return ctypes.create_string_buffer(struct.pack(kinds, *values).ljust(256, b"\0"))
+
+
+def entry():
+    call("cuInit", 0)
+    for name, more in (("cuGetProcAddress", ()), ("cuGetProcAddress_v2", (0,))):
+        address = ctypes.c_uint64()
+        call(name, b"cuMemAlloc", ctypes.byref(address), 3020, 0, *more)
+        assert address.value == ctypes.cast(cu.cuMemAlloc_v2, ctypes.c_void_p).value
+
+
+def primary_context():
+    """Of each kind of release and reset; one is left for all that follows."""
+    context = ctypes.c_uint64()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuCtxSetCurrent", context.value)
+    assert charged() == CONTEXT
+    for name in ("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
+                 "cuDevicePrimaryCtxReset_v2"):
+        change(-CONTEXT, name, 0)
+        make(CONTEXT, "cuDevicePrimaryCtxRetain", 0)
+
+
+def contexts():
+    for name, arguments, end in (("cuCtxCreate", (0, 0), "cuCtxDestroy"), ("cuCtxCreate_v2", (0, 0), "cuCtxDestroy_v2"),
+                                 ("cuCtxCreate_v3", (0, 0, 0, 0), "cuCtxDetach"),
+                                 ("cuCtxCreate_v4", (0, 0, 0), "cuCtxDestroy_v2"),
+                                 ("cuGreenCtxCreate", (0, 0, 1), "cuGreenCtxDestroy")):
+        context = make(CONTEXT, name, *arguments)
+        change(-CONTEXT, end, context)
+
+
+def memory():
+    for suffix in ("", "_v2"):
+        change(-MIB, f"cuMemFree{suffix}", make(MIB, f"cuMemAlloc{suffix}", MIB))
+        pitch = ctypes.c_uint64()
+        address = make(102400, f"cuMemAllocPitch{suffix}", ctypes.byref(pitch), 1000, 100, 4)
+        assert pitch.value == 1024
+        change(-102400, f"cuMemFree{suffix}", address)
+    change(-MIB, "cuMemFree_v2", make(MIB, "cuMemAllocManaged", MIB, 1))
+
+
+def pools():
+    before = charged()
+    default = ctypes.c_uint64()
+    call("cuDeviceGetDefaultMemPool", ctypes.byref(default), 0)
+    own = make(0, "cuMemPoolCreate", numbers("<iiii", 1, 0, 1, 0))
+    for suffix in ("", "_ptsz"):
+        call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocAsync{suffix}", 2 * MIB, 0), 0)
+        call("cuMemPoolTrimTo", default.value, 0)
+        call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocFromPoolAsync{suffix}", 2 * MIB, own, 0), 0)
+        call("cuMemPoolTrimTo", own, 0)
+        assert charged() == before
+    change(0, "cuMemPoolDestroy", own)
+
+
+def physical_memory():
+    where = numbers("<iiii", 1, 0, 1, 0)
+    handle = make(2 * MIB, "cuMemCreate", 2 * MIB, where, 0)
+    address = make(0, "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    change(0, "cuMemMap", address, 2 * MIB, 0, handle, 0)
+    again = make(0, "cuMemRetainAllocationHandle", address)
+    change(0, "cuMemRelease", handle)
+    change(0, "cuMemUnmap", address, 2 * MIB)
+    change(-2 * MIB, "cuMemRelease", again)
+    on_host = make(0, "cuMemCreate", 2 * MIB, numbers("<iiii", 1, 0, 2, 0), 0)
+    change(0, "cuMemRelease", on_host)
+
+
+def arrays():
+    """Rows of 4,096 bytes, whole 64 KiB."""
+    size, real = (1000, 100), 7 * 65536
+    for name, given, bytes_ in (("cuArrayCreate", numbers("<IIII", *size, 0x20, 1), real),
+                                ("cuArrayCreate_v2", numbers("<QQII", *size, 0x20, 1), real),
+                                ("cuArray3DCreate", numbers("<IIIIII", *size, 0, 0x20, 1, 0), real),
+                                ("cuArray3DCreate_v2", numbers("<QQQIII", *size, 0, 0x20, 1, 0), real)):
+        change(-bytes_, "cuArrayDestroy", make(bytes_, name, given))
+    mipmapped = make(13 * 65536, "cuMipmappedArrayCreate", numbers("<QQQIII", *size, 0, 0x20, 1, 0), 2)
+    change(-13 * 65536, "cuMipmappedArrayDestroy", mipmapped)
+
+
+def information():
+    for suffix, kind in (("", ctypes.c_uint32), ("_v2", ctypes.c_uint64)):
+        free, total, card = kind(), kind(), kind()
+        call(f"cuMemGetInfo{suffix}", ctypes.byref(free), ctypes.byref(total))
+        call(f"cuDeviceTotalMem{suffix}", ctypes.byref(card), 0)
+        assert (free.value, total.value, card.value) == (LIMIT - charged(), LIMIT, LIMIT), suffix
+
+
+def modules():
+    for name, arguments in (("cuModuleLoad", (b"file",)), ("cuModuleLoadData", (b"",)),
+                            ("cuModuleLoadDataEx", (b"", 0, 0, 0)), ("cuModuleLoadFatBinary", (b"",))):
+        change(-MODULE, "cuModuleUnload", make(MODULE, name, *arguments))
+    for name in ("cuLibraryLoadData", "cuLibraryLoadFromFile"):
+        change(-MODULE, "cuLibraryUnload", make(MODULE, name, b"", 0, 0, 0, 0, 0, 0))
+
+
+def launch(name, *arguments):
+    before = spent()
+    call(name, *arguments)
+    assert spent() > before, name
+
+
+def kernel():
+    """A function of 100 microseconds, which is more than an unknown one is charged."""
+    module, function = ctypes.c_uint64(), ctypes.c_uint64()
+    call("cuModuleLoadData", ctypes.byref(module), b"")
+    call("cuModuleGetFunction", ctypes.byref(function), module.value, b"busy_100")
+    return module.value, function
+
+
+def launches():
+    module, function = kernel()
+    shape = (1, 1, 1, 32, 1, 1)
+    launch("cuLaunch", function.value)
+    launch("cuLaunchGrid", function.value, 1, 1)
+    launch("cuLaunchGridAsync", function.value, 1, 1, 0)
+    for suffix in ("", "_ptsz"):
+        launch(f"cuLaunchKernel{suffix}", function.value, *shape, 0, 0, 0, 0)
+        launch(f"cuLaunchKernelEx{suffix}", numbers("<6IIxxxxQ", *shape, 0, 0), function.value, 0, 0)
+        launch(f"cuLaunchCooperativeKernel{suffix}", function.value, *shape, 0, 0, 0)
+    launch("cuLaunchCooperativeKernelMultiDevice", numbers("<Q7IxxxxQQ", function.value, *shape, 0, 0, 0), 1, 0)
+    change(-MODULE, "cuModuleUnload", module)
+
+
+def graphs():
+    """Of a kernel and an allocation, which take neither time nor memory while they are captured."""
+    module, function = kernel()
+    before, time_before = charged(), spent()
+    graph, stream, address = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    call("cuStreamCreate", ctypes.byref(stream), 0)
+    call("cuStreamBeginCapture_v2", stream.value, 0)
+    call("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
+    call("cuMemAllocAsync", ctypes.byref(address), 2 * MIB, stream.value)
+    call("cuStreamEndCapture", stream.value, ctypes.byref(graph))
+    assert (charged(), spent()) == (before, time_before)
+    parameters = numbers("<Q", 0)
+    for name, arguments in (("cuGraphInstantiate", (0, 0, 0)), ("cuGraphInstantiate_v2", (0, 0, 0)),
+                            ("cuGraphInstantiateWithFlags", (0,)), ("cuGraphInstantiateWithParams", (parameters,)),
+                            ("cuGraphInstantiateWithParams_ptsz", (parameters,))):
+        instance = make(2 * MIB, name, graph.value, *arguments)
+        for variant in ("cuGraphLaunch", "cuGraphLaunch_ptsz"):
+            launch(variant, instance, 0)
+        change(0, "cuGraphExecDestroy", instance)  # the driver keeps the memory for the next graph
+        change(-2 * MIB, "cuDeviceGraphMemTrim", 0)
+    assert charged() == before
+    change(-MODULE, "cuModuleUnload", module)
+
+
+for part in (entry, primary_context, contexts, memory, pools, physical_memory, arrays, information, modules, launches,
+             graphs):
+    part()
+assert charged() == CONTEXT
+print(*sorted(called))

@@ -1,0 +1,18 @@
+"""Every function that is hooked, of each release and variant, is called and charges what it should."""
+
+from pathlib import Path
+
+from tests.libvgpu.rig import MIB, SOURCE
+
+HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
+          if line and not line.startswith("#") and line.split()[1] in ("own", "launch", "module", "unload", "nvml")}
+PROGRAM = Path(__file__).with_name("hooked.py")
+OF_NVML = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
+
+
+def test_every_hooked_function_charges_what_it_takes(rig):
+    """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use."""
+    rig.limit({"memory": 2048 * MIB, "cores": 90})
+    code = f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
+    called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_MODULE_MIB="8").split()
+    assert HOOKED - set(called) == OF_NVML
