@@ -59,3 +59,11 @@ def test_without_a_monitor_nobody_gets_more(simulate, workload):
 
 def test_no_limit_waits_for_nothing(simulate):
     assert simulate("flood", 100)[0][0] > 99
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_sanitizers_find_nothing_in_the_law(builds, workload):
+    program = builds.program("simulate", "control.c", variant="asan")
+    for words in (("1", "1", "1", "132", "30"), ("2", "2", "1", "188", "30", "70"), ("4", "1", "0", "46", "10")):
+        done = subprocess.run([program, workload, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

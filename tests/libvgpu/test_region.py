@@ -88,12 +88,12 @@ def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
     assert client.do(f"alloc plain 0 {LIMIT}") == 0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_half_a_million_broken_regions(builds, tmp_path, seed):
-    program = builds.program("fuzz", *SOURCES)
-    done = subprocess.run([program, tmp_path / "region", "500000", str(seed)], capture_output=True, text=True,
+@pytest.mark.parametrize("variant, rounds, seed", [("plain", 500_000, 1), ("plain", 500_000, 2), ("asan", 100_000, 3)])
+def test_a_million_broken_regions(builds, tmp_path, variant, rounds, seed):
+    program = builds.program("fuzz", *SOURCES, variant=variant)
+    done = subprocess.run([program, tmp_path / "region", str(rounds), str(seed)], capture_output=True, text=True,
                           timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     granted, refused, worst, _ = done.stdout.split()
-    assert int(granted) > 100_000 and int(refused) > 100_000
+    assert int(granted) > rounds // 5 and int(refused) > rounds // 5
     assert float(worst) < 1000  # below 100 ms where other programs leave it a CPU: the benchmark measures that
