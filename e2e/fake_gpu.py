@@ -18,6 +18,7 @@ from e2e.pods import container, pod
 from e2e.realnode import RealNode
 from tests.libvgpu.layout import Machine, Region
 from tests.libvgpu.rig import MIB, Builds, uuid_of
+from tests.libvgpu.shares import Tenant
 
 __all__ = ["CARDS", "FakeGpus", "client", "client_pod"]
 
@@ -78,6 +79,10 @@ class FakeGpus:
         directory = self._node.path(f"{HOOK}/vgpu/containers") / f"{item['metadata']['uid']}_{name}"
         (path,) = directory.glob("*.cache")
         return Region(path)
+
+    def tenant(self, item: Object, name: str = "main") -> Tenant:
+        """Returns a container of the pod *item* as one that uses a card; its program has launched a kernel."""
+        return Tenant(self.region(item, name), Machine(self._node.path(FOLDER) / "machine"))
 
 
 def client(*commands: str, name: str = "main", first: str = "", **asked: int | str) -> Object:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from e2e.device_plugin import HOOK, SLOTS, DevicePlugin
+from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
 from e2e.placing import Part, place
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
+from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
 from tests.libvgpu.rig import MIB, Builds, Unavailable
+from tests.libvgpu.shares import SETTLE_S, measured_shares, sampled
 
 pytestmark = pytest.mark.kind
 BLOCKED = 2_008_904  # in the region: below 0, launches wait
@@ -113,6 +117,67 @@ def test_neither_the_pod_nor_the_container_can_change_its_limit(sandbox: Sandbox
     assert f"device {CARDS[0].uuid} memory={1500 * MIB} cores=100" in tried
     directory = real.path(f"{HOOK}/vgpu/containers") / f"{sandbox.pod('a')['metadata']['uid']}_main"
     assert not (directory / "another").exists()
+
+
+FILL = """
+cd {folder}
+for file in *.cache *.sm; do
+    truncate -s 8G $file
+    dd if=/dev/zero of=$file bs=1M seek=4 count=100 conv=notrunc 2>&1
+done
+mkdir /tmp/vgpulock && echo "no directory of the host"
+grep -oE ' {folder}/[^ ]+ rw,' /proc/self/mountinfo
+"""
+
+
+def test_a_container_cannot_fill_the_disk_through_its_files(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+    """They are truncated within seconds; its limit holds, and an event names the container."""
+    sandbox.create(client_pod("a", client(f"alloc plain 0 {500 * MIB}", gpu=1, gpumem=1500)))
+    sandbox.running("a")
+    made = sandbox.pod("a")
+    assert gpu.answers(made, 3)[-1] == [0]
+    (status,) = made["status"]["containerStatuses"]
+    done = real.run_in(status["containerID"], "sh", "-c", FILL.format(folder=f"{HOOK}/vgpu"))
+    assert done.count("100+0 records out") == 2 and "no directory of the host" in done
+    writable = [Path(line.split()[0]) for line in done.splitlines() if line.endswith(" rw,")]
+    assert sorted(path.suffix for path in writable) == [".cache", ".sm"]
+    directory = real.path(f"{HOOK}/vgpu/containers") / f"{made['metadata']['uid']}_main"
+    files = [directory / path.name for path in sorted(writable)]
+
+    def is_small() -> bool:
+        found = [file.stat() for file in files]
+        return ([status.st_size for status in found] == [REGION_SIZE, COMPUTE_SIZE]
+                and sum(512 * status.st_blocks for status in found) < 4 * MIB)
+
+    eventually(is_small, lambda: f"files have their sizes again: {[file.stat() for file in files]}", timeout=10)
+    assert gpu.run(status["containerID"], "info", f"alloc plain 0 {1000 * MIB + 1}") == [
+        [0], [0], [0, 1000 * MIB, 1500 * MIB], [2]]
+    assert "container main has enlarged its shared region" in sandbox.event("a", "RegionEnlarged")
+
+
+@pytest.mark.parametrize("plugin", ["start"], indirect=True)
+def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox: Sandbox, gpu: FakeGpus) -> None:
+    """By the clock of the card, while both pods are busy; the test writes the samples of a node monitor.
+
+    A process that shares two CPUs with a control plane launches late, which costs it some points of its share, and no
+    other container gets them. Nothing gives it points beyond its share.
+    """
+    due = {"thirty": 30, "seventy": 70}
+    sandbox.create(*(client_pod(name, client("module", "launch plain idle 1", "load medium 120000", gpu=1, gpumem=1000,
+                                             gpucores=cores)) for name, cores in due.items()))
+    sandbox.running(*due)
+    for name in due:
+        assert gpu.answers(sandbox.pod(name), 4)[-1] == [0]
+    tenants = [gpu.tenant(sandbox.pod(name)) for name in due]
+    time.sleep(SETTLE_S)
+    unsampled = measured_shares(tenants, 5)
+    with sampled(tenants):
+        time.sleep(SETTLE_S)
+        shares = measured_shares(tenants, 10)
+    print(f"percent of the card, without samples of a monitor {unsampled}, with them {shares}")
+    for found in (unsampled, shares):
+        assert all(share <= percent + 4 for share, percent in zip(found, due.values(), strict=True)), found
+    assert all(share >= percent - 10 for share, percent in zip(shares, due.values(), strict=True)), shares
 
 
 def test_a_container_that_the_monitor_blocks_waits(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:

@@ -22,7 +22,7 @@ LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtim
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 LOCK_DIRECTORY = "/tmp/vgpulock"  # where HAMi's older libraries lock a file
 LOCKS = "lock"
-"""The directory in that of a container to which its processes may write."""
+"""The directory in that of a container to which its processes may write, with libraries that need it."""
 _INVISIBLE = ("none", "void")
 
 
@@ -57,11 +57,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The state of the host. *library*: path of the limiter. *license*: a license file exists. *nodes*: the driver's
-    control nodes, without the configured prefix. *instance_nodes*: device nodes of the MIG instances that are
-    allocated. *classes*: CDI classes that have a specification, besides the cards."""
+    """The state of the host. *library*: path of the limiter. *locks*: it needs a directory for locks. *license*: a
+    license file exists. *nodes*: the driver's control nodes, without the configured prefix. *instance_nodes*: device
+    nodes of the MIG instances that are allocated. *classes*: CDI classes that have a specification, besides the cards.
+    """
 
     library: str
+    locks: bool = True
     license: bool = False
     nodes: tuple[str, ...] = CONTROL_NODES
     instance_nodes: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     ids = [str(card.index) if config.id_strategy == "index" else card.uuid for card in cards]
     base = visible_devices_grant(config, ids, cards, host, recipient.token)
     directory = f"{config.hook_path}/vgpu"
-    # of root; the container may write to the region, to the compute file, and below LOCKS
+    # of root; the container may write to the region, to the compute file, and, where there are locks, below LOCKS
     own = f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"
     env = dict(base.env)
     if recipient.env.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
@@ -110,8 +112,9 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
         *(Mount(container_path=f"{directory}/{recipient.token}.{kind}", host_path=f"{own}/{recipient.token}.{kind}")
           for kind in ("cache", "sm")),
-        Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"),
     ]
+    if host.locks:
+        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"))
     if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))

@@ -6,6 +6,7 @@ Paths are those of the host; the plugin sees them under the same names. Errors n
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -24,8 +25,8 @@ from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
-from hami.node.limits import LIMITS, ContainerLimits, render_limits, render_region
-from hami.node.region_layout import COMPUTE_SIZE
+from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, render_limits, render_region
+from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -36,6 +37,9 @@ MIN_AGE_S = 300.0
 TREE_S, ROUND_S = 20.0, 60.0
 """Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
+_SIZES = {".cache": REGION_SIZE, ".sm": COMPUTE_SIZE}
+_SLACK = 1 << 20  # bytes that a file system may use for a file beyond its content
+_MOST_FILES = 64  # looked at in the directory of a container; containers of earlier versions may have left any number
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
 _ANY_USER_WRITES = 0o666
@@ -60,6 +64,7 @@ class Host:
         self._minors = minors
         self._now = now
         self._reported = OncePerKey()
+        self._unshrinkable = OncePerKey()
 
     def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts:
         """Returns the facts that a grant depends on.
@@ -75,6 +80,7 @@ class Host:
         passed = instances if self._pass_nodes else ()
         minors = read_mig_minors(self._minors) if passed else {}
         return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
+                         locks=limited and not _reads_limits(library),
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for one in passed for node in instance_nodes(minors, *one)))
 
@@ -143,6 +149,26 @@ class Host:
                     log.warning("container directory cannot be removed", extra={"path": str(path), "error": error})
         return sorted(removed)
 
+    def shrink_regions(self) -> list[str]:
+        """Truncates regions and compute files that containers have enlarged; returns the names of their directories.
+
+        Containers may write to these files, and could fill the file system with them. Processes that have mapped one go
+        on: its first bytes stay. Logs once what cannot be truncated. Raises: HostError.
+        """
+        shrunk = []
+        names = sorted(name for name in self.directories() if _DIRECTORY.fullmatch(name))
+        self._unshrinkable.keep_only(names)
+        for name in names:
+            try:
+                if _shrink_files(self._containers / name):
+                    shrunk.append(name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                if self._unshrinkable.is_new(name):
+                    log.warning("files of a container cannot be truncated", extra={"directory": name, "error": error})
+        return shrunk
+
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None:
         """Returns pod uid and name of containers that have *resource*, by the kubelet's checkpoint; ``None`` if it
         cannot be read.
@@ -187,6 +213,46 @@ def _fill(path: Path, data: bytes) -> None:
         os.fchmod(file.fileno(), _ANY_USER_WRITES)
         os.ftruncate(file.fileno(), len(data))
         file.write(data)
+
+
+def _reads_limits(library: Path) -> bool:
+    """Reports whether a library is a limiter of this project, which needs no directory for locks."""
+    with host_errors("cannot read the limiter"):
+        return FIRST_LINE.encode() in library.read_bytes()
+
+
+def _shrink_files(path: Path) -> bool:
+    """Truncates what is larger than the limiter's files in a directory; reports whether anything was.
+
+    A directory without limits is HAMi's: its containers may use a larger layout.
+    """
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with os.scandir(directory) as entries:
+            found = {entry.name: entry for entry in itertools.islice(entries, _MOST_FILES)}
+        sizes = {name: _SIZES[Path(name).suffix] for name in found if Path(name).suffix in _SIZES and LIMITS in found}
+        enlarged = [(name, size) for name, size in sizes.items()
+                    if _is_enlarged(found[name].stat(follow_symlinks=False), size)]
+        for name, size in enlarged:
+            _truncate(name, size, directory)
+    finally:
+        os.close(directory)
+    return bool(enlarged)
+
+
+def _is_enlarged(status: os.stat_result, size: int) -> bool:
+    """Reports whether a file is longer than *size*, or has blocks beyond its end."""
+    return stat.S_ISREG(status.st_mode) and (status.st_size > size or 512 * status.st_blocks > size + _SLACK)
+
+
+def _truncate(name: str, size: int, directory: int) -> None:
+    """Truncates a file, but nothing else that has taken its place. This also frees what is reserved beyond its end."""
+    file = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if _is_enlarged(os.fstat(file), size):
+            os.ftruncate(file, size)
+    finally:
+        os.close(file)
 
 
 def _remove(path: Path, timeout: float) -> None:

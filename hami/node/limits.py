@@ -15,11 +15,13 @@ from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.model import Share
 from hami.node import region_layout
-from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, UUID_SIZE
+from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, REGION_SIZE, UUID_SIZE
 from hami.quantity import parse_integer
 
 LIMITS = "limits"
 """Name of the file in which the limiter looks for limits, in its own directory."""
+FIRST_LINE = "hami-limits 1"
+"""With this line the file begins. A limiter that reads it contains it."""
 _MIB = 1 << 20
 _SEMAPHORES = (24, 2_008_920)
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
@@ -74,7 +76,7 @@ def task_priority(env: Mapping[str, str]) -> int:
 
 def render_limits(limits: ContainerLimits, region: str) -> str:
     """Returns the text of the limits file. *region*: path of the shared region in the container."""
-    lines = ["hami-limits 1", f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
+    lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
     lines += (f"device {one.uuid} memory={one.memory} cores={one.cores}" for one in limits.devices)
@@ -84,7 +86,7 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
 def render_region(limits: ContainerLimits) -> bytes:
     """Returns a shared region without processes. Limits in it are preferred to those in the environment, by HAMi's
     library as well."""
-    region = bytearray(CURRENT.size + 1)  # HAMi-core makes files one byte longer, too
+    region = bytearray(REGION_SIZE)
     struct.pack_into("<III", region, 0, MAGIC, MAJOR, MINOR)
     for offset in _SEMAPHORES:
         region[offset:offset + len(_UNLOCKED)] = _UNLOCKED

@@ -66,6 +66,8 @@ CURRENT = RegionLayout(
     size=2_008_952, device_count=56, uuids=64, memory_limits=1600, core_limits=1728, slots=1856, slot_size=1960,
     memory=8, memory_size=64, utilisation=1160, utilisation_size=48, status=1928, slots_used=2_008_896, sampled=1952)
 """Versions 1.1 and 1.2, and what our device plugin makes."""
+REGION_SIZE = CURRENT.size + 1
+"""Bytes of the file that our device plugin makes; HAMi-core makes files one byte longer than the region, too."""
 SHIFTED = RegionLayout(
     size=2_008_984, device_count=88, uuids=96, memory_limits=1632, core_limits=1760, slots=1888, slot_size=1960,
     memory=16, memory_size=64, utilisation=1168, utilisation_size=48, status=1936, slots_used=2_008_928)

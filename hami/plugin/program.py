@@ -40,6 +40,7 @@ from hami.plugin.allocator import VENDOR, Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
+from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import CDI_ROOT, PluginSettings
@@ -60,6 +61,8 @@ RETRY_WRITES_S = 2.0
 CLEANUP_S = 60.0
 CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
+REGIONS_S = 1.0
+"""Seconds between two looks at the size of files to which containers may write."""
 RETRY_HEALTH_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
@@ -106,6 +109,7 @@ class DevicePluginProgram:
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
         self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
+        self._guard = RegionGuard(config.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
                                         now=partial(datetime.now, UTC), on_cards=self._on_cards,
                                         is_lock_free=self._is_lock_free if self._is_start_time else None)
@@ -141,7 +145,7 @@ class DevicePluginProgram:
         watching = [("pods", self._node_pods.run)] if self._node_pods is not None else []
         for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
                           ("node", self._registrar.run), ("kubelet", self._serve_cards), ("cleanup", self._clean_up),
-                          ("sweep", self._sweep)):
+                          ("sweep", self._sweep), ("regions", self._guard_regions)):
             self._start_thread(name, run)
 
     def unready_reason(self) -> str:
@@ -292,6 +296,16 @@ class DevicePluginProgram:
             except Exception:
                 log.exception("sweep failed")
             self._stopped.wait(CLEANUP_S)
+
+    def _guard_regions(self) -> None:
+        """Truncates enlarged files in a thread of its own: how long the other work takes is up to containers."""
+        while not self._stopped.is_set():
+            beat()
+            try:
+                self._guard.shrink()
+            except Exception:
+                log.exception("sizes of shared regions cannot be checked")
+            self._stopped.wait(REGIONS_S)
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:

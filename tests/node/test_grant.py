@@ -40,6 +40,10 @@ def test_a_share_of_one_card():
     assert one() == Grant(env={"NVIDIA_VISIBLE_DEVICES": A} | LIMITS, mounts=(*MOUNTS, PRELOAD))
 
 
+def test_a_limiter_without_locks_gets_no_directory_to_write_to():
+    assert one(host=replace(HOST, locks=False)).mounts == (*MOUNTS[:4], PRELOAD)
+
+
 def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
     grant = shares_grant(CONFIG, [(CARDS[1], share(B, 2, 20)), (CARDS[0], share(A, 1, 10))], HOST, recipient())
     assert grant.env == {

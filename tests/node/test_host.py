@@ -1,10 +1,12 @@
 """The files of the node, in a directory of the test's own."""
 
 import ctypes
+import functools
 import json
 import os
 import shutil
 import stat
+import subprocess
 import time
 import tracemalloc
 
@@ -15,6 +17,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits, render_region
+from hami.node.region_layout import REGION_SIZE, SHIFTED
 
 
 @pytest.fixture
@@ -58,6 +61,13 @@ def test_a_missing_limiter_is_an_error(root, host, missing):
     with pytest.raises(HostError, match=f"{missing} is missing: the limiter is not installed"):
         host.facts(limited=True)
     assert host.facts(limited=False).library == str(root / "libvgpu.so")
+
+
+@pytest.mark.parametrize("content, locks", [(b"another limiter", True), (b"\x7fELF hami-limits 1\0", False)])
+def test_only_a_limiter_that_reads_no_limits_gets_a_directory_for_locks(root, host, content, locks):
+    (root / "libvgpu.so").write_bytes(content)
+    assert host.facts(limited=True).locks == locks
+    assert not host.facts(limited=False).locks
 
 
 def test_license_and_control_nodes_are_found(root, host):
@@ -166,6 +176,79 @@ def test_links_that_a_container_of_an_earlier_version_has_left_are_not_followed(
     assert written(root, host, keep=True) == written(root, host)
     assert not (directory / "lock").is_symlink()
     assert [(path.name, path.read_text()) for path in precious.iterdir()] == [("file", "secret")]
+
+
+def extended(path, *, keep_size=False, size=20_000_000):
+    subprocess.run(["fallocate", *(["--keep-size"] if keep_size else []), "--length", str(size), path], check=True)
+
+
+ENLARGEMENTS = [
+    param("t.cache", lambda path: os.truncate(path, REGION_SIZE + 1), id="by a byte"),
+    param("t.cache", lambda path: path.write_bytes(path.read_bytes() + b"x" * 5_000_000), id="by writing to it"),
+    param("t.cache", extended, id="by reserving blocks"),
+    param("t.cache", functools.partial(extended, keep_size=True), id="by reserving blocks beyond its end"),
+    param("t.sm", lambda path: os.truncate(path, 1 << 40), id="the compute file"),
+]
+
+
+@pytest.mark.parametrize("name, enlarge", ENLARGEMENTS)
+def test_a_region_that_its_container_has_enlarged_is_truncated(root, host, name, enlarge):
+    """Its content stays, and so does the file: processes and monitors have mapped it."""
+    before = written(root, host)
+    path = root / "containers" / "u-1_c" / name
+    inode = path.stat().st_ino
+    enlarge(path)
+    assert host.shrink_regions() == ["u-1_c"]
+    assert (path.stat().st_size, path.stat().st_ino) == (len(before[name][0]), inode)
+    assert path.stat().st_blocks * 512 < REGION_SIZE + 65536
+    assert path.read_bytes() == before[name][0]
+    assert host.shrink_regions() == []
+
+
+def test_what_is_no_region_of_a_container_is_not_truncated(root, host, tmp_path):
+    """Links and pipes can only be there since an earlier version."""
+    written(root, host)
+    directory = root / "containers" / "u-1_c"
+    for path in (tmp_path / "precious.cache", directory / "large", directory / "lock" / "t.cache",
+                 root / "containers" / "t.cache"):
+        path.write_bytes(b"x" * 3_000_000)
+    (directory / "link.cache").symlink_to(tmp_path / "precious.cache")
+    (root / "containers" / "u-2_c").symlink_to(tmp_path)
+    os.mkfifo(directory / "pipe.sm")
+    (directory / "small.cache").touch()
+    assert host.shrink_regions() == []
+    assert (tmp_path / "precious.cache").stat().st_size == 3_000_000
+
+
+def test_a_region_that_hami_has_made_is_not_truncated(root, host):
+    """Before an upgrade, with a library whose layout is larger. HAMi makes no limits file."""
+    host.prepare("u-1", "c")
+    region = root / "containers" / "u-1_c" / "t.cache"
+    region.write_bytes(bytes(SHIFTED.size + 1))
+    assert host.shrink_regions() == []
+    assert region.stat().st_size == SHIFTED.size + 1
+
+
+def test_any_number_of_files_takes_no_longer(root, host):
+    written(root, host)
+    directory = root / "containers" / "u-1_c"
+    for number in range(3000):
+        (directory / str(number)).touch()
+    begun = time.monotonic()
+    host.shrink_regions()
+    assert time.monotonic() - begun < 0.5
+
+
+def test_a_region_that_cannot_be_truncated_is_logged_once(root, caplog, shipped_capabilities):
+    """And keeps no other from it."""
+    host = host_of(root)
+    for uid in ("u-1", "u-2"):
+        host.prepare(uid, "c")
+        host.write_limits(uid, "c", "t", LIMITS)
+        os.truncate(root / "containers" / f"{uid}_c" / "t.cache", 3_000_000)
+    (root / "containers" / "u-1_c" / "t.cache").chmod(0)
+    assert (host.shrink_regions(), host.shrink_regions()) == (["u-2_c"], [])
+    assert [(one.directory, one.error.strerror) for one in caplog.records] == [("u-1_c", "Permission denied")]
 
 
 def test_limits_that_cannot_be_written_are_an_error(host):

@@ -110,10 +110,11 @@ def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, clu
 def test_loops_with_nothing_to_do_show_that_they_work(run, kubelet, monkeypatch):
     beats = Counter()
     monkeypatch.setattr("hami.plugin.program.CLEANUP_S", 0.01)
+    monkeypatch.setattr("hami.plugin.program.REGIONS_S", 0.01)
     monkeypatch.setattr(WatchedThread, "beat", lambda thread, within: beats.update([thread.name]))
     run()
     kubelet.registered.get(timeout=20)
-    for name in ("sweep", "cleanup", "health", "kubelet"):
+    for name in ("sweep", "regions", "cleanup", "health", "kubelet"):
         eventually(lambda: beats[name] > 2, f"{name} beats again and again")
 
 
