@@ -299,12 +299,13 @@ def build_image(name: str, stage: str) -> None:
 
 def build_context() -> bytes:
     """Returns a tar of the files that ``.dockerignore`` admits, and of the CA bundle of the machine if it is set."""
-    taken = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    taken = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+             if line.startswith("!") and line != "!tools"]  # of which there is one file
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         for path in [ROOT / "Containerfile", *(ROOT / name for name in sorted(taken))]:
             if path.exists():
-                archive.add(path, path.name, filter=anonymous)
+                archive.add(path, str(path.relative_to(ROOT)), filter=anonymous)
         if bundle := os.environ.get("SSL_CERT_FILE"):
             archive.add(Path(bundle).resolve(), "ca-bundle.crt", filter=anonymous)
     return written.getvalue()

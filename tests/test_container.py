@@ -125,10 +125,25 @@ def test_the_default_image_is_that_of_the_scheduler_and_not_root():
 @pytest.mark.parametrize("stage", IMAGES)
 def test_an_image_contains_only_the_base_and_the_environment(stage):
     assert not {word for word, _ in STAGES[stage]} & {"RUN", "ADD", "SHELL", "ONBUILD"}
+    *content, bill = of(stage, "COPY")
     copied = r"--from=build(-node /opt/hami /opt/hami|-limiter /limiter /limiter| /opt/hami /opt/hami)"
-    assert all(re.fullmatch(copied, copy) for copy in of(stage, "COPY"))
+    assert content and all(re.fullmatch(copied, copy) for copy in content)
+    assert bill == f"--from={stage}-sbom /sbom /usr/share/hami"
     (env,) = of(stage, "ENV")
     assert "PATH=/opt/hami/bin:" in env and "PYTHONDONTWRITEBYTECODE=1" in env
+
+
+@pytest.mark.parametrize("stage", IMAGES)
+def test_the_bill_of_materials_is_made_from_the_content_of_the_image(stage):
+    """What else its stage has, the tool does not find."""
+    content, made = of(stage, "COPY")[:-1], of(f"{stage}-sbom", "COPY")
+    assert made[:len(content)] == content
+    assert {copy.split()[-1] for copy in made[len(content):]} <= {"/src/", "/src/libvgpu", "/built-with"}
+    assert {of(one, "FROM")[0].split()[0] for one in (stage, f"{stage}-sbom")} == {"python"}
+    (run,) = of(f"{stage}-sbom", "RUN")
+    name = {"scheduler": "hami", "device-plugin": "hami-device-plugin"}[stage]
+    assert f"/opt/hami/bin/python3 /src/sbom.py {name} " in run and run.endswith(">/sbom/sbom.json")
+    assert ("--limiter /limiter" in run) == any("/limiter" in copy for copy in content)
 
 
 @pytest.mark.parametrize("stage", IMAGES)
