@@ -21,13 +21,14 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpus
 from e2e.pods import container, init, pod
 from e2e.sandbox import ALLOCATED, Sandbox, served
-from e2e.scheduler import Scheduler
+from e2e.scheduler import Certificates, Scheduler, redirect_webhook
 from e2e.vendors import MUTEX, PHASE, VENDORS
 
 Object = dict[str, Any]
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE, TIME = "hami.io/vgpu-node", "hami.io/vgpu-time"
 IGNORE = {"hami.io/webhook": "ignore"}
+HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 SYSTEM = "kube-system"
 PLUGIN = "hami-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
@@ -525,6 +526,45 @@ def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandb
     with pytest.raises(ApiError, match="ephemeralContainers are not permitted in strict mode"):
         sandbox.kube.merge_patch("Pod", running, debug, sandbox.namespace, subresource="ephemeralcontainers")
     sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
+
+
+def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox: Sandbox, tenant: Kube, strict: None) -> None:
+    env = {"env": [{"name": "LD_PRELOAD", "value": "x"}]}
+    with pytest.raises(ApiError, match="env LD_PRELOAD=x is not permitted in strict mode"):
+        tenant.create(pod("p", containers=[container(gpu=1) | env], scheduler="foo"), sandbox.namespace)
+    beside = container("beside", cpu=1)
+    made = tenant.create(pod("p", containers=[container(gpu=1), beside], scheduler="foo"), sandbox.namespace)
+    assert "env" not in made["spec"]["containers"][0] and made["spec"]["schedulerName"] == "foo"
+    assert made["spec"]["containers"][1]["env"] == [HIDDEN]
+
+
+@pytest.fixture
+def all_pods(sandbox: Sandbox, strict: None, scheduler: Scheduler, certificates: Certificates) -> Iterator[None]:
+    """The webhook receives all pods, as with the component ``strict``."""
+    component = yaml.safe_load((MANIFESTS.parent / "components" / "strict" / "kustomization.yaml").read_text())
+    (patch,) = component["patches"]
+    patched(sandbox.kube, "hami-webhook", *yaml.safe_load(patch["patch"]))
+
+    def hides() -> bool:
+        made = sandbox.kube.call("POST", path_of("Pod", sandbox.namespace), pod("probe"), query={"dryRun": "All"})
+        return HIDDEN in made["spec"]["containers"][0].get("env", ())
+    eventually(hides, "the API server calls the webhook for all pods")
+    yield
+    redirect_webhook(sandbox.kube, certificates, scheduler.port)
+
+
+@pytest.mark.parametrize("scheduler_name", ["default-scheduler", "foo"])
+def test_no_pod_sees_devices_without_a_request_where_the_webhook_receives_all(
+        sandbox: Sandbox, tenant: Kube, all_pods: None, scheduler_name: str) -> None:
+    """Whatever labels it has, and whatever its image or a ConfigMap says."""
+    variable = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    source = {"envFrom": [{"configMapRef": {"name": "visible", "optional": True}}]}
+    with pytest.raises(ApiError, match="env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode"):
+        tenant.create(pod("p", containers=[container() | variable], labels=IGNORE, scheduler=scheduler_name),
+                      sandbox.namespace)
+    made = tenant.create(pod("p", containers=[container() | source], labels=IGNORE, scheduler=scheduler_name),
+                         sandbox.namespace)
+    assert made["spec"]["containers"][0]["env"] == [HIDDEN]  # which counts more than envFrom and the image
 
 
 # -- what the scheduler believes

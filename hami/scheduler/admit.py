@@ -15,11 +15,12 @@ from hami.codec.objects import convert_pod
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduler.settings import Settings
-from hami.vendors.admission import admit
+from hami.vendors.admission import admit, confine
 from hami.vendors.request import MOST_CONTAINERS
 from hami.vendors.spec import Catalog, Vendor
 
 MOST_RESOURCES = 128  # names in limits and requests of a container
+_FOREIGN = "pod already has different scheduler assigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,16 @@ class Admitter:
             return Denied("pod has no containers")
         if forged := next((key for key in (*decoded.annotations, *decoded.labels) if is_scheduler_owned(key)), None):
             return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
-        if self._is_of_another_scheduler(decoded.scheduler_name):
-            return Admitted(pod, "pod already has different scheduler assigned")
+        is_foreign = self._is_of_another_scheduler(decoded.scheduler_name)
+        if is_foreign and not self._cache.vendors.confining:
+            return Admitted(pod, _FOREIGN)
         if (problem := _beyond_bounds(decoded)) is not None:
             vendors = self._cache.vendors
             is_managed = vendors.admitting_all or any(_requested_by(vendors, one) for one in _containers(spec))
             return Denied(problem) if is_managed else Admitted(pod)
         try:
+            if is_foreign:
+                return Admitted(_confine(self._cache.vendors, pod), _FOREIGN)
             mutated, requests_devices = _mutate(self._cache.vendors, pod)
         except MalformedInput as error:
             return Denied(str(error), 500)
@@ -132,6 +136,21 @@ def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any]
     if added:
         pod = {**pod, "metadata": {**metadata, "annotations": {**given, **added}}}
     return pod if spec == pod["spec"] else {**pod, "spec": spec}, requests_devices
+
+
+def _confine(vendors: Catalog, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns *pod*, which another scheduler places, with its containers confined (the same object if unchanged)."""
+    spec = dict(pod["spec"])
+    for field in ("initContainers", "containers"):
+        if containers := spec.get(field):
+            spec[field] = [_confine_container(vendors, pod, container) for container in containers]
+    return pod if spec == pod["spec"] else {**pod, "spec": spec}
+
+
+def _confine_container(vendors: Catalog, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mapping[str, Any]:
+    for vendor in vendors.confining:
+        container = confine(vendor, pod, container)
+    return container
 
 
 def _vendors_of(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:

@@ -132,6 +132,17 @@ def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) 
     return draft.result((vendor.admit or _COMMON)(draft))
 
 
+def confine(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns *container*, of a pod of another scheduler, as the vendor's function for that changes it.
+
+    Raises: MalformedInput with a message for the pod's author.
+    """
+    draft = Draft(vendor, pod, container)
+    if vendor.confine is not None:
+        vendor.confine(draft)
+    return draft.result(False).container
+
+
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     """Returns an admission function that runs *steps* for containers that request the vendor's count.
 

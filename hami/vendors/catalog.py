@@ -72,6 +72,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         inventory=inventory.registered,
         admit=functools.partial(nvidia.admit, config=config),
         admits_all=config.overwrite_env or config.strict or config.gpu_core_policy not in ("", "default"),
+        confine=nvidia.confine if config.strict else None,
         refuses_ephemeral=config.strict,
         rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),

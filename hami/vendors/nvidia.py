@@ -52,6 +52,20 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
     return found
 
 
+def confine(draft: Draft) -> None:
+    """Admits a container of a pod that another scheduler places, in strict mode.
+
+    What could lift limits is rejected as in pods of our own, and a container that requests no devices sees none.
+    Raises: MalformedInput with a message for the pod's author.
+    """
+    found = draft.vendor.count in draft.given
+    if found:
+        _check_variables(draft)
+    _check_strictly(draft, found)
+    if not draft.rounded(draft.vendor.count):
+        draft.set_env(_VISIBLE, "none")
+
+
 def _check_percent(draft: Draft) -> None:
     name = draft.vendor.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:

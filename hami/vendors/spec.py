@@ -217,8 +217,9 @@ class Vendor:
     *inventory*: returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
     *admit*: changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput
     with a message for the pod's author. Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for
-    containers without the vendor's resources. *refuses_ephemeral*: a pod that requests the vendor's devices may not get
-    ephemeral containers.
+    containers without the vendor's resources. *confine*: changes the draft of every container of a pod that another
+    scheduler places, and raises as *admit*; ``None``: such a pod is left alone. *refuses_ephemeral*: a pod that
+    requests the vendor's devices may not get ephemeral containers.
     *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
     *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
     named rules and functions. *allows_repeats*: one container may take a device several times.
@@ -264,6 +265,7 @@ class Vendor:
     inventory: Inventory
     admit: Callable[[Draft], bool] | None = None
     admits_all: bool = False
+    confine: Callable[[Draft], None] | None = None
     refuses_ephemeral: bool = False
     parse_request: ParseRequest | None = None
     check_node: CheckNode | None = None
@@ -317,6 +319,7 @@ class Catalog:
                                          f"expected a name of its own, this one is {owners[name].key}'s")
         self.resources = self._by_resource.keys()
         self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
+        self.confining = tuple(vendor for vendor in self._vendors if vendor.confine is not None)
 
     def __iter__(self) -> Iterator[Vendor]:
         return iter(self._vendors)

@@ -1,5 +1,6 @@
 """Admission: which pods are denied and why, and what is changed in the others."""
 
+import copy
 import json
 import sys
 
@@ -34,6 +35,7 @@ def gpu_limits(**amounts):
 
 ONE = {"nvidia.com/gpu": 1}
 PRIVILEGED = {"securityContext": {"privileged": True}}
+NAMES = {f"example.com/{n}": 1 for n in range(20_000)}
 
 
 def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
@@ -166,14 +168,41 @@ def test_pods_that_only_strict_mode_denies(thing, message):
     assert message in admit(thing, strict=True).message
 
 
+@pytest.mark.parametrize(("thing", "message"), [
+    (raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}]), scheduler="volcano"), "container c: envFrom is not"),
+    (raw(asking(ONE, env=[{"name": "LD_PRELOAD", "value": "x"}]), scheduler="volcano"),
+     "container c: env LD_PRELOAD=x is not"),
+    (raw(asking(ONE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}]), scheduler="volcano"),
+     "container c sets CUDA_DEVICE_MEMORY_LIMIT_0, which is reserved"),
+    (raw(asking(), inits=[asking(name="i", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
+         scheduler="volcano"), "container i: env NVIDIA_VISIBLE_DEVICES=all is not"),
+    (raw(asking(), asking(NAMES), scheduler="volcano"), "container c names 20000 resources"),
+    (raw(*[asking()] * 100_000, scheduler="volcano"), "pod has 100000 containers, expected at most 128")])
+def test_strict_mode_denies_pods_of_another_scheduler_too(thing, message):
+    assert admit(thing).pod is thing
+    assert admit(thing, strict=True).message.startswith(message)
+
+
+def test_strict_mode_changes_nothing_else_in_pods_of_another_scheduler():
+    """Requests and the scheduler are left to the other one's admission."""
+    thing = raw(asking(ONE), asking({"nvidia.com/gpumem": 10}, name="d", env=[{"name": "A", "value": "1"}]),
+                inits=[asking(name="i", **PRIVILEGED)], scheduler="volcano", spec={"nodeName": "n1"})
+    after = admit(thing, strict=True)
+    hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+    expected = copy.deepcopy(thing)
+    expected["spec"]["containers"][1]["env"].append(hidden)
+    expected["spec"]["initContainers"][0]["env"] = [hidden]
+    assert (after.pod, after.message) == (expected, "pod already has different scheduler assigned")
+    alone = raw(asking(ONE), scheduler="volcano")
+    assert admit(alone, strict=True).pod is alone
+
+
 def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
     _, beside = admit(raw(asking(ONE), asking(name="d")), strict=True).pod["spec"]["containers"]
     assert beside["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
 
 
 # bounds
-
-NAMES = {f"example.com/{n}": 1 for n in range(20_000)}
 
 
 @pytest.mark.parametrize(("thing", "message"), [
