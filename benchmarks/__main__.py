@@ -1,4 +1,4 @@
-"""``python -m benchmarks [filter webhook e2e large burst queue realnode limiter] [--nodes 100] [--json FILE]``"""
+"""``python -m benchmarks [filter webhook e2e large burst queue realnode limiter monitor] [--nodes N] [--json FILE]``"""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rich.console import Console
 from benchmarks.admission import webhook_rows
 from benchmarks.extender import SIZES, filter_rows
 from benchmarks.limiter import limiter_rows
+from benchmarks.monitor import monitor_rows
 from benchmarks.placing import GROUPS, placing_rows
 from benchmarks.processes import Run
 from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter")
+ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -58,6 +59,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from realnode_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:
         yield from limiter_rows(run)
+    if "monitor" in chosen.groups:
+        yield from monitor_rows(run)
 
 
 def machine() -> dict[str, Any]:

@@ -209,9 +209,13 @@ def test_the_upgrade_keeps_the_name_of_the_secret(local: LocalCluster) -> None:
     assert f"--self-signed-cert-secret={secret}" in json.dumps(built)
 
 
-def test_our_device_plugin_waits_for_that_of_the_chart_to_leave(local: LocalCluster, sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("name", ["hami-device-plugin-next", "hami-monitor-next"])
+def test_our_pods_of_a_node_wait_for_that_of_the_chart_to_leave(local: LocalCluster, sandbox: Sandbox,
+                                                                name: str) -> None:
+    """The plugin and the monitor of the chart are in one pod."""
     sandbox.add_gpu_node("n0")
-    daemon = next(item for item in build(local, ROOT / "overlays" / "upgrade-from-hami") if item["kind"] == "DaemonSet")
+    (daemon,) = (item for item in build(local, ROOT / "overlays" / "upgrade-from-hami")
+                 if item["kind"] == "DaemonSet" and item["metadata"]["name"] == name)
     template = daemon["spec"]["template"]
     charts = {"app.kubernetes.io/component": "hami-device-plugin", "app.kubernetes.io/name": "hami",
               "app.kubernetes.io/instance": "hami"}

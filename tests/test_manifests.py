@@ -14,7 +14,8 @@ from hami.vendors.catalog import vendors
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
-CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml"}
+CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
+              "monitor": BASE / "monitor.yaml"}
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
@@ -173,7 +174,8 @@ def test_memory_is_limited_and_cpu_is_not(file):
 
 
 @pytest.mark.parametrize(("name", "priority"), [
-    ("extender", "system-cluster-critical"), ("device-plugin", "system-node-critical")])
+    ("extender", "system-cluster-critical"), ("device-plugin", "system-node-critical"),
+    ("monitor", "system-node-critical")])
 def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
     """The kernel ends the processes of a node-critical pod last, so one that takes too much memory would end others."""
     assert pod_spec(CONTAINERS[name])["priorityClassName"] == priority
@@ -183,7 +185,7 @@ def test_metrics_are_for_labelled_namespaces_only():
     """They name the pods, namespaces, devices and quotas of the whole cluster."""
     policies = {item["metadata"]["name"]: item["spec"]
                 for item in yaml.safe_load_all((BASE / "network-policy.yaml").read_text())}
-    assert policies.keys() == {"hami-scheduler", "hami-device-plugin"}
+    assert policies.keys() == {"hami-scheduler", "hami-device-plugin", "hami-monitor"}
     assert policies["hami-device-plugin"] == {
         "podSelector": {"matchLabels": {"app.kubernetes.io/component": "hami-device-plugin"}},
         "policyTypes": ["Ingress"], "ingress": []}
@@ -191,14 +193,16 @@ def test_metrics_are_for_labelled_namespaces_only():
     assert webhook == {"ports": [{"port": "https"}]}
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
+    assert policies["hami-monitor"]["ingress"] == [metrics]
 
 
-def test_host_paths_are_mounted_at_the_same_path():
-    spec = pod_spec(BASE / "device-plugin.yaml")
+@pytest.mark.parametrize("name", ["device-plugin", "monitor"])
+def test_host_paths_are_mounted_at_the_same_path(name):
+    spec = pod_spec(CONTAINERS[name])
     on_host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    (plugin,) = spec["containers"]
-    seen = {mount["name"]: mount["mountPath"] for mount in plugin["volumeMounts"] if mount["name"] in on_host}
-    hook = next(flag.partition("=")[2] for flag in plugin["command"] if flag.startswith("--hook-path="))
+    (program,) = spec["containers"]
+    seen = {mount["name"]: mount["mountPath"] for mount in program["volumeMounts"] if mount["name"] in on_host}
+    hook = next(flag.partition("=")[2] for flag in program["command"] if flag.startswith("--hook-path="))
     assert seen == on_host
     assert f"{hook}/vgpu" in on_host.values()
 
@@ -213,6 +217,15 @@ def test_probes_use_ports_and_paths_that_are_served():
                  if probe in container}
         assert asked and {ports[port] for port in asked} <= opened, name
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
+
+
+def test_only_the_monitor_sees_the_processes_of_the_host():
+    """In return it has no other right: no capability, and an account that can list and watch pods."""
+    assert [name for name, file in CONTAINERS.items() if pod_spec(file).get("hostPID")] == ["monitor"]
+    (rules,) = [item["rules"] for item in yaml.safe_load_all((BASE / "monitor-rbac.yaml").read_text())
+                if item["kind"] == "ClusterRole"]
+    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    assert pod_spec(CONTAINERS["monitor"])["serviceAccountName"] == "hami-monitor"
 
 
 def test_the_rules_of_the_operator_match_the_shipped_ones():

@@ -1,7 +1,8 @@
-"""The alert rules and the dashboard use metrics and labels that the scheduler serves."""
+"""The rules and the dashboard use metrics and labels that the scheduler and the monitor serve."""
 
 import json
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,23 +11,32 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.codec.keys import MIG_ALLOCATIONS
+from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.model import DeviceUsage, Partition
+from hami.monitor.metrics import MonitorMetrics
+from hami.monitor.metrics import families as monitor_families
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.web.exposition import build_info, render
 from tests.builders import ONLY_NVIDIA, gpu
+from tests.monitor.region_bytes import Process
+from tests.monitor.stage import CARD, OTHER, Stage, node_pod
 from tests.scheduler.test_cluster_metrics import small_cache
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
-RULES = [rule for group in GROUPS for rule in group["rules"]]
+RULES = [rule for group in GROUPS for rule in group["rules"] if "alert" in rule]
+RECORDINGS = [rule for group in GROUPS for rule in group["rules"] if "record" in rule]
 DASHBOARD = json.loads((ROOT / "dashboards" / "hami.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [
     *(pytest.param(rule["expr"], id=rule["alert"]) for rule in RULES),
+    *(pytest.param(rule["expr"], id=rule["record"]) for rule in RECORDINGS),
     *(pytest.param(target["expr"], id=f"{panel['title']}, {target['refId']}")
       for panel in PANELS for target in panel["targets"]),
 ]
+OF_DCGM = {"UUID"}
 OF_PROMETHEUS = {"instance", "job"}  # added by Prometheus to each sample
 METRIC = re.compile(r"\b(?:hami|process)_\w+")
 SELECTOR = re.compile(r"\b((?:hami|process)_\w+)(?:\{([^}]*)\})?")
@@ -47,9 +57,26 @@ def scraped():
     cut = DeviceUsage(gpu("GPU-m", mode="mig"), 1, partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
     snapshot = replace(snapshot, nodes={**snapshot.nodes, "gpu-1": {"NVIDIA": (cut,)}})
     ours = "".join(render([build_info(), *families(snapshot, ONLY_NVIDIA)]))
-    page = ours + generate_latest(registry).decode()
-    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(page)
+    pages = ours + generate_latest(registry).decode() + monitored()
+    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(pages)
             for sample in family.samples}
+
+
+def monitored():
+    """Returns the page of a monitor on a node where every series exists."""
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
+        place = Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0"))
+        instance = MigAllocation(container=0, device=0, gpu=OTHER, partition=place)
+        cut = node_pod("cut", OTHER)
+        annotations = {**cut.pod.annotations, MIG_ALLOCATIONS: render_mig_allocations([instance])}
+        stage.pods = [node_pod("a", CARD), replace(cut, pod=replace(cut.pod, annotations=annotations))]
+        stage.region("a", processes=[Process(used={0: 4096})], last_kernel=int(stage.now))
+        stage.work("a", 4007, 8192, 5)
+        report = stage.run()
+        registry = CollectorRegistry()
+        MonitorMetrics(registry, lambda: report, stage.rounds.errors)
+        return "".join(render(monitor_families(report))) + generate_latest(registry).decode()
 
 
 SCRAPED = scraped()
@@ -95,7 +122,7 @@ def test_brackets_are_closed(expression):
 def test_gauges_of_all_replicas_are_not_added_up(expression):
     """Each replica reports the gauges of devices, pods and quotas, so a sum needs one value of each first."""
     for name in METRIC.findall(expression):
-        if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")):
+        if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")) and not name.endswith("_total"):
             assert re.search(rf"max by \([^)]+\) \({name}\b", expression), name
 
 

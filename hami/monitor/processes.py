@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hami.monitor.cgroups import ContainerId, parse_cgroups
 
+_INNER_PID = re.compile(r"^NSpid:[\t ](?:[0-9]+[\t ])*([0-9]{1,10})$", re.MULTILINE)
 _MOST_BYTES = 65_536  # longer texts are not read: a control group has a path of 4,096 bytes at most
 
 
@@ -23,7 +26,7 @@ class HostProcesses:
     """Looks processes up in ``/proc`` of the host."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
+        self._proc = str(proc)
 
     def find(self, pid: int) -> HostProcess | None:
         """Returns the process; ``None`` if it is in no container of a pod, or has ended."""
@@ -34,18 +37,19 @@ class HostProcesses:
 
     def _read(self, pid: int, name: str) -> str:
         try:
-            with open(self._proc / str(pid) / name, "rb") as file:
-                data = file.read(_MOST_BYTES + 1)
+            file = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return ""
+        try:
+            data = os.read(file, _MOST_BYTES + 1)  # the kernel gives such a file in one piece
+        except OSError:
+            return ""  # it has ended meanwhile
+        finally:
+            os.close(file)
         return "" if len(data) > _MOST_BYTES else data.decode(errors="replace")
 
 
 def parse_inner_pid(text: str) -> int:
     """Returns the PID of a process in its innermost namespace; 0 if unknown. *text*: ``/proc/<pid>/status``."""
-    for line in text.splitlines():
-        name, _, numbers = line.partition(":")
-        if name == "NSpid":
-            innermost = numbers.split()[-1:]
-            return int(innermost[0]) if innermost and innermost[0].isdecimal() else 0
-    return 0
+    found = _INNER_PID.search(text)
+    return int(found[1]) if found is not None else 0

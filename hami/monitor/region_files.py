@@ -63,7 +63,7 @@ class RegionFiles:
 
     def __init__(self, hook_path: str | Path) -> None:
         """*hook_path*: the directory above ``vgpu``."""
-        self._containers = Path(hook_path) / "vgpu" / "containers"
+        self._containers = str(Path(hook_path) / "vgpu" / "containers")
 
     def read(self, uid: str, container: str, *, heartbeat: int | None = None) -> RegionReading:
         """Returns the newest readable region of a container. Never raises.
@@ -96,7 +96,7 @@ class RegionFiles:
 
     @contextlib.contextmanager
     def _directory(self, uid: str, container: str) -> Iterator[int]:
-        path = self._containers / directory_name(uid, container)
+        path = f"{self._containers}/{directory_name(uid, container)}"
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield directory

@@ -1,0 +1,104 @@
+"""The monitor: what a round over many containers costs, its memory, and regions with random content.
+
+A process of its own runs the rounds: a fake driver in memory has the processes of all containers, every container has a
+region of our limiter, and each round reads, decides and writes. This module is also that process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import Run
+from benchmarks.rows import Latency, Row
+
+__all__ = ["monitor_rows"]
+
+GROUP = "monitor"
+CONTAINERS, PROCESSES, ROUNDS = 64, 2, 200
+CARDS = 8
+MUTATED = 1_000_000
+MOST_CPU_MS, MOST_MIB = 50, 80
+
+
+def monitor_rows(run: Run) -> Iterator[Row]:
+    """One row for each target."""
+    run.say(f"monitor: {ROUNDS} rounds over {CONTAINERS} containers")
+    found = run.ask("monitor", {"work": "rounds"})
+    cpu = Latency.of(found["cpu_us"])
+    yield Row(group=GROUP, what=f"CPU of a round over {CONTAINERS} containers with {PROCESSES} processes each",
+              measured=f"{cpu} (p50 / p99)", target=f"p50 < {MOST_CPU_MS} ms", met=cpu.p50 < MOST_CPU_MS,
+              compared="fake driver included", figures=found)
+    yield Row(group=GROUP, what=f"memory after {ROUNDS} rounds, page included", measured=f"{found['rss_mib']:.0f} MiB",
+              target=f"< {MOST_MIB} MiB", met=found["rss_mib"] < MOST_MIB, figures={"rss_mib": found["rss_mib"]})
+    run.say(f"monitor: {MUTATED} regions with random content")
+    found = run.ask("monitor", {"work": "mutated"}, timeout=1800)
+    yield Row(group=GROUP, what=f"exceptions in {MUTATED:,} regions with random changes",
+              measured=f"{found['exceptions']}, {found['seconds']:.0f} s", target="0", met=found["exceptions"] == 0,
+              figures=found)
+
+
+def rounds(folder: Path) -> dict[str, Any]:
+    """Runs the rounds; returns their CPU times and the memory of this process."""
+    import hami.monitor.program  # noqa: F401  all modules that the program loads count
+    from hami.monitor.metrics import families
+    from hami.web.exposition import render
+    from tests.devices.fake_nvml import GIB, Gpu
+    from tests.monitor.region_bytes import Process
+    from tests.monitor.stage import Stage, node_pod
+
+    names = [f"pod-{number:03d}" for number in range(CONTAINERS)]
+    stage = Stage(folder, *(Gpu(f"GPU-{number}", memory=80 * GIB) for number in range(CARDS)))
+    stage.pods = [node_pod(name, f"GPU-{number % CARDS}", priority=number % 3) for number, name in enumerate(names)]
+    for number, name in enumerate(names):
+        slots = [Process(pid=pid + 1, used={0: GIB // 4}, sm={0: 5}) for pid in range(PROCESSES)]
+        stage.region(name, uuids=(f"GPU-{number % CARDS}",), processes=slots, priority=number % 3)
+        for pid in range(PROCESSES):
+            stage.work(name, 4000 + number * PROCESSES + pid, GIB // 4, 5, card=number % CARDS, inner=pid + 1)
+    spent = []
+    for _ in range(ROUNDS):
+        for name in names:
+            stage.launch(name)
+        begun = time.process_time()
+        report = stage.run()
+        spent.append(1e6 * (time.process_time() - begun))
+        size = sum(map(len, render(families(report))))
+    assert len(report.containers) == CONTAINERS and stage.rounds.errors() == dict.fromkeys(stage.rounds.errors(), 0)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"cpu_us": spent, "rss_mib": rss, "page_bytes": size, "containers": CONTAINERS}
+
+
+def mutated() -> dict[str, Any]:
+    """Reads regions with random changes; returns how many ended in an exception."""
+    from tests.monitor.test_regions import mutate_and_parse
+
+    begun, exceptions, batch = time.monotonic(), 0, 1000
+    for seed in range(MUTATED // batch):
+        try:
+            mutate_and_parse(random.Random(seed), batch)
+        except Exception as error:
+            exceptions += 1
+            print(f"seed {seed}: {error!r}", file=sys.stderr)
+    return {"exceptions": exceptions, "seconds": time.monotonic() - begun, "regions": MUTATED}
+
+
+def main() -> None:
+    """Does the work that standard input names; *argv*: a folder. The answer is JSON."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    try:
+        answer = mutated() if json.load(sys.stdin)["work"] == "mutated" else rounds(folder)
+    finally:
+        shutil.rmtree(folder)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
