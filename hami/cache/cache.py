@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -149,6 +149,31 @@ class Cache:
         names = [node.name for node in nodes]
         choice = choose_node(idle._verdicts, request, names, node_policy_of(pod, self.policies.node))
         return choice, refusals(idle._verdicts, request, names)
+
+    def choose(self, pod: Pod, names: Sequence[str], ended: Collection[str] = ()) -> Choice | None:
+        """Returns the choice among the nodes *names* as if the pods *ended* (uids) had ended. Nothing is reserved.
+
+        Returns ``None`` if none fits, or *pod* requests no device. Raises: MalformedInput for an unreadable annotation.
+        """
+        with self._lock:
+            bookings = [booking for uid in ended if (booking := self._index.unbook(uid)) is not None]
+            try:
+                request = self._request(pod, self._budgets(pod.ref.namespace))
+                if request is None:
+                    return None
+                return choose_node(self._verdicts, request, names, node_policy_of(pod, self.policies.node))
+            finally:
+                for booking in bookings:
+                    self._index.book(booking)
+
+    def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
+        """Returns why those of the nodes *names* that *pod* does not fit do not; ``None`` if it requests no device.
+
+        Raises: MalformedInput for an unreadable annotation.
+        """
+        with self._lock:
+            request = self._request(pod, self._budgets(pod.ref.namespace))
+        return self._explain(request, names) if request is not None else None
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.

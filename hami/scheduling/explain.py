@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from hami.model import Device, DeviceUsage, Reason, Request
 from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
 from hami.scheduling.decide import Refusal
-from hami.scheduling.fit import objection
-from hami.scheduling.placement import NodeUsage
+from hami.scheduling.fit import Unfit, objection
+from hami.scheduling.placement import NodeUsage, place_pod
+from hami.scheduling.pod_request import PodRequest
 from hami.vendors.spec import FitContext, Vendor
 
 MOST_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
 MOST_DEVICES = 8  # devices described of each node
+
+_AMOUNTS = frozenset({Reason.NO_MEMORY, Reason.NO_CORES, Reason.NO_CORES_LEFT, Reason.NO_SLOT})
+_OTHER_RULE, _NO_DEVICE = 5.0, 10.0  # distances of a device that another rule excludes, and of one that does not exist
 
 
 def nodes_by_reason(refusal: Refusal) -> dict[Reason, list[str]]:
@@ -50,6 +54,61 @@ class DeviceRefusal:
     total: Amounts
     has_memory: bool
     reason: Reason | None
+
+    @property
+    def short(self) -> Amounts:
+        """What is missing of each amount."""
+        short = self.asked - self.free
+        return Amounts(max(0, short.memory_mib), max(0, short.cores), max(0, short.slots))
+
+    @property
+    def distance(self) -> float:
+        """How far the device is from serving: 0 if it would; below 5 if only amounts are short; more otherwise."""
+        if self.reason is None:
+            return 0.0
+        if self.reason not in _AMOUNTS:
+            return _OTHER_RULE
+        short, total = self.short, self.total
+        return 1.0 + _share(short.memory_mib, total.memory_mib) + _share(short.cores, total.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefusal:
+    """A node that a pod does not fit.
+
+    *unfit*: the verdict on the container at the position *container*. *devices*: what each says to its *request*,
+    beside the containers before it.
+    """
+
+    node: str
+    unfit: Unfit
+    container: int
+    request: Request
+    devices: tuple[DeviceRefusal, ...]
+
+    @property
+    def distance(self) -> float:
+        """How far the node is from serving: the sum over the nearest devices, as many as are requested."""
+        nearest = sorted(device.distance for device in self.devices)[:self.request.count]
+        return sum(nearest) + _NO_DEVICE * (self.request.count - len(nearest))
+
+
+def refused_nodes(refusal: Refusal, usages_of: Callable[[str], NodeUsage]) -> list[NodeRefusal]:
+    """Returns each node that does not fit, nearest first."""
+    found = [explained for name in refusal.unfit
+             if (explained := explain_node(name, usages_of(name), refusal.pod_request)) is not None]
+    found.sort(key=lambda node: (node.distance, node.node))
+    return found
+
+
+def explain_node(name: str, usages: NodeUsage, pod_request: PodRequest) -> NodeRefusal | None:
+    """Returns why *pod_request* does not fit the node *name* with *usages*; ``None`` if it fits."""
+    failed: list[tuple[int, Request, FitContext]] = []
+    unfit = place_pod(usages, pod_request, lambda *what: failed.append(what))
+    if not isinstance(unfit, Unfit):
+        return None
+    (position, request, context), = failed
+    return NodeRefusal(name, unfit, position, request, device_refusals(context.usages, request, context))
 
 
 def device_refusals(usages: Sequence[DeviceUsage], request: Request,
@@ -99,6 +158,10 @@ def free_text(refusal: DeviceRefusal) -> str:
     if refusal.has_memory:
         amounts.insert(0, (free.memory_mib, total.memory_mib, "MiB"))
     return ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
+
+
+def _share(short: int, total: int) -> float:
+    return min(1.0, short / total) if total > 0 else float(short > 0)
 
 
 def _device_text(refusal: DeviceRefusal) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from hami.model import Allocation, ContainerKind, DeviceUsage, Share
+from hami.model import Allocation, ContainerKind, DeviceUsage, Request, Share
 from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
+from hami.vendors.spec import FitContext
 
 NodeUsage = Mapping[str, Sequence[DeviceUsage]]
 """The devices of one node by vendor, in the order of registration."""
@@ -15,8 +16,18 @@ NodeUsage = Mapping[str, Sequence[DeviceUsage]]
 Placement = Allocation
 
 
-def place_pod(usages: NodeUsage, pod_request: PodRequest) -> Placement | Unfit:
+OnRefusal = Callable[[int, Request, FitContext], None]
+
+
+def _ignore(position: int, request: Request, context: FitContext) -> None:
+    """Does nothing."""
+
+
+def place_pod(usages: NodeUsage, pod_request: PodRequest, on_refusal: OnRefusal = _ignore) -> Placement | Unfit:
     """Returns the shares of each container of *pod_request* on the devices of one node, or why one does not fit.
+
+    *on_refusal* is called with what does not fit: the position of the container, its request, and the devices beside
+    the containers before it.
 
     Sidecars and app containers run together, so each is placed beside the ones before it. Each init container runs
     alone with the sidecars, so it is placed as if there were no app containers; only partitions
@@ -32,8 +43,10 @@ def place_pod(usages: NodeUsage, pod_request: PodRequest) -> Placement | Unfit:
             taken: list[Share] = []
             for request in container.requests:
                 devices = usages.get(request.vendor, ())
-                shares = fit(request, pod_request.fit_context(request.vendor, devices, kind, so_far))
+                context = pod_request.fit_context(request.vendor, devices, kind, so_far)
+                shares = fit(request, context)
                 if isinstance(shares, Unfit):
+                    on_refusal(position, request, context)
                     return shares
                 taken.extend(shares)
                 usages = {**usages, request.vendor: charge(devices, shares)}
