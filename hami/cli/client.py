@@ -15,9 +15,10 @@ from hami.runtime.options import read_text
 
 if TYPE_CHECKING:
     from hami.inspect.read import Reader
-    from hami.inspect.record import ClusterRecord
+    from hami.inspect.record import ClusterRecord, SchedulingEvent
     from hami.inspect.tables import Style
     from hami.kube.pages import Requester
+    from hami.model import Pod, PodRef
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page
@@ -60,6 +61,14 @@ class Client:
         text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
         return self.reader().record(RecordSource(
             config_map=(namespace, name), device_config=text, policies=Policies(self.node_policy, self.device_policy)))
+
+    def find_pod(self, ref: PodRef) -> Pod | None:
+        """Returns the pod of this namespace and name, also one without devices; ``None`` if there is none."""
+        return self.reader().pod(ref)
+
+    def events(self, ref: PodRef) -> list[SchedulingEvent]:
+        """Returns why a pod could not be scheduled, in the words of kube-scheduler."""
+        return self.reader().events(ref)
 
     def chosen_namespace(self) -> str:
         """Returns the namespace of the command line, else of the context; empty for all namespaces."""

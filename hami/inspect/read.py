@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,7 +13,7 @@ from hami.cache.cache import Policies
 from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.record import ClusterRecord, Trimmer, UnreadableObject, now
+from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject, now
 from hami.inspect.world import catalog_of
 from hami.kube.pages import Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
@@ -23,6 +24,7 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
+MOST_EVENTS = 3  # that are shown of a pod
 MOST_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
@@ -31,6 +33,41 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
+class _EventSource(msgspec.Struct, frozen=True):
+    component: str | None = ""
+
+
+class _EventSeries(msgspec.Struct, rename="camel", frozen=True):
+    count: int = 1
+    last_observed_time: str | None = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    """An event; older clients fill *source* and *lastTimestamp*, newer ones the other fields."""
+
+    reason: str | None = ""
+    message: str | None = ""
+    count: int | None = 1
+    source: _EventSource | None = None
+    series: _EventSeries | None = None
+    reporting_component: str | None = ""
+    last_timestamp: str | None = ""
+    event_time: str | None = ""
+
+    @property
+    def component(self) -> str:
+        return self.reporting_component or (self.source and self.source.component) or "?"
+
+    @property
+    def times(self) -> int:
+        return self.series.count if self.series is not None else self.count or 1
+
+    @property
+    def time(self) -> str:
+        return (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
+
+
+_EVENT = msgspec.json.Decoder(_Event)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 
 
@@ -96,6 +133,26 @@ class Reader:
             return parse_pod(self._get("get", "pods", path, f"namespace {ref.namespace}"))
         except NotFound:
             return None
+
+    def events(self, ref: PodRef) -> list[SchedulingEvent]:
+        """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
+        may not be listed."""
+        found: list[_Event] = []
+
+        def take(raw: msgspec.Raw) -> None:
+            with contextlib.suppress(MalformedInput):
+                found.append(decode("event", _EVENT, raw))
+
+        fields = {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid, "reason": "FailedScheduling"}
+        selector = ",".join(f"{key}={value}" for key, value in fields.items() if value)
+        try:
+            read_list(self.request, "events", f"/api/v1/namespaces/{ref.namespace}/events", {"fieldSelector": selector},
+                      take, lambda count, total: None)
+        except ClusterError as error:
+            self._note_once(str(explain_failure(error, "list", "events", f"namespace {ref.namespace}")))
+        found.sort(key=lambda event: event.time)
+        return [SchedulingEvent(event.component, event.reason or "", event.message or "", event.times, event.time)
+                for event in found[-MOST_EVENTS:]]
 
     def _config(self, source: RecordSource) -> str:
         """Returns the text of the device configuration, empty for the chart's."""

@@ -19,7 +19,8 @@ from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
-_POD_KEYS = frozenset({NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND})
+SELECTION_KEYS = frozenset({NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND})
+"""Annotations of all vendors with which the author of a pod selects nodes and devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,17 @@ class UnreadableObject:
     kind: str
     name: str
     problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingEvent:
+    """An event about a pod. *component*: who says so. *last*: in the API server's format."""
+
+    component: str
+    reason: str
+    message: str
+    count: int
+    last: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class Trimmer:
         self._node_keys = _NODE_KEYS | {
             key for vendor in vendors
             for key in (vendor.register, vendor.handshake, vendor.lock, *vendor.node_keys) if key}
-        self._pod_keys = _POD_KEYS | {
+        self._pod_keys = SELECTION_KEYS | {
             key for vendor in vendors
             for key in (vendor.to_allocate, vendor.allocated, vendor.no_cores_annotation[0], *vendor.pod_keys,
                         *vendor.extra_keys, *vendor.selectors.names) if key}

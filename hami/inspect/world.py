@@ -6,12 +6,12 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from hami.cache.cache import Cache, Snapshot
 from hami.codec.device_config import chart_config, parse_device_config
 from hami.errors import HamiError
-from hami.inspect.record import ClusterRecord
+from hami.inspect.record import SELECTION_KEYS, ClusterRecord
 from hami.model import Node, Pod
 from hami.scheduling.usage import Charge
 from hami.vendors.entry_points import full_catalog, sections
@@ -20,6 +20,7 @@ from hami.vendors.spec import Catalog
 NEAREST_NAMES = 3  # that an error suggests
 
 
+@lru_cache(maxsize=2)
 def catalog_of(device_config: str) -> Catalog:
     """Returns the vendors of a device configuration, empty for the chart's; also those that need a flag.
 
@@ -70,6 +71,13 @@ class World:
                 for charge in charges:
                     found[booking.node, vendor, charge.uuid].append(Holding(pod, charge))
         return found
+
+    @cached_property
+    def selection_keys(self) -> frozenset[str]:
+        """The annotations with which the author of a pod selects nodes and devices."""
+        return SELECTION_KEYS | {
+            key for vendor in self.vendors
+            for key in (*vendor.selectors.names, *vendor.pod_keys, vendor.no_cores_annotation[0]) if key}
 
     def offered(self) -> list[str]:
         """Returns the names of the nodes that kube-scheduler may offer: those that are not cordoned, sorted."""

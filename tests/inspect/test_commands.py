@@ -52,6 +52,25 @@ def test_top(args, found):
     assert names(hami(*args, "-o", "json", program=kubectl_main)) == found
 
 
+def test_explain_pod():
+    event = {"reason": "FailedScheduling", "message": "0/2 nodes", "reportingComponent": "hami-scheduler",
+             "eventTime": "2026-08-21T12:00:00Z", "series": {"count": 4, "lastObservedTime": "2026-08-21T12:05:00Z"}}
+    of = FakeApi([node("n1")], [pending("b", "team", gpu=1, gpumem=100_000)], events=[event, {"count": "x"}])
+    lines = hami("explain", "pod", "b", of=of).stdout.splitlines()
+    assert lines[0].startswith("pod team/b waits since ")
+    assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
+    found = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
+    assert found["helps"] == [{"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
+    assert hami("explain", "pod", "a", "-n", "default").stdout.startswith("pod default/a is bound to n1")
+
+
+def test_events_that_may_not_be_listed_are_left_out():
+    of = api()
+    of.errors["/api/v1/namespaces/team/events"] = refused()
+    result = hami("explain", "pod", "b", of=of)
+    assert result.exit_code == 0 and "you may not list events in namespace team" in result.stderr
+
+
 def test_a_table_has_no_colours_where_there_is_no_terminal():
     result = hami("top", "--no-headers")
     assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout
@@ -61,6 +80,10 @@ def test_a_table_has_no_colours_where_there_is_no_terminal():
     (["top"], FakeApi(errors={"/api/v1/nodes": refused()}), "error: you may not list nodes in the whole cluster"),
     (["top"], FakeApi(), "error: no node has registered devices"),
     (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
+    (["explain", "pod", "bb"], None, "error: there is no pod in namespace team: bb; did you mean b?"),
+    (["explain", "pod", "b", "-A"], None, "error: a pod has one namespace: use -n instead of -A"),
+    (["explain", "pod", "web"], FakeApi([node("n1")], [pending("web", "team")]),
+     "error: pod team/web requests no devices"),
     (["top", "--device-config-map=x"], None, "error: --device-config-map=x: expected NAMESPACE/NAME"),
     (["top", "--device-config-file=/no/such"], None, "error: --device-config-file /no/such: No such file"),
 ])

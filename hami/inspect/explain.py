@@ -1,0 +1,296 @@
+"""``hami explain pod``: why a pod waits and what would help, or what a bound pod holds and with whom.
+
+The reports are records, which JSON and YAML show as they are; the text is made of them last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from hami.cache.binding import bound_at
+from hami.codec.allocation import parse_shares
+from hami.errors import HamiError, MalformedInput
+from hami.inspect.changes import KINDS, find_changes
+from hami.inspect.record import SchedulingEvent
+from hami.inspect.tables import printable
+from hami.inspect.top import age_of, age_text
+from hami.inspect.world import World
+from hami.model import Pod
+from hami.scheduling.decide import Refusal
+from hami.scheduling.explain import DeviceRefusal, NodeRefusal, free_text, nodes_by_reason, refused_nodes, request_text
+from hami.vendors.request import device_requests, requests_devices
+
+SHOWN_NODES = 5  # nearest nodes of a text that is not wide
+SHOWN_CARDS = 4  # of each of them
+
+
+class _Record(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+    """A part of a report. Memory is in MiB."""
+
+
+class ContainerAsk(_Record, frozen=True):
+    """What one container asks for, in words."""
+
+    container: str
+    asks: tuple[str, ...]
+
+
+class CardShort(_Record, frozen=True):
+    """One card: what is free, and what is missing. *reason*: the first rule that it fails, empty if it would serve."""
+
+    index: int
+    uuid: str
+    model: str
+    free: str
+    short_mib: int = 0
+    short_cores: int = 0
+    short_slots: int = 0
+    reason: str = ""
+
+
+class NodeShort(_Record, frozen=True):
+    """A node that does not fit. *container*: the first that does not fit. *cards*: nearest first."""
+
+    node: str
+    reasons: str
+    container: str
+    cards: tuple[CardShort, ...]
+
+
+class Helps(_Record, frozen=True):
+    """Changes with which the pod would fit *node*."""
+
+    changes: tuple[str, ...]
+    node: str
+
+
+class WaitingReport(_Record, frozen=True):
+    """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
+
+    *without_devices*: the number of nodes without any. *helps*: what would help; none if nothing that is known does.
+    """
+
+    namespace: str
+    name: str
+    age_s: int | None
+    scheduler: str
+    asks: tuple[ContainerAsk, ...]
+    annotations: Mapping[str, str]
+    fits: str
+    reasons: Mapping[str, tuple[str, ...]]
+    nodes: tuple[NodeShort, ...]
+    cordoned: tuple[str, ...]
+    without_devices: int
+    events: tuple[SchedulingEvent, ...]
+    helps: tuple[Helps, ...]
+
+
+class HeldCard(_Record, frozen=True):
+    """A part of a card that a container holds. *pods*: the others on the card. *index*: ``None`` if it is gone."""
+
+    container: str
+    index: int | None
+    uuid: str
+    memory_mib: int
+    cores: int
+    pods: tuple[str, ...]
+
+
+class BoundReport(_Record, frozen=True):
+    """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known."""
+
+    namespace: str
+    name: str
+    node: str
+    phase: str
+    bound_s: int | None
+    asks: tuple[ContainerAsk, ...]
+    cards: tuple[HeldCard, ...]
+    problems: tuple[str, ...]
+
+
+def explain_pod(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
+    """Returns the report on *pod*. *events*: those about it.
+
+    Raises: HamiError if it requests no devices or has finished.
+    """
+    if not requests_devices(world.vendors, pod.containers):
+        raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
+    if pod.is_terminated:
+        raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
+    return _bound(world, pod) if pod.node_name else _waiting(world, pod, events)
+
+
+def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
+    """Returns *report* as text. *wide*: with all nodes and cards."""
+    lines = _bound_lines(report) if isinstance(report, BoundReport) else _waiting_lines(report, wide=wide)
+    return "\n".join(printable(line) for line in lines)
+
+
+# A pod that waits
+
+
+def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
+    world.cache.pods.take_over(pod.ref.uid)  # what another scheduler has reserved for it does not stand in its way
+    offered = world.offered()
+    choice = world.cache.choose(pod, offered)
+    refusal = None if choice is not None else world.cache.refuse(pod, offered)
+    nodes = refused_nodes(refusal, world.cache.node_usage) if refusal is not None else []
+    changes = find_changes(world, pod, [found.node for found in nodes]) if refusal is not None else []
+    return WaitingReport(
+        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
+        scheduler=pod.scheduler_name, asks=_asks(world, pod), annotations=_selections(world, pod),
+        fits=choice.node if choice is not None else "",
+        reasons=_reasons(refusal) if refusal is not None else {},
+        nodes=tuple(_node_short(pod, found) for found in nodes),
+        cordoned=tuple(sorted(name for name, node in world.nodes.items()
+                              if node.unschedulable and name in world.snapshot.nodes)),
+        without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
+        helps=tuple(Helps(change.texts, change.node) for change in changes))
+
+
+def _reasons(refusal: Refusal) -> dict[str, tuple[str, ...]]:
+    return {str(reason): tuple(names) for reason, names in nodes_by_reason(refusal).items()}
+
+
+def _node_short(pod: Pod, refusal: NodeRefusal) -> NodeShort:
+    cards = sorted(refusal.devices, key=lambda found: (found.distance, found.device.index, found.device.uuid))
+    return NodeShort(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
+                     tuple(map(_card_short, cards)))
+
+
+def _card_short(refusal: DeviceRefusal) -> CardShort:
+    device, short = refusal.device, refusal.short
+    return CardShort(index=device.index, uuid=device.uuid, model=device.model, free=free_text(refusal),
+                     short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
+                     reason=str(refusal.reason or ""))
+
+
+def _asks(world: World, pod: Pod) -> tuple[ContainerAsk, ...]:
+    found = ((container.name, tuple(request_text(request, world.vendors[request.vendor])
+                                    for request in device_requests(world.vendors, container)))
+             for container in pod.containers)
+    return tuple(ContainerAsk(name, asks) for name, asks in found if asks)
+
+
+def _selections(world: World, pod: Pod) -> dict[str, str]:
+    """Returns the annotations with which the pod's author selects nodes and devices."""
+    return {key: text for key, text in sorted(pod.annotations.items()) if key in world.selection_keys}
+
+
+def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
+    age = f" since {age_text(report.age_s)}" if report.age_s is not None else ""
+    yield f"pod {report.namespace}/{report.name} waits{age} (scheduler {report.scheduler or 'default-scheduler'})"
+    yield from _ask_lines(report.asks, report.annotations)
+    yield ""
+    if report.fits:
+        yield f"It fits: HAMi would place it on {report.fits} now."
+        yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
+    else:
+        yield from _refusal_lines(report, wide=wide)
+    yield from _event_lines(report.events)
+    if not report.fits:
+        yield ""
+        yield from _help_lines(report)
+
+
+def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
+    yield f"It fits none of {len(report.nodes)} {_nodes(len(report.nodes))} with devices:"
+    for reason, names in sorted(report.reasons.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield f"  {len(names)} {_nodes(len(names))}  {reason}"
+    if report.cordoned:
+        yield f"  {len(report.cordoned)} {_nodes(len(report.cordoned))}  cordoned, not asked"
+    shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
+    if shown:
+        yield ""
+        yield "Nearest first:" if wide or len(shown) == len(report.nodes) else (
+            f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
+    for node in shown:
+        yield f"  {node.node}  {node.reasons} (container {node.container})"
+        cards = node.cards if wide else node.cards[:SHOWN_CARDS]
+        yield from (f"    card {card.index}  {card.free}{_lacks(card)}" for card in cards)
+        if len(cards) < len(node.cards):
+            yield f"    and {len(node.cards) - len(cards)} more"
+
+
+def _lacks(card: CardShort) -> str:
+    if not card.reason:
+        return "; would serve"
+    amounts = ((card.short_mib, "MiB"), (card.short_cores, "cores"), (card.short_slots, "slot"))
+    lacks = ", ".join(f"{short:,} {unit}" for short, unit in amounts if short)
+    return f"; lacks {lacks} ({card.reason})" if lacks else f"; {card.model} ({card.reason})"
+
+
+def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
+    for event in events:
+        yield ""
+        yield f"{event.component} ({event.reason}, {event.count} times, last at {event.last}):"
+        yield f"  {event.message}"
+
+
+def _help_lines(report: WaitingReport) -> Iterator[str]:
+    if not report.helps:
+        yield f"No change of the known kinds is enough: {KINDS}."
+        return
+    yield "It would fit if"
+    for number, change in enumerate(report.helps):
+        yield f"  {'or ' if number else ''}{', and '.join(change.changes)} → {change.node}"
+
+
+# A pod that is bound
+
+
+def _bound(world: World, pod: Pod) -> BoundReport:
+    record = world.cache.pods.get(pod.ref.uid)
+    since = bound_at(pod)
+    return BoundReport(
+        namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
+        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None, asks=_asks(world, pod),
+        cards=tuple(_held_cards(world, pod)), problems=record.problems if record is not None else ())
+
+
+def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
+    indexes = {(vendor, usage.device.uuid): usage.device.index
+               for vendor, usages in world.cache.node_usage(pod.node_name).items() for usage in usages}
+    for vendor in world.vendors.allocated_in(pod.annotations):
+        try:
+            containers = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
+        except MalformedInput:
+            continue  # one of the problems of the report
+        names = [container.name for container in pod.containers]
+        if len(names) != len(containers):  # HAMi up to v2.10 leaves out containers without devices
+            names = ["?"] * len(containers)
+        for name, shares in zip(names, containers, strict=True):
+            for share in shares:
+                others = {str(holding.pod.ref) for holding in
+                          world.holdings.get((pod.node_name, vendor.key, share.uuid), ())
+                          if holding.pod is not None and holding.pod.ref != pod.ref}
+                yield HeldCard(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
+                               tuple(sorted(others)))
+
+
+def _bound_lines(report: BoundReport) -> Iterator[str]:
+    since = f" since {age_text(report.bound_s)}" if report.bound_s is not None else ""
+    yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
+    yield from _ask_lines(report.asks, {})
+    yield ""
+    yield "It holds" if report.cards else "Its annotations name no devices."
+    for card in report.cards:
+        place = f"card {card.index}" if card.index is not None else "a card that is gone"
+        yield (f"  {card.container}: {card.memory_mib:,} MiB and {card.cores} cores of {place} ({card.uuid}), "
+               + (f"shared with {', '.join(card.pods)}" if card.pods else "alone on it"))
+    for problem in report.problems:
+        yield f"  unreadable: {problem}; all devices that it names count as taken"
+
+
+def _ask_lines(asks: Sequence[ContainerAsk], annotations: Mapping[str, str]) -> Iterator[str]:
+    for ask in asks:
+        yield f"  {ask.container} asks for {'; '.join(ask.asks)}"
+    for key, text in annotations.items():
+        yield f"  {key}: {text}"
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else "nodes"

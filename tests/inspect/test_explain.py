@@ -1,0 +1,145 @@
+"""``hami explain``: reports on pods that wait and on pods that are bound."""
+
+import random
+
+import msgspec
+import pytest
+
+from hami.errors import HamiError
+from hami.inspect.explain import BoundReport, explain_pod, render_report
+from hami.inspect.record import SchedulingEvent
+from hami.inspect.world import World
+from hami.model import Node
+from tests.builders import INIT, gpu, gpus, node, pod
+from tests.inspect.worlds import PENDING, held, record, some_world
+
+T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
+A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}
+NODES = [node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)), node("n2", gpu("c", **A100, healthy=False)),
+         Node(name="plain")]
+PODS = [held("x", "n1", ("a", 6000, 30), created="2026-08-21T10:00:00Z"),
+        held("y", "n1", ("a", 1000, 0), ("b", 9000, 0))]
+EVENT = SchedulingEvent("hami-scheduler", "FailedScheduling",
+                        "0/3 nodes are available:\x1b[2J 3 Insufficient.", 7, "now")
+
+
+def waiting(*containers, **notes):
+    return pod(*containers, name=PENDING, annotations=notes, scheduler_name="hami-scheduler",
+               created="2026-08-21T11:59:00Z")
+
+
+def report(name=PENDING, pods=(), nodes=NODES, events=()):
+    world = World(record(nodes, [*PODS, *pods]))
+    return explain_pod(world, world.pod_named("default", name), events)
+
+
+def lines(found, *, wide=False):
+    return render_report(found, wide=wide).splitlines()
+
+
+def test_a_pod_that_waits():
+    found = report(pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT])
+    assert lines(found) == [
+        "pod default/waits waits since 60s (scheduler hami-scheduler)",
+        "  c asks for 1 × NVIDIA with 12000 MiB, 10 cores",
+        "  nvidia.com/use-gputype: T4",
+        "",
+        "It fits none of 2 nodes with devices:",
+        "  1 node  CardInsufficientMemory",
+        "  1 node  CardNotHealth",
+        "",
+        "Nearest first:",
+        "  n1  2/2 CardInsufficientMemory (container c)",
+        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; lacks 3,000 MiB (CardInsufficientMemory)",
+        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; lacks 5,000 MiB (CardInsufficientMemory)",
+        "  n2  1/1 CardNotHealth (container c)",
+        "    card 0  80000/80000 MiB, 100/100 cores, 10/10 slots free; NVIDIA A100 (CardNotHealth)",
+        "",
+        "hami-scheduler (FailedScheduling, 7 times, last at now):",
+        "  0/3 nodes are available:?[2J 3 Insufficient.",
+        "",
+        "It would fit if",
+        "  it asks for at most 9,000 MiB of each NVIDIA device → n1",
+        "  or pod default/x ends → n1"]
+
+
+def test_a_pod_that_fits_waits_for_others():
+    found = report(pods=[waiting(gpus(1, 100))])
+    assert found.fits == "n1" and found.nodes == () and found.helps == ()
+    assert "It fits: HAMi would place it on n1 now." in lines(found)
+
+
+def test_a_pod_that_nothing_helps():
+    found = report(pods=[waiting(gpus(1, 100))], nodes=[NODES[1]])
+    assert lines(found)[-1].startswith("No change of the known kinds is enough: less memory, fewer cores, ")
+
+
+def test_the_container_that_does_not_fit_beside_the_others_is_named():
+    found = report(pods=[waiting(gpus(1, 20_000, kind=INIT), gpus(1, 100))])
+    assert found.nodes[0].container == "c" and found.nodes[0].cards[0].short_mib == 11_000
+
+
+def test_not_all_of_many_nodes_are_shown():
+    nodes = [node(f"n{number:02}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(6)))
+             for number in range(8)]
+    found = report(pods=[waiting(gpus(1, 20_000))], nodes=nodes)
+    short, long = lines(found), lines(found, wide=True)
+    assert "Nearest first, 5 of 8 (-o wide shows all):" in short and "    and 2 more" in short
+    assert len(found.nodes) == 8 and sum("    card " in line for line in long) == 48
+
+
+def test_the_nearest_node_is_first():
+    nodes = [node("far", gpu("f", **T4)), node("near", gpu("g", **A100)), node("none", gpu("h", healthy=False, **A100))]
+    assert [found.node for found in report(pods=[waiting(gpus(1, 90_000))], nodes=nodes).nodes] == [
+        "near", "far", "none"]
+
+
+def test_a_pod_that_is_bound():
+    found = report("y")
+    assert lines(found) == [
+        "pod default/y is bound to n1 (Running)",
+        "  c asks for 2 × NVIDIA with 1 MiB, 0 cores",
+        "",
+        "It holds",
+        "  c: 1,000 MiB and 0 cores of card 0 (a), shared with default/x",
+        "  c: 9,000 MiB and 0 cores of card 1 (b), alone on it"]
+
+
+def test_since_when_a_pod_is_bound():
+    bound = held("z", "n1", ("b", 1, 1))
+    bound.annotations["hami.io/bind-time"] = "1787313600"
+    found = report("z", pods=[bound])
+    assert isinstance(found, BoundReport) and found.bound_s == 0
+
+
+def test_an_allocation_that_cannot_be_read():
+    broken = held("z", "n1", ("b", 1, 1))
+    broken.annotations["hami.io/vgpu-devices-allocated"] = "b,NVIDIA,x"
+    found = report("z", pods=[broken])
+    assert found.cards == () and "all devices that it names count as taken" in lines(found)[-1]
+
+
+def test_a_card_that_is_gone():
+    found = report("z", pods=[held("z", "n1", ("gone", 1, 1))])
+    assert "a card that is gone (gone)" in lines(found)[-1]
+
+
+@pytest.mark.parametrize("waits, said", [
+    (pod(name=PENDING, annotations={"hami.io/vgpu-node": "n1"}), "requests no devices that HAMi manages"),
+    (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
+])
+def test_pods_without_a_report(waits, said):
+    with pytest.raises(HamiError, match=said):
+        report(pods=[waits])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_report_can_be_written(seed):
+    """What is short is what is asked minus what is free; JSON has all of it."""
+    world = World(some_world(random.Random(seed)))
+    found = explain_pod(world, world.pod_named("default", PENDING), ())
+    assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
+    assert not (found.fits and found.nodes) and not (found.fits and found.helps)
+    for short in found.nodes:
+        assert all(bool(card.reason) or not (card.short_mib or card.short_slots) for card in short.cards)
+    assert lines(found, wide=True)
