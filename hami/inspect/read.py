@@ -42,7 +42,7 @@ class _EventSeries(msgspec.Struct, rename="camel", frozen=True):
     last_observed_time: str | None = ""
 
 
-class _Event(msgspec.Struct, rename="camel"):
+class _PodEvent(msgspec.Struct, rename="camel"):
     """An event; older clients fill *source* and *lastTimestamp*, newer ones the other fields."""
 
     reason: str | None = ""
@@ -67,7 +67,7 @@ class _Event(msgspec.Struct, rename="camel"):
         return (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 
 
@@ -137,7 +137,7 @@ class Reader:
     def events(self, ref: PodRef) -> list[SchedulingEvent]:
         """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
         may not be listed."""
-        found: list[_Event] = []
+        found: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
