@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from tests.libvgpu.rig import MIB, SOURCE, Builds, Client, Rig, Unavailable, rig
+from tests.libvgpu.rig import MIB, Builds, Client, Rig, Unavailable, make_release, rig
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
-from tests.libvgpu.wheels import WheelMissing, fetch
+from tests.libvgpu.wheels import WheelMissing
 
 __all__ = ["limiter_rows"]
 
@@ -250,13 +248,10 @@ def compute_rows(builds: Builds) -> Iterator[Row]:
 
 def size_rows(builds: Builds) -> Iterator[Row]:
     try:
-        zig = fetch("zig") / "ziglang" / "zig"
+        release = make_release(builds.folder / "release")
     except WheelMissing:
         return
-    folder = builds.folder / "release"
-    subprocess.run(["make", "--silent", "-C", str(SOURCE), "release", f"BUILD={folder}", f"ZIG={zig}",
-                    f"PYTHON={sys.executable}"], check=True)
-    sizes = {target: Path(folder, target, "libvgpu.so").stat().st_size for target in ("x86_64", "aarch64")}
+    sizes = {target: library.stat().st_size for target, library in release.items()}
     yield Row(group=GROUP, what="library of the release", met=max(sizes.values()) < 120_000,
               measured="; ".join(f"{target} {size / 1000:.0f} kB" for target, size in sizes.items()),
               target="below 120 kB", compared="HAMi-core: 724 kB (debug build, as it is released)", figures=sizes)

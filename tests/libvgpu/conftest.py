@@ -31,6 +31,15 @@ def rig(builds, request):
         yield made
 
 
+@pytest.fixture(scope="session")
+def release(tmp_path_factory):
+    """Libraries of the release by architecture."""
+    try:
+        return rigs.make_release(tmp_path_factory.mktemp("release"))
+    except WheelMissing as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def wheel():
     """Fetches wheels by name; what cannot be had is a skip."""

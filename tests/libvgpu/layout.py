@@ -112,14 +112,14 @@ class Machine:
 
     def allocated(self, device: int = 0) -> int:
         """Bytes in use, also by processes that cannot be seen from here, or were killed."""
-        return self._numbers(48)[device]
+        return self._numbers(8)[device]
 
     def peak(self, device: int = 0) -> int:
         """The most that was ever in use at once."""
-        return self._numbers(48 + 128)[device]
+        return self._numbers(8 + 128)[device]
 
     def launches(self, device: int = 0) -> int:
-        return self._numbers(48 + 3 * 128)[device]
+        return self._numbers(8 + 3 * 128)[device]
 
     def busy(self, device: int = 0) -> dict[tuple[int, int], int]:
         """Nanoseconds of the device by PID namespace (its inode) and process, also of processes that have ended."""
@@ -130,8 +130,8 @@ class Machine:
         return found
 
     def _processes(self) -> range:
-        count, = struct.unpack_from("<i", self.memory, 44)
-        first = 48 + 4 * 128
+        count, = struct.unpack_from("<i", self.memory, 4)
+        first = 8 + 4 * 128
         return range(first, first + 272 * count, 272)
 
 

@@ -23,6 +23,8 @@ __all__ = ["MIB", "Builds", "Client", "Rig", "Unavailable", "limits_text", "uuid
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "libvgpu"
 MIB = 1 << 20
+TARGETS = ("x86_64", "aarch64")
+"""Architectures of the release."""
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",
            "TSAN_OPTIONS": "die_after_fork=0:report_signal_unsafe=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
@@ -49,17 +51,18 @@ def limits_text(*devices: dict[str, Any], region: str = "", **keys: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_c(*words: str | Path) -> None:
-    done = subprocess.run(["gcc", *map(str, words)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-
-
 class Builds:
     """What is compiled, once each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compiler: Sequence[str] = ("gcc",)) -> None:
+        """*compiler*: of the driver and the programs; the library is compiled with gcc."""
         self.folder = folder
+        self._compiler = compiler
+
+    def _compile(self, *words: str | Path) -> None:
+        done = subprocess.run([*self._compiler, *map(str, words)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
 
     @functools.cached_property
     def headers(self) -> Path:
@@ -88,10 +91,10 @@ class Builds:
             subprocess.run([sys.executable, fake / "generate.py", kind, include, own, folder / kind], check=True)
         common = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-D_GNU_SOURCE", "-I", fake,
                   "-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c"]
-        compile_c(*common, "-I", self.headers, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
-                  fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
-        compile_c(*common, "-I", nvml, "-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1",
-                  fake / "fakenvml.c", folder / "nvml" / "stubs.c")
+        self._compile(*common, "-I", self.headers, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
+                      fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
+        self._compile(*common, "-I", nvml, "-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1",
+                      fake / "fakenvml.c", folder / "nvml" / "stubs.c")
         (folder / "libcuda.so").symlink_to("libcuda.so.1")
         return folder
 
@@ -118,9 +121,9 @@ class Builds:
         folder = self.folder / "client"
         folder.mkdir(exist_ok=True)
         (folder / "names.inc").write_text("".join(f'{{"{row[0]}", "{row[1]}", {row[2]}, {row[3]}}},\n' for row in rows))
-        compile_c("-std=gnu11", "-O2", "-g", "-Wall", "-I", self.headers, "-I", folder, "-o", folder / "client",
-                  SOURCE / "tests" / "clients" / "client.c", "-L", self.driver, "-lcuda", "-lpthread", "-ldl",
-                  "-Wl,--no-as-needed")
+        self._compile("-std=gnu11", "-O2", "-g", "-Wall", "-I", self.headers, "-I", folder, "-o", folder / "client",
+                      SOURCE / "tests" / "clients" / "client.c", "-L", self.driver, "-lcuda", "-lpthread", "-ldl",
+                      "-Wl,--no-as-needed")
         return folder / "client"
 
     @functools.cache
@@ -132,9 +135,9 @@ class Builds:
         path = self.folder / f"{name}-{variant}"
         flags = ["-fno-sanitize=alignment", "-fno-sanitize-recover=all", f"-fsanitize={SANITIZERS[variant]}"] \
             if variant in SANITIZERS else []
-        compile_c("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *flags, "-I", SOURCE / "src", "-o", path,
-                  SOURCE / "tests" / "clients" / f"{name}.c", *(SOURCE / "src" / one for one in sources), "-lm",
-                  "-ldl", "-lpthread")
+        self._compile("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *flags, "-I", SOURCE / "src", "-o", path,
+                      SOURCE / "tests" / "clients" / f"{name}.c", *(SOURCE / "src" / one for one in sources), "-lm",
+                      "-ldl", "-lpthread")
         return path
 
     def sanitizer(self, variant: str) -> list[str]:
@@ -260,6 +263,13 @@ def rig(builds: Builds, variant: str = "plain") -> Iterator[Rig]:
             yield made
         finally:
             made.close()
+
+
+def make_release(folder: Path) -> dict[str, Path]:
+    """Libraries of the release by architecture, stripped. Raises: WheelMissing."""
+    subprocess.run(["make", "--silent", "-C", SOURCE, "release", f"BUILD={folder}",
+                    f"ZIG={fetch('zig') / 'ziglang' / 'zig'}", f"PYTHON={sys.executable}"], check=True)
+    return {target: folder / target / "libvgpu.so" for target in TARGETS}
 
 
 def supported() -> bool:

@@ -1,5 +1,6 @@
 """What is built: the table of symbols is that of the headers, the library exports and needs only what it should."""
 
+import platform
 import re
 import shutil
 import subprocess
@@ -7,15 +8,14 @@ import sys
 
 import pytest
 
-from tests.libvgpu.rig import MIB, SANITIZERS, SOURCE, Rig, Unavailable
+from hami.node.limits import FIRST_LINE
+from tests.libvgpu.rig import MIB, SANITIZERS, SOURCE, TARGETS, Rig, Unavailable
 
 sys.path.insert(0, str(SOURCE / "abi"))
 sys.path.insert(0, str(SOURCE / "gen"))
 
 import extract  # noqa: E402
 import hooks  # noqa: E402
-
-TARGETS = ("x86_64", "aarch64")
 
 
 def test_symbol_table_is_that_of_the_headers(builds):
@@ -51,20 +51,6 @@ def test_library_exports_wrappers_and_nothing_else(builds):
     check_exports(builds.library())
 
 
-@pytest.fixture(scope="session")
-def release(tmp_path_factory):
-    """Libraries of the release by architecture, stripped."""
-    from tests.libvgpu.wheels import WheelMissing, fetch
-    try:
-        zig = fetch("zig") / "ziglang" / "zig"
-    except WheelMissing as error:
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("release")
-    subprocess.run(["make", "--silent", "-C", SOURCE, "release", f"BUILD={folder}", f"ZIG={zig}",
-                    f"PYTHON={sys.executable}"], check=True)
-    return {target: folder / target / "libvgpu.so" for target in TARGETS}
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
     check_exports(release[target])
@@ -72,10 +58,25 @@ def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
     assert release[target].stat().st_size < 120_000
 
 
+@pytest.mark.parametrize("target, machine", [("x86_64", "X86-64"), ("aarch64", "AArch64")])
+def test_release_is_made_for_its_machine_and_hardened(release, target, machine):
+    text = subprocess.run(["readelf", "--wide", "--file-header", "--program-headers", "--dynamic", release[target]],
+                          capture_output=True, text=True, check=True).stdout
+    assert re.search(r"Machine: .*", text)[0].endswith(machine)
+    assert re.search(r"GNU_STACK .*", text)[0].split()[-2] == "RW"  # code on the stack cannot run
+    assert "GNU_RELRO" in text and "BIND_NOW" in text and "TEXTREL" not in text
+    assert FIRST_LINE.encode() in release[target].read_bytes()  # by which the device plugin knows it
+
+
+def test_all_architectures_have_the_same_functions(release):
+    exported, needed = zip(*(dynamic(release[target])[:2] for target in TARGETS), strict=True)
+    assert exported[0] == exported[1] and needed[0] == needed[1]
+
+
 def test_release_holds_its_limits(builds, release, tmp_path):
     rig = Rig(tmp_path, builds)
     rig.library.unlink()
-    shutil.copy(release["x86_64"], rig.library)
+    shutil.copy(release[platform.machine()], rig.library)
     rig.limit({"memory": 2048 * MIB, "cores": 50})
     try:
         for how in ("symbol", "dlsym", "procaddr"):

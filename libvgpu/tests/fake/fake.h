@@ -19,7 +19,6 @@ struct fake_process {
 };
 
 struct fake_machine {
-    pthread_mutex_t lock; /* robust */
     _Atomic int ready;
     int32_t processes;
     int64_t used[FAKE_DEVICES];
@@ -27,6 +26,7 @@ struct fake_machine {
     _Atomic uint64_t busy_until[FAKE_DEVICES];
     _Atomic uint64_t launches[FAKE_DEVICES];
     struct fake_process process[FAKE_PROCESSES];
+    pthread_mutex_t lock; /* robust; its size is that of the architecture */
 };
 
 struct fake_row {
