@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
-from hami.monitor.feedback import BLOCKED, IDLE, Contender, Verdict, decide, is_active
+from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, Contender, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
 from hami.monitor.region_files import RegionFiles, RegionReading, RegionState
 from hami.monitor.regions import Region, Write, control_writes, usage_writes
@@ -57,12 +57,13 @@ class _Memory:
     """What is remembered of a container from one round to the next.
 
     *inode*: of its region, 0 if it was not written. *processes*: of the region. *verdict*: what the container might do.
-    *wrong*: words of TAMPERED that are wrong by now.
+    *active_at*: when it last worked, on the monotonic clock. *wrong*: words of TAMPERED that are wrong by now.
     """
 
     inode: int = 0
     processes: frozenset[tuple[int, int]] = frozenset()
     verdict: Verdict | None = None
+    active_at: float = -math.inf
     wrong: frozenset[str] = frozenset()
 
 
@@ -152,25 +153,27 @@ class Rounds:
                 host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
         contenders = []
         for one in containers:
-            reading, before = readings[one.key], self._memories.get(one.key)
+            reading, before = readings[one.key], self._memories.get(one.key, _Memory())
             region = reading.region
-            works = is_active(
+            works = not one.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
                 host_sm=host_utilisation(one, host), has_limiter=reading.throttled is not None, now=now)
-            shared_at = before.verdict.shared_at if before is not None and before.verdict is not None else -math.inf
+            active_at = clock if works else before.active_at
+            self._memories[one.key] = replace(before, active_at=active_at)
             contenders.append(Contender(
                 key=one.key, priority=one.priority, cards=frozenset(device.uuid for device in one.devices),
-                is_active=works and not one.has_ended, shared_at=shared_at,
+                is_active=not one.has_ended and clock - active_at < HOLD_S,
+                shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
                 recent_kernel=region.recent_kernel if region is not None else 0))
         return decide(contenders, clock)
 
     def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
                 clock: float) -> None:
         """Notes what the container has changed, and writes to its region."""
-        region, before = reading.region, self._memories.get(container.key, _Memory())
+        region, before = reading.region, self._memories[container.key]
         if region is None:
-            self._memories[container.key] = _Memory(verdict=verdict)
+            self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at)
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
         for what in wrong - before.wrong:
@@ -179,7 +182,7 @@ class Rounds:
             container, reading, _writes(container, reading, region, verdict, host, clock))
         self._memories[container.key] = _Memory(
             inode=reading.inode if is_written else 0, processes=_processes(region), verdict=verdict,
-            wrong=wrong & {"limit", "priority"})  # the others have been corrected
+            active_at=before.active_at, wrong=wrong & {"limit", "priority"})  # the others have been corrected
 
     def _write(self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]) -> bool:
         try:

@@ -119,7 +119,7 @@ def report_container(container: MonitoredContainer, reading: RegionReading, host
                      now: float) -> ContainerReport:
     """Returns how a container uses its devices. *now*: Unix seconds."""
     region = reading.region
-    devices = tuple(_report_device(container.key, device, reading, host) for device in container.devices)
+    devices = tuple(_report_device(container, device, reading, host) for device in container.devices)
     last = region.last_kernel_time if region is not None else 0
     return ContainerReport(container=container, devices=devices, reading=reading,
                            last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None)
@@ -156,16 +156,18 @@ def slot_utilisation(container: MonitoredContainer, region: Region, pids: Mappin
     return {one.slot: [sm.get(pids.get(one.slot, 0), 0) for sm in by_device] for one in region.processes}
 
 
-def _report_device(key: Key, device: AllocatedDevice, reading: RegionReading, host: HostView) -> DeviceUsageReport:
+def _report_device(container: MonitoredContainer, device: AllocatedDevice, reading: RegionReading,
+                   host: HostView) -> DeviceUsageReport:
+    key = container.key
     unit = host.units.get(device.uuid) or host.units.get(device.card)
     most = unit.memory if unit is not None and unit.memory else _LARGEST
     counted = region_device(reading.region, device)
     total = min(counted.total, most) if counted is not None else None
     sm = min(counted.sm, 100) if counted is not None else None
     host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
-    is_seen = bool(_processes(device.uuid, key, host))
-    used, memory_source = _choose(host_memory, total, is_seen)
-    utilisation, utilisation_source = _choose(host_sm, sm, is_seen)
+    sees_all = container.has_ended or bool(_processes(device.uuid, key, host)) or _were_seen(reading.region)
+    used, memory_source = _choose(host_memory, total, sees_all)
+    utilisation, utilisation_source = _choose(host_sm, sm, sees_all)
     throttled = None
     if reading.throttled is not None and counted is not None:
         throttled = min(reading.throttled[counted.index] / _NANOSECONDS, _LONGEST_S)
@@ -177,10 +179,16 @@ def _report_device(key: Key, device: AllocatedDevice, reading: RegionReading, ho
         buffer=min(counted.buffer, most) if counted is not None else None)
 
 
-def _choose(of_host: int | None, of_region: int | None, is_seen: bool) -> tuple[int, Source]:
-    """The driver is believed, unless it sees no process of a container that counts something: such drivers show other
-    PIDs than those of the host."""
-    if of_host is not None and (is_seen or not of_region):
+def _were_seen(region: Region | None) -> bool:
+    """Reports whether the host PIDs of all processes in a region are known. If the driver sees none of them any more,
+    they were killed, and the region still counts them."""
+    return region is not None and all(one.host_pid for one in region.processes)
+
+
+def _choose(of_host: int | None, of_region: int | None, sees_all: bool) -> tuple[int, Source]:
+    """The driver is believed, unless it sees no process of a container that counts something: some drivers show other
+    PIDs than those of the host, or none."""
+    if of_host is not None and (sees_all or not of_region):
         return of_host, Source.HOST
     return (of_region, Source.REGION) if of_region is not None else (0, Source.NONE)
 

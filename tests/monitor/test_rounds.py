@@ -109,6 +109,15 @@ def test_where_the_driver_does_not_say_the_region_counts(stage, driver):
     assert (usage.utilisation, usage.utilisation_source) == (30, Source.REGION)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_killed_processes_have_left_in_the_region_does_not_count(stage, ended):
+    """The region has their host PIDs, which the monitor wrote when the driver saw them."""
+    stage.pods = [node_pod("a", CARD, ended=ended)]
+    stage.region("a", processes=[Slot(host_pid=0 if ended else 4007, used={0: 400 * MIB}, sm={0: 30})])
+    usage = stage.usage()["a"]
+    assert (usage.used, usage.memory_source, usage.counted) == (0, Source.HOST, 400 * MIB)
+
+
 def test_numbers_of_a_region_are_clamped(stage):
     stage.pods = [node_pod("a", CARD)]
     stage.region("a", processes=[Slot(used={0: 2**63}, sm={0: 2**63}), Slot(pid=2, used={0: 2**63})],
@@ -171,6 +180,19 @@ def test_the_lower_waits_while_the_higher_works(stage):
         stage.run()
         seen.append(stage.recent("low"))
     assert seen == [1] * 3 + [-1] * 5 + [0] + [1] * 3
+
+
+def test_rounds_that_follow_closely_do_not_release_anybody(stage):
+    """Changes of pods cause rounds; a launch of the last second is seen by the first of them only."""
+    share_a_card(stage)
+    stage.launch("high")
+    stage.run()
+    for _ in range(4):
+        stage.clock -= 0.8
+        stage.run()
+        assert stage.recent("low") == -1
+    stage.run()
+    assert stage.recent("low") == 0
 
 
 def test_a_higher_one_that_ends_frees_the_lower_at_once(stage):
