@@ -16,6 +16,8 @@ from packaging.utils import canonicalize_name
 
 from hami import __version__
 from hami.cli import main
+from hami.node.host import LIBRARY
+from hami.node.library import CHECKSUMS
 
 ROOT = Path(__file__).parent.parent
 SETUP = configparser.ConfigParser()
@@ -161,6 +163,7 @@ def test_only_the_device_plugin_image_has_its_packages():
 
 def test_the_limiter_is_the_release_build_for_the_architecture_of_the_image():
     assert "release" in of("build-limiter", "RUN")[-1] and 'TARGETS="$(uname -m)"' in of("build-limiter", "RUN")[-1]
+    assert f"cd /limiter && sha256sum {LIBRARY} >{CHECKSUMS}" in of("build-limiter", "RUN")[-1]
     assert "--from=build-limiter /limiter /limiter" in of("device-plugin", "COPY")
     assert ignored("libvgpu/build") and ignored("libvgpu/tests") and not ignored("libvgpu/src")
 

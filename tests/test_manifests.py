@@ -1,6 +1,7 @@
 """The manifests have the same resources and defaults as the catalog, and use existing flags."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.keys import CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, ROOM, SCHEDULER_OWNED, WEIGHTS
+from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 
 ROOT = Path(__file__).parent.parent
@@ -194,6 +196,19 @@ def test_metrics_are_for_labelled_namespaces_only():
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
     assert policies["hami-monitor"]["ingress"] == [metrics]
+
+
+def test_the_limiter_of_hami_comes_with_the_checksums_that_the_device_plugin_verifies(tmp_path):
+    component = yaml.safe_load((ROOT / "manifests" / "components" / "hami-limiter" / "kustomization.yaml").read_text())
+    (patch,) = component["patches"]
+    (init,) = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]["initContainers"]
+    shell, option, script = init["command"]
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "libvgpu.so.v2.10.0").write_text("library")
+    (tmp_path / "limiter").mkdir()
+    script = script.replace("/k8s-vgpu/lib/nvidia", f"{tmp_path}/image").replace("/limiter", f"{tmp_path}/limiter")
+    subprocess.run([shell, option, script], check=True, timeout=20)
+    assert install_library(tmp_path / "limiter", tmp_path / "host") == ["libvgpu.so", "ld.so.preload"]
 
 
 @pytest.mark.parametrize("name", ["device-plugin", "monitor"])
