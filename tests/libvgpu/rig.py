@@ -265,11 +265,13 @@ def rig(builds: Builds, variant: str = "plain") -> Iterator[Rig]:
             made.close()
 
 
-def make_release(folder: Path) -> dict[str, Path]:
+def make_release(folder: Path, targets: Sequence[str] = TARGETS, *, source: Path = SOURCE,
+                 **environment: str) -> dict[str, Path]:
     """Libraries of the release by architecture, stripped. Raises: WheelMissing."""
-    subprocess.run(["make", "--silent", "-C", SOURCE, "release", f"BUILD={folder}",
-                    f"ZIG={fetch('zig') / 'ziglang' / 'zig'}", f"PYTHON={sys.executable}"], check=True)
-    return {target: folder / target / "libvgpu.so" for target in TARGETS}
+    subprocess.run(["make", "--silent", "-C", source, "release", f"BUILD={folder}", f"TARGETS={' '.join(targets)}",
+                    f"ZIG={fetch('zig') / 'ziglang' / 'zig'}", f"PYTHON={sys.executable}"],
+                   env=os.environ | environment, check=True)
+    return {target: folder / target / "libvgpu.so" for target in targets}
 
 
 def supported() -> bool:

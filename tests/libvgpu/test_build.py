@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hami.node.limits import FIRST_LINE
-from tests.libvgpu.rig import MIB, SANITIZERS, SOURCE, TARGETS, Rig, Unavailable
+from tests.libvgpu.rig import MIB, SANITIZERS, SOURCE, TARGETS, Rig, Unavailable, make_release
 
 sys.path.insert(0, str(SOURCE / "abi"))
 sys.path.insert(0, str(SOURCE / "gen"))
@@ -71,6 +71,14 @@ def test_release_is_made_for_its_machine_and_hardened(release, target, machine):
 def test_all_architectures_have_the_same_functions(release):
     exported, needed = zip(*(dynamic(release[target])[:2] for target in TARGETS), strict=True)
     assert exported[0] == exported[1] and needed[0] == needed[1]
+
+
+def test_release_is_the_same_in_every_build(release, tmp_path):
+    """In another directory, and without the compiler's cache: so anybody can verify its checksum."""
+    shutil.copytree(SOURCE, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("build", "tests"))
+    again = make_release(tmp_path / "built", TARGETS[:1], source=tmp_path / "elsewhere",
+                         ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"))
+    assert again[TARGETS[0]].read_bytes() == release[TARGETS[0]].read_bytes()
 
 
 def test_release_holds_its_limits(builds, release, tmp_path):
