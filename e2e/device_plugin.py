@@ -147,14 +147,14 @@ class DevicePlugin:
         return [float(found[1]) for found in ALLOCATED.finditer(self.log())]
 
 
-def account_kubeconfig(node: RealNode) -> Path:
-    """Returns a kubeconfig with a token of the shipped account on *node*, created once."""
-    target = node.folder / f"{ACCOUNT}.kubeconfig"
+def account_kubeconfig(node: RealNode, account: str = ACCOUNT, rights: str = "device-plugin-rbac.yaml") -> Path:
+    """Returns a kubeconfig with a token of a shipped account on *node*, created once. *rights*: the manifest of it."""
+    target = node.folder / f"{account}.kubeconfig"
     if target.exists():
         return target
-    for item in yaml.safe_load_all((MANIFESTS / "device-plugin-rbac.yaml").read_text()):
+    for item in yaml.safe_load_all((MANIFESTS / rights).read_text()):
         node.kube.apply(item)
-    token = node.kube.token(ACCOUNT, NAMESPACE, bound_to=node.node())
+    token = node.kube.token(account, NAMESPACE, bound_to=node.node())
     config: Object = yaml.safe_load(node.cluster.kubeconfig.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     target.touch(mode=0o600)

@@ -1,0 +1,147 @@
+"""The monitor beside a real kubelet: what containers use of a fake GPU, and who waits for whom."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import urllib3
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.device_plugin import SLOTS, DevicePlugin
+from e2e.eventually import eventually
+from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, typed
+from e2e.monitor import Monitor
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from tests.libvgpu.rig import MIB, Builds, Unavailable
+
+pytestmark = pytest.mark.kind
+Object = dict[str, Any]
+SECONDS = 4
+"""How long the container of high priority works."""
+PROMPT_S = 5.0
+"""Within a round or two, on a machine that does other things, too."""
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(tmp_path_factory.mktemp("monitor"))
+
+
+@pytest.fixture
+def gpu(real: RealNode, builds: Builds) -> Iterator[FakeGpus]:
+    """The card, which the kubelet offers."""
+    try:
+        made = FakeGpus(real, builds)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    plugin = DevicePlugin(real)
+    made.insert(plugin, CARDS[0])
+    plugin.start().wait_offered(SLOTS)
+    yield made
+    plugin.close()
+
+
+@pytest.fixture
+def monitor(real: RealNode, gpu: FakeGpus) -> Iterator[Monitor]:
+    made = Monitor(real)
+    made.start()
+    yield made
+    made.close()
+
+
+def container_id(item: Object) -> str:
+    (status,) = item["status"]["containerStatuses"]
+    return str(status["containerID"])
+
+
+def launching(commands: str, pause: str = "0.1") -> str:
+    """A shell command whose program launches kernels; *commands*: shell words that decide how often."""
+    return f"({typed(['module'])}; {commands}; do echo launch plain idle 1; sleep {pause}; done) | {CLIENT}"
+
+
+def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox: Sandbox, gpu: FakeGpus,
+                                                              monitor: Monitor) -> None:
+    used, limits = {"a": 700, "b": 1234}, {"a": 1500, "b": 2500}
+    sandbox.create(*(client_pod(name, client(f"alloc plain 0 {used[name] * MIB}", gpu=1, gpumem=limits[name]))
+                     for name in used))
+    sandbox.bound(2)
+    bound = time.monotonic()
+    eventually(lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace).keys() == limits.keys(),
+               monitor.log, timeout=PROMPT_S)
+    assert time.monotonic() - bound < PROMPT_S
+    sandbox.running(*used)
+    for name in used:
+        assert gpu.answers(sandbox.pod(name), 3)[-1] == [0]
+    wanted = {name: float(mib * MIB) for name, mib in used.items()}
+    eventually(lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == wanted, monitor.log,
+               timeout=10)
+    assert monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == {
+        name: float(mib * MIB) for name, mib in limits.items()}
+    assert monitor.values("hami_container_over_limit", sandbox.namespace) == {"a": 0.0, "b": 0.0}
+    curled = subprocess.run(["curl", "-sS", f"{monitor.url}/metrics"], capture_output=True, text=True,
+                            check=True).stdout
+    for name, mib in used.items():
+        assert re.search(rf'^hami_vgpu_memory_used_bytes{{.*pod="{name}".*}} {mib * MIB}$', curled, re.MULTILINE)
+    shown = json.loads(monitor.once("-o", "json"))
+    assert {one["pod"]: one["memoryUsed"] for one in shown["devices"] if one["namespace"] == sandbox.namespace} == {
+        name: mib * MIB for name, mib in used.items()}
+    assert CARDS[0].uuid in monitor.once()
+    for name in used:
+        sandbox.delete(name)
+    eventually(lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == {}, monitor.log, timeout=60)
+
+
+def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox, real: RealNode, gpu: FakeGpus,
+                                                               monitor: Monitor) -> None:
+    low = client("module", gpu=1, gpumem=1000, priority=1)
+    low["command"] = ["sh", "-c", launching("while true")]
+    sandbox.create(client_pod("low", low), client_pod("high", client("module", gpu=1, gpumem=1000, priority=0)))
+    sandbox.running("low", "high")
+
+    def launched() -> int:
+        return len(gpu.answers(sandbox.pod("low"), 0))
+
+    def blocked() -> dict[str, float]:
+        return monitor.values("hami_container_blocked", sandbox.namespace)
+
+    begun = launched()
+    eventually(lambda: launched() > begun + 3, "the lower works while it is alone")
+    high = container_id(sandbox.pod("high"))
+    with ThreadPoolExecutor() as pool:
+        work = pool.submit(real.run_in, high, "sh", "-c", launching(f"for i in $(seq {SECONDS * 10})"))
+        eventually(lambda: blocked() == {"low": 1.0, "high": 0.0}, monitor.log, timeout=PROMPT_S)
+        before = launched()
+        time.sleep(1)
+        assert launched() <= before + 1
+        work.result(timeout=60)
+    ended = time.monotonic()
+    eventually(lambda: launched() > before + 3, monitor.log, timeout=PROMPT_S)
+    assert time.monotonic() - ended < PROMPT_S
+    assert blocked() == {"low": 0.0, "high": 0.0}
+
+
+def test_a_monitor_that_ends_blocks_nobody(sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor) -> None:
+    high = client("module", gpu=1, gpumem=1000, priority=0)
+    high["command"] = ["sh", "-c", launching("while true")]
+    sandbox.create(client_pod("low", client("module", gpu=1, gpumem=1000, priority=1)), client_pod("high", high))
+    sandbox.running("low", "high")
+    eventually(lambda: monitor.values("hami_container_blocked", sandbox.namespace).get("low") == 1.0, monitor.log)
+    assert monitor.stop() < 5
+    low = gpu.run(container_id(sandbox.pod("low")), "module", "launch plain idle 1")
+    assert low[-1] == [0]
+
+
+def test_the_account_of_the_monitor_can_only_read_pods(real: RealNode, monitor: Monitor) -> None:
+    assert monitor.answer("/readyz") == (200, "ok")
+    assert "forbidden" not in monitor.log().lower()
+    assert {family.name for family in text_string_to_metric_families(monitor.page())} >= {
+        "hami_monitor_nvml_up", "hami_monitor_round_seconds"}
+    assert urllib3.request("GET", f"{monitor.url}/other", retries=False).status == 404
