@@ -6,7 +6,7 @@ kubelet rejects the pods of the node if the plugin registers too late.
 A kubelet that closes its connection to the plugin without a restart is registered with again at once. It does so when
 an earlier plugin process ends: it closes the connection to the plugin that is registered by then, and starts no pod
 with its devices until that plugin is back (Kubernetes v1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
-runClient).
+runClient). From 1.37 on it keeps both plugins instead, which have sockets of their own (manager.go, PluginConnected).
 """
 
 from __future__ import annotations
@@ -137,13 +137,15 @@ class KubeletRegistration:
                 self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
             case Step.REGISTER:
                 self._registered, self._disconnected = None, False  # it may be lost again before the kubelet answers
-                register(str(self._kubelet), self._path.name, self._config.resource,
-                         pre_start=self._server is not None and self._server.requires_pre_start)
+                server = self._server
+                assert server is not None, "next_step registers only a plugin that serves"
+                register(str(self._kubelet), server.endpoint, self._config.resource,
+                         pre_start=server.requires_pre_start)
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)
                 log.info("registered with the kubelet",
-                         extra={"resource": self._config.resource, "endpoint": self._path.name})
+                         extra={"resource": self._config.resource, "endpoint": server.endpoint})
         return step
 
     def try_tick(self) -> Step | None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +58,7 @@ def socket_path(config: PluginConfig) -> Path:
     """Returns the path of the plugin's socket, beside the kubelet's. Raises: HamiError if it is too long."""
     name = config.socket_name or f"nvidia-{config.resource.rpartition('/')[2]}.sock"
     path = Path(config.kubelet_socket).parent / name
-    if len(os.fsencode(_temporary(path))) > _PATH_LIMIT:
+    if len(os.fsencode(_own_path(path))) > _PATH_LIMIT:
         raise HamiError(f"{path}: too long for a unix socket")
     return path
 
@@ -99,6 +102,7 @@ class PluginServer:
         threads at once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection
         has ended."""
         self._path = path
+        self._own_path = _own_path(path)
         self._config = config
         self._inventory = inventory
         self._allocator = allocator
@@ -117,24 +121,31 @@ class PluginServer:
         self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
 
     @property
+    def endpoint(self) -> str:
+        """The name of the socket that the kubelet calls. It is of this server alone: from Kubernetes 1.37 on, a kubelet
+        rejects a plugin with the path of another that is connected, and keeps both if their paths differ."""
+        return self._own_path.name
+
+    @property
     def requires_pre_start(self) -> bool:
         """Whether the kubelet must call PreStartContainer."""
         return self._pre_start is not None
 
     def start(self) -> None:
-        """Listens at a temporary path, then replaces the socket of an earlier process: at no time is there none.
+        """Listens at a path of its own, then takes over the plugin's path, where at no time is no socket.
 
         Raises: HamiError, OSError.
         """
-        temporary = _temporary(self._path)
-        temporary.unlink(missing_ok=True)
+        _remove_dead_sockets(self._path)
         try:
-            self._server.add_insecure_port(f"unix:{temporary}")
+            self._server.add_insecure_port(f"unix:{self._own_path}")
         except RuntimeError as error:
-            raise HamiError(f"{temporary}: cannot listen: {error}") from error
+            raise HamiError(f"{self._own_path}: cannot listen: {error}") from error
         self._server.start()
-        self.identity = socket_identity(temporary)
-        temporary.replace(self._path)
+        self.identity = socket_identity(self._own_path)
+        link = self._own_path.with_suffix(".new")
+        os.link(self._own_path, link)
+        link.replace(self._path)
 
     def stop(self, grace: float = 1.0) -> None:
         """Ends the streams, lets calls in progress finish for *grace* seconds, and removes the socket.
@@ -143,6 +154,7 @@ class PluginServer:
         """
         if self.identity is not None and socket_identity(self._path) == self.identity:
             self._path.unlink(missing_ok=True)
+        self._own_path.unlink(missing_ok=True)
         self._stopping.set()
         self._inventory.notify()
         self._server.stop(grace).wait()
@@ -278,5 +290,21 @@ def _serialize(message: Any) -> bytes:
     return data
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}")
+def _own_path(path: Path) -> Path:
+    """Returns a path beside *path* that no other server uses."""
+    return path.with_stem(f"{path.stem}-{secrets.token_hex(4)}")
+
+
+def _remove_dead_sockets(path: Path) -> None:
+    """Removes sockets beside *path* that servers of killed processes have left."""
+    own = re.compile(rf"{re.escape(path.stem)}-[0-9a-f]{{8}}(\.new|{re.escape(path.suffix)})")
+    for found in path.parent.iterdir():
+        if own.fullmatch(found.name):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(_PROBE_TIMEOUT_S)
+                try:
+                    client.connect(str(found))
+                except ConnectionRefusedError:
+                    found.unlink(missing_ok=True)
+                except OSError as error:
+                    log.debug("socket kept", extra={"socket": found, "error": error})

@@ -1,4 +1,4 @@
-"""The kubelet's side of the device plugin API, on a real socket."""
+"""The kubelet's side of the device plugin API, on a real socket, as Kubernetes 1.37 has it."""
 
 import queue
 import threading
@@ -22,6 +22,7 @@ class Kubelet:
         self.lists = queue.Queue()
         self._refuses = refuses
         self._channels = []
+        self._endpoints = set()
         self._server = grpc.server(ThreadPoolExecutor(4), handlers=[grpc.method_handlers_generic_handler(
             "v1beta1.Registration", {"Register": grpc.unary_unary_rpc_method_handler(
                 self._register, api.RegisterRequest.FromString, lambda message: message.SerializeToString())})])
@@ -31,6 +32,9 @@ class Kubelet:
     def _register(self, request, context):
         if self._refuses:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refuses)
+        if request.endpoint in self._endpoints:
+            context.abort(grpc.StatusCode.UNKNOWN, f"device plugin already connected: {request.endpoint}")
+        self._endpoints.add(request.endpoint)
         self.options.put(Caller(self.directory / request.endpoint).options())  # before it answers, as a kubelet does
         self.registered.put(request)
         return api.Empty()
@@ -55,6 +59,7 @@ class Kubelet:
 
     def disconnect(self):
         """Close the streams."""
+        self._endpoints.clear()
         for caller in self._channels:
             caller.close()
 

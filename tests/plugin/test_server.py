@@ -225,9 +225,21 @@ def test_an_old_socket_is_replaced(start, directory):
 
 def test_only_the_socket_is_in_the_directory_until_stop(start, directory):
     server = start()
-    assert [path.name for path in directory.iterdir()] == ["nvidia-gpu.sock"]
+    assert {path.name for path in directory.iterdir()} == {"nvidia-gpu.sock", server.endpoint}
+    assert socket_identity(directory / server.endpoint) == server.identity
     server.stop()
     assert list(directory.iterdir()) == []
+
+
+def test_sockets_of_killed_processes_are_removed(start, directory):
+    killed, other = directory / "nvidia-gpu-0123abcd.sock", directory / "nvidia-gpu-mig.sock"
+    for path in (killed, other):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+    alive = start()
+    server = start()
+    assert {path.name for path in directory.iterdir()} == {
+        "nvidia-gpu.sock", other.name, alive.endpoint, server.endpoint}
 
 
 def test_the_socket_of_a_new_process_is_kept(start, directory):
