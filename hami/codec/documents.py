@@ -6,6 +6,7 @@ error, and is shown in the configuration reference. This module opens no file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +43,21 @@ def parse_yaml(text: str, source: str, *, unique_keys: bool = False) -> Any:
 
     Raises: MalformedInput, which names line and column.
     """
-    try:
+    with _yaml_errors(text, source):
         return yaml.load(text, _UniqueKeyLoader if unique_keys else _Loader)
+
+
+def parse_yaml_documents(text: str, source: str) -> list[Any]:
+    """The plain values of YAML documents that ``---`` separates. Raises: MalformedInput as :func:`parse_yaml`."""
+    with _yaml_errors(text, source):
+        return list(yaml.load_all(text, _Loader))
+
+
+@contextlib.contextmanager
+def _yaml_errors(text: str, source: str) -> Iterator[None]:
+    """Raises: MalformedInput for what the parser cannot read of *text*."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         if mark is None:

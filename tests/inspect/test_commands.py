@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from e2e.pods import pod
 from hami.cli import main
 from hami.cli.kubectl import PEOPLE, completions, kubectl_main
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
@@ -69,6 +70,31 @@ def test_events_that_may_not_be_listed_are_left_out():
     of.errors["/api/v1/namespaces/team/events"] = refused()
     result = hami("explain", "pod", "b", of=of)
     assert result.exit_code == 0 and "you may not list events in namespace team" in result.stderr
+
+
+def test_simulate_and_capacity(tmp_path):
+    path = tmp_path / "web.yaml"
+    path.write_text(json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n")
+    result = hami("simulate", "-f", str(path), "--replicas=2", "-o", "json")
+    assert result.exit_code == 0 and [one["node"] for one in json.loads(result.stdout)["pods"]] == ["n1", "n2"]
+    assert "left out, since they make no pods: service/s" in result.stderr
+    result = hami("simulate", "-f", str(path), "--replicas=3")
+    assert result.exit_code == 1 and result.stdout.startswith("pod/web: 2 of 3 fit\n")
+    assert json.loads(hami("capacity", "-f", str(path), "-o", "json").stdout)["pods"] == 2
+    assert hami("capacity", "-f", str(path)).stdout.startswith("2 more pods like those of pod/web fit")
+
+
+@pytest.mark.parametrize("args, text, said", [
+    (["simulate"], b"kind: Pod\nspec: 3", "error: {path}: document 1: spec: expected a mapping"),
+    (["simulate"], b"\xff", "error: {path}: not UTF-8 text"),
+    (["simulate", "-A"], b"kind: Pod\nspec: {containers: []}", "error: new pods have one namespace: use -n"),
+    (["capacity"], b"kind: Pod\nspec: {}\n---\nkind: Pod\nspec: {}", "error: expected one pod or workload, found pod/"),
+])
+def test_manifests_with_errors(tmp_path, args, text, said):
+    path = tmp_path / "web.yaml"
+    path.write_bytes(text)
+    result = hami(*args, "-f", str(path))
+    assert result.exit_code == 1 and result.stderr.splitlines()[-1].startswith(said.format(path=path))
 
 
 def test_a_table_has_no_colours_where_there_is_no_terminal():

@@ -1,0 +1,165 @@
+"""Pods of manifests, as ``kubectl apply`` would take them: bare, or made by Deployments, Jobs and their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from hami.codec.documents import convert, parse_yaml_documents
+from hami.codec.objects import convert_pod
+from hami.errors import HamiError, MalformedInput
+
+MOST_PODS = 100_000  # of one workload
+
+_COUNT = Annotated[int, msgspec.Meta(ge=0)] | None
+_OBJECT = Annotated[dict[str, Any], msgspec.Meta(description="a mapping")]
+
+
+class _ManifestMeta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+
+
+class _Manifest(msgspec.Struct):
+    kind: str
+    metadata: _ManifestMeta = _ManifestMeta()
+
+
+class _Template(msgspec.Struct):
+    spec: _OBJECT
+    metadata: dict[str, Any] | None = None
+
+
+class _ReplicaSpec(msgspec.Struct):
+    template: _Template
+    replicas: _COUNT = None
+
+
+class _JobSpec(msgspec.Struct):
+    template: _Template
+    parallelism: _COUNT = None
+    completions: _COUNT = None
+
+
+class _JobTemplate(msgspec.Struct):
+    spec: _JobSpec
+
+
+class _CronJobSpec(msgspec.Struct, rename="camel"):
+    job_template: _JobTemplate
+
+
+class _BarePod(msgspec.Struct):
+    spec: _OBJECT
+    metadata: dict[str, Any] | None = None
+
+
+class _Workload(msgspec.Struct):
+    spec: _ReplicaSpec
+
+
+class _Job(msgspec.Struct):
+    spec: _JobSpec
+
+
+class _CronJob(msgspec.Struct):
+    spec: _CronJobSpec
+
+
+class _ListManifest(msgspec.Struct):
+    items: list[dict[str, Any]]
+
+
+_REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
+KINDS = ("Pod", *_REPLICATED, "Job", "CronJob")
+
+
+@dataclass(frozen=True, slots=True)
+class PodSource:
+    """What makes pods. *name*: such as ``deployment/web``. *count*: how many run at a time.
+
+    *pod*: one of them as the API server gets it, without a name. *namespace*: empty if the manifest names none.
+    """
+
+    kind: str
+    name: str
+    namespace: str
+    count: int
+    pod: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Kind and name, as kubectl writes them."""
+        return f"{self.kind.lower()}/{self.name}"
+
+
+def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
+    """Returns what makes pods in *text*, and the titles of other objects, which are left out.
+
+    Raises: MalformedInput, which names file, document and field; HamiError if nothing in it makes pods.
+    """
+    found: list[PodSource] = []
+    others: list[str] = []
+    for place, document in _documents(text, source):
+        manifest = convert(document, _Manifest, _namer(place))
+        if manifest.kind in KINDS:
+            found.append(_pod_source(manifest, document, place))
+        else:
+            others.append(f"{manifest.kind.lower()}/{manifest.metadata.name}")
+    if not found:
+        raise HamiError(f"{source}: nothing in it makes pods; expected {', '.join(KINDS)}")
+    return found, others
+
+
+def _documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
+    """Yields each object with its place."""
+    for number, document in enumerate(parse_yaml_documents(text, source), start=1):
+        place = f"{source}: document {number}"
+        if document is None:
+            continue
+        if isinstance(document, dict) and document.get("kind") == "List":
+            items = convert(document, _ListManifest, _namer(place)).items
+            yield from ((f"{place}: items[{index}]", item) for index, item in enumerate(items))
+        else:
+            yield place, document
+
+
+def _pod_source(manifest: _Manifest, document: Any, place: str) -> PodSource:
+    name = _namer(place)
+    template: _Template | _BarePod
+    match manifest.kind:
+        case "Pod":
+            template, count = convert(document, _BarePod, name), 1
+        case "Job":
+            job = convert(document, _Job, name).spec
+            template, count = job.template, _running(job)
+        case "CronJob":
+            job = convert(document, _CronJob, name).spec.job_template.spec
+            template, count = job.template, _running(job)
+        case _:
+            spec = convert(document, _Workload, name).spec
+            template, count = spec.template, 1 if spec.replicas is None else spec.replicas
+    if count > MOST_PODS:
+        raise MalformedInput(place, count, f"expected at most {MOST_PODS} pods")
+    meta = {key: value for key, value in (template.metadata or {}).items() if key in ("annotations", "labels")}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.spec}
+    try:
+        convert_pod(pod)
+    except MalformedInput as error:
+        raise MalformedInput(place, "", error.problem, message=f"{place}: {error}") from error
+    own = manifest.metadata
+    return PodSource(manifest.kind, own.name or own.generate_name or "unnamed", own.namespace, count, pod)
+
+
+def _running(job: _JobSpec) -> int:
+    """Returns the pods of a Job that run at a time."""
+    parallelism = 1 if job.parallelism is None else job.parallelism
+    return parallelism if job.completions is None else min(parallelism, job.completions)
+
+
+def _namer(place: str) -> Any:
+    return lambda path: f"{place}: {path}" if path else place

@@ -1,0 +1,288 @@
+"""``hami simulate`` and ``hami capacity``: what would happen to pods that are not there yet. Nothing is written.
+
+The pods pass the admission of the scheduler, and its cache places them one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
+from hami.codec.policies import parse_list
+from hami.errors import HamiError, MalformedInput
+from hami.inspect.manifests import PodSource
+from hami.inspect.record import ClusterRecord
+from hami.inspect.tables import Column, Style, printable, render_rows
+from hami.inspect.world import World, unknown_name
+from hami.model import Node, Pod, PodRef
+from hami.scheduling.decide import Choice, Refusal
+from hami.scheduling.explain import describe, nodes_by_reason
+from hami.vendors.request import requests_devices
+from hami.vendors.spec import Rule
+
+MOST_ADDED = 10_000  # nodes
+MOST_COUNTED = 1_000_000  # pods of capacity
+NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, affinity, topology spread, "
+                 "volumes and preemption. Pods that wait in the cluster are left out.")
+_ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
+
+Admit = Callable[[Mapping[str, Any], str], "Pod | str"]
+"""Returns a pod (as JSON) as it would be after admission in a namespace, or why HAMi does not get it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How the cluster would be different.
+
+    *added*: nodes as ``like=NODE:3``. *drained*: nodes whose pods are placed again elsewhere. *cordoned*: UUIDs of
+    cards. *ended*: pods, as ``namespace/name`` or a name in *namespace*. *policy*: the node policy of the new pods,
+    empty for their own. *replicas*: of each workload; ``None`` for their own.
+    """
+
+    namespace: str = "default"
+    added: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    cordoned: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    policy: str = ""
+    replicas: int | None = None
+
+
+class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
+    """A pod that would be placed. *cards*: by index."""
+
+    workload: str
+    pod: str
+    node: str
+    cards: tuple[str, ...]
+
+
+class Outcome(msgspec.Struct, rename="camel", frozen=True):
+    """What would become of one workload. *stopped*: why the next pod is not placed, empty if all are.
+
+    *detail*: what it asks for, and what the nearest nodes have.
+    """
+
+    workload: str
+    wanted: int
+    placed: int
+    stopped: str = ""
+    detail: str = ""
+
+
+class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
+    """The outcomes, and where each pod would go."""
+
+    outcomes: tuple[Outcome, ...]
+    pods: tuple[PlacedPod, ...]
+
+    @property
+    def all_fit(self) -> bool:
+        """Reports whether every pod is placed."""
+        return all(outcome.placed == outcome.wanted for outcome in self.outcomes)
+
+
+class NodeCapacity(msgspec.Struct, rename="camel", frozen=True):
+    """How many more of a pod a node takes."""
+
+    node: str
+    pods: int
+
+
+def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRecord, list[Pod]]:
+    """Returns *record* as in *scenario*, and the pods of drained nodes, which are to be placed again.
+
+    Raises: HamiError for a name that matches nothing.
+    """
+    nodes = {node.name: node for node in record.nodes}
+    for text in scenario.added:
+        nodes |= {node.name: node for node in _added(text, nodes)}
+    for name in scenario.drained:
+        if name not in nodes:
+            raise unknown_name("node", name, nodes)
+        nodes[name] = replace(nodes[name], unschedulable=True)
+    ended = {_found_pod(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
+    moved = [pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended]
+    gone = ended | {pod.ref.uid for pod in moved}
+    changed = replace(record, nodes=tuple(nodes.values()),
+                      pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone))
+    return _cordoned(changed, scenario.cordoned), [_unbound(pod) for pod in moved]
+
+
+def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
+             admit: Admit) -> SimulationReport:
+    """Returns what would become of the pods *moved* and those of *sources*, in this order. *world* is changed.
+
+    Raises: HamiError.
+    """
+    placer = _Placer(world)
+    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(world.vendors, pod.containers)]
+    for number, source in enumerate(sources):
+        outcomes.append(placer.place(source, number, scenario, admit))
+    return SimulationReport(tuple(outcomes), tuple(placer.placed))
+
+
+def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: Admit) -> list[NodeCapacity]:
+    """Returns how many more pods of *source* each node takes, most first. *world* is changed.
+
+    Raises: HamiError if the pod is denied or requests no devices.
+    """
+    pod = _admitted(source, scenario, admit)
+    if isinstance(pod, str):
+        raise HamiError(f"{source.title}: {pod}")
+    if not requests_devices(world.vendors, pod.containers):
+        raise HamiError(f"{source.title} requests no devices that HAMi manages")
+    found: list[NodeCapacity] = []
+    refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MOST_COUNTED))
+    for name in world.offered():
+        count = 0
+        while (ref := next(refs, None)) is not None and isinstance(
+                world.cache.assume(replace(pod, ref=ref), [name]), Choice):
+            count += 1
+        if count:
+            found.append(NodeCapacity(name, count))
+    found.sort(key=lambda one: (-one.pods, one.node))
+    return found
+
+
+def render_simulation(report: SimulationReport, style: Style) -> str:
+    """Returns *report* as text: the outcomes, then where each pod would go, then what was not looked at."""
+    lines = []
+    for outcome in report.outcomes:
+        lines.append(f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit")
+        if outcome.stopped:
+            lines += [f"  the next does not: {outcome.stopped}", *([f"  {outcome.detail}"] if outcome.detail else [])]
+    shown = [printable(line) for line in lines]
+    if report.pods:
+        shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
+    return "\n".join([*shown, "", NOT_LOOKED_AT])
+
+
+def render_capacity(source: PodSource, found: Sequence[NodeCapacity], style: Style) -> str:
+    """Returns the capacity as text."""
+    total = sum(one.pods for one in found)
+    head = f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit"
+    table = [render_rows(found, _CAPACITY_COLUMNS, style), ""] if found else []
+    return "\n".join([head, "", *table, NOT_LOOKED_AT])
+
+
+_PLACED_COLUMNS: tuple[Column[PlacedPod], ...] = (
+    Column("POD", lambda row: row.pod),
+    Column("NODE", lambda row: row.node or "any"),
+    Column("CARDS", lambda row: ",".join(row.cards)),
+)
+_CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
+    Column("NODE", lambda row: row.node),
+    Column("PODS", lambda row: f"{row.pods:,}"),
+)
+
+
+class _Placer:
+    """Places pods in the cache of *world*, on nodes that kube-scheduler offers."""
+
+    def __init__(self, world: World) -> None:
+        self.placed: list[PlacedPod] = []
+        self._world = world
+        self._names = world.offered()
+        self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
+                         for name, usages in world.snapshot.nodes.items()
+                         for vendor, devices in usages.items() for usage in devices}
+
+    def place_moved(self, pod: Pod) -> Outcome:
+        """Places one pod of a drained node."""
+        title = f"pod/{pod.ref.name}"
+        refusal = self._place(title, pod)
+        return Outcome(title, 1, 0, *self._why(refusal)) if refusal is not None else Outcome(title, 1, 1)
+
+    def place(self, source: PodSource, number: int, scenario: Scenario, admit: Admit) -> Outcome:
+        """Places the pods of *source* until one does not fit: the others ask for the same."""
+        wanted = source.count if scenario.replicas is None else scenario.replicas
+        for count in range(wanted):
+            admitted = _admitted(source, scenario, admit)
+            if isinstance(admitted, str):
+                return Outcome(source.title, wanted, count, admitted)
+            name = source.name if wanted == 1 else f"{source.name}-{count}"
+            ref = PodRef(admitted.ref.namespace, name, f"simulated-{number}-{count}")
+            if (refusal := self._place(source.title, replace(admitted, ref=ref))) is not None:
+                return Outcome(source.title, wanted, count, *self._why(refusal))
+        return Outcome(source.title, wanted, wanted)
+
+    def _place(self, title: str, pod: Pod) -> Refusal | None:
+        answer = self._world.cache.assume(pod, self._names)
+        if isinstance(answer, Refusal):
+            return answer
+        node, cards = "", list[str]()
+        if answer is not None:
+            node = answer.node
+            shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
+            cards = [str(self._indexes.get((node, *share), share[1])) for share in shares]
+        self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(cards)))
+        return None
+
+    def _why(self, refusal: Refusal) -> tuple[str, str]:
+        reasons = nodes_by_reason(refusal)
+        counted = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+        text = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}" for reason, names in counted)
+        return text or "no node has devices", describe(refusal, self._world.cache.node_usage)
+
+
+def _admitted(source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
+    """Returns a pod of *source* after admission, or why it is denied."""
+    namespace = source.namespace or scenario.namespace
+    pod = dict(source.pod)
+    meta = {**pod["metadata"], "namespace": namespace, "name": source.name}
+    if scenario.policy:
+        meta["annotations"] = {**(meta.get("annotations") or {}), NODE_POLICY: scenario.policy}
+    return admit({**pod, "metadata": meta}, namespace)
+
+
+def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
+    """Yields the nodes that *text* adds. Their cards are idle, with the UUIDs of the node that they are like."""
+    found = _ADDED.fullmatch(text)
+    if found is None or int(found["count"]) > MOST_ADDED:
+        raise MalformedInput("--add-node", text, f"expected like=NODE:COUNT with a count up to {MOST_ADDED}")
+    if (like := nodes.get(found["node"])) is None:
+        raise unknown_name("node", found["node"], nodes)
+    annotations = {key: value for key, value in like.annotations.items() if key != CORDON}
+    for number in range(1, int(found["count"]) + 1):
+        yield replace(like, name=f"{like.name}-added-{number}", unschedulable=False, annotations=annotations)
+
+
+def _found_pod(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
+    """Returns the pod that *text* names. Raises: HamiError if there is none."""
+    name = text if "/" in text else f"{namespace}/{text}"
+    found = next((pod for pod in pods if str(pod.ref) == name), None)
+    if found is None:
+        raise unknown_name("pod with devices", name, (str(pod.ref) for pod in pods))
+    return found
+
+
+def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
+    """Returns *record* with the cards *uuids* cordoned. Raises: HamiError for one that cannot be."""
+    if not uuids:
+        return record
+    world = World(record)
+    places = {usage.device.uuid: (name, vendor) for name, usages in world.snapshot.nodes.items()
+              for vendor, devices in usages.items() for usage in devices}
+    nodes = dict(world.nodes)
+    for uuid in uuids:
+        if uuid not in places:
+            raise unknown_name("card", uuid, places)
+        name, vendor = places[uuid]
+        if Rule.CORDON not in world.vendors[vendor].rules:
+            raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
+        cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
+        nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})
+    return replace(record, nodes=tuple(nodes.values()))
+
+
+def _unbound(pod: Pod) -> Pod:
+    """Returns *pod* as its controller would create it again."""
+    annotations = {key: text for key, text in pod.annotations.items() if not is_scheduler_owned(key)}
+    ref = replace(pod.ref, uid=f"again-{pod.ref.uid}")
+    return replace(pod, ref=ref, node_name="", phase="", init_done=False, deleting=False, annotations=annotations)

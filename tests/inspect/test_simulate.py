@@ -1,0 +1,169 @@
+"""``hami simulate`` and ``hami capacity``: pods that are not there yet."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hami.cli.simulate import make_admit
+from hami.codec.objects import convert_pod
+from hami.errors import HamiError
+from hami.inspect.manifests import PodSource
+from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
+from hami.inspect.tables import Style
+from hami.inspect.world import World
+from tests.builders import gpu, node, pod, quota
+from tests.inspect.worlds import held, record, some_world
+
+T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
+NODES = [node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)), node("n2", gpu("c", **T4))]
+HELD = held("x", "n2", ("c", 6000, 0))
+
+
+def source(count=1, name="web", kind="Deployment", namespace="", annotations=None, scheduler=None, **limits):
+    """Returns what makes pods that request a GPU with *limits* (``gpumem=4000``)."""
+    asked = {f"nvidia.com/{key}": str(value) for key, value in ({"gpu": 1} | limits).items()}
+    spec = {"containers": [{"name": "c", "resources": {"limits": asked}}]}
+    if scheduler:
+        spec["schedulerName"] = scheduler
+    return PodSource(kind, name, namespace, count, {"metadata": {"annotations": annotations or {}}, "spec": spec})
+
+
+def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
+    """Returns the report on *sources*."""
+    chosen = Scenario(**scenario)
+    changed, moved = change_record(record(nodes, pods, quotas), chosen)
+    world = World(changed)
+    return simulate(world, sources, moved, chosen, make_admit(world.cache, "hami-scheduler"))
+
+
+def placed(report):
+    return {one.pod: (one.node, *one.cards) for one in report.pods}
+
+
+def test_where_each_pod_would_go():
+    report = run(source(3, gpumem=9000))
+    assert report.all_fit and placed(report) == {
+        "web-0": ("n2", "0"), "web-1": ("n1", "1"), "web-2": ("n1", "0")}
+
+
+def test_what_stops_the_next():
+    (outcome,) = (report := run(source(9, gpumem=9000))).outcomes
+    assert (outcome.placed, outcome.wanted, outcome.stopped) == (3, 9, "2 nodes CardInsufficientMemory")
+    assert outcome.detail.startswith("requests 1 × NVIDIA with 9000 MiB") and not report.all_fit
+
+
+def test_workloads_are_placed_in_their_order():
+    report = run(source(3, name="first", gpumem=9000), source(1, name="second", gpumem=9000))
+    assert [(one.placed, one.wanted) for one in report.outcomes] == [(3, 3), (0, 1)]
+
+
+@pytest.mark.parametrize("scenario, fits", [
+    ({}, 3), ({"replicas": 2}, 2), ({"added": ("like=n1:2",)}, 7), ({"drained": ("n1",)}, 1), ({"cordoned": ("a",)}, 2),
+    ({"ended": ("x",)}, 3), ({"ended": ("default/x",), "cordoned": ("a", "b")}, 1),
+    ({"drained": ("n1",), "added": ("like=n1:1",)}, 3),
+])
+def test_a_cluster_that_would_be_different(scenario, fits):
+    (outcome,) = run(source(9, gpumem=9000), **scenario).outcomes
+    assert outcome.placed == fits
+
+
+def test_the_pods_of_a_drained_node_are_placed_again():
+    report = run(source(3, gpumem=9000), drained=("n2",))
+    assert [(one.workload, one.placed, one.wanted) for one in report.outcomes] == [
+        ("pod/x", 1, 1), ("deployment/web", 2, 3)]
+
+
+@pytest.mark.parametrize("policy, nodes", [("binpack", ["n2", "n2"]), ("spread", ["n1", "n1"])])
+def test_the_node_policy(policy, nodes):
+    assert [one.node for one in run(source(2, gpumem=1000), policy=policy).pods] == nodes
+
+
+@pytest.mark.parametrize("asked, quotas, said", [
+    ({"gpumem": 1000}, [quota(gpumem=500)], "admission denies it: exceeding resource quota"),
+    ({"gpumem": "x"}, [], "admission denies it: "),
+    ({"annotations": {"hami.io/vgpu-node": "n1"}}, [], "admission denies it: hami.io/vgpu-node is written by"),
+    ({"scheduler": "other"}, [], "it is not for HAMi: pod already has different scheduler assigned"),
+])
+def test_pods_pass_the_admission(asked, quotas, said):
+    (outcome,) = run(source(**asked), quotas=quotas).outcomes
+    assert outcome.placed == 0 and outcome.stopped.startswith(said)
+
+
+def test_a_quota_stops_the_next():
+    (outcome,) = run(source(9, gpumem=4000), quotas=[quota(gpumem=14_500)]).outcomes
+    assert (outcome.placed, outcome.stopped) == (2, "admission denies it: exceeding resource quota")
+
+
+def test_a_pod_without_devices_goes_anywhere():
+    plain = PodSource("Pod", "plain", "", 1, {"metadata": {}, "spec": {"containers": [{"name": "c"}]}})
+    assert placed(run(plain)) == {"plain": ("",)}
+
+
+@pytest.mark.parametrize("scenario, said", [
+    ({"added": ("n1:2",)}, "expected like=NODE:COUNT"), ({"added": ("like=n1:0",)}, "expected like=NODE:COUNT"),
+    ({"added": ("like=n11:2",)}, "there is no node n11; did you mean n1"),
+    ({"drained": ("n3",)}, "there is no node n3"), ({"cordoned": ("zz",)}, "there is no card zz"),
+    ({"ended": ("y",)}, "there is no pod with devices default/y"),
+])
+def test_names_that_match_nothing(scenario, said):
+    with pytest.raises(HamiError, match=said):
+        run(source(), **scenario)
+
+
+def capacity(asked, **world):
+    made = World(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
+    return count_capacity(made, asked, Scenario(), make_admit(made.cache, "hami-scheduler"))
+
+
+def test_capacity():
+    found = capacity(source(gpumem=5000))
+    assert [(one.node, one.pods) for one in found] == [("n1", 6), ("n2", 2)]
+    assert render_capacity(source(), found, Style()).splitlines()[:5] == [
+        "8 more pods like those of deployment/web fit", "", "NODE  PODS", "n1    6", "n2    2"]
+
+
+def test_capacity_within_a_quota():
+    assert sum(one.pods for one in capacity(source(gpumem=5000), quotas=[quota(gpumem=18_000)])) == 2
+
+
+@pytest.mark.parametrize("asked, said", [
+    (source(gpumem="x"), "deployment/web: admission denies it"),
+    (PodSource("Pod", "p", "", 1, {"metadata": {}, "spec": {"containers": [{"name": "c"}]}}),
+     "pod/p requests no devices"),
+])
+def test_no_capacity_for_such_pods(asked, said):
+    with pytest.raises(HamiError, match=said):
+        capacity(asked)
+
+
+def test_the_text_says_what_was_not_looked_at():
+    lines = render_simulation(run(source(4, gpumem=9000)), Style()).splitlines()
+    assert lines[0] == "deployment/web: 3 of 4 fit" and lines[1].startswith("  the next does not: 2 nodes Card")
+    assert "POD    NODE  CARDS" in lines and lines[-1].startswith("Not looked at, since kube-scheduler decides it")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_simulation_agrees_with_the_scheduler(seed):
+    """As many pods are placed, on the same nodes, as by a scheduler that is asked for one after the other."""
+    chance = random.Random(seed)
+    cluster = some_world(chance)
+    asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
+    world, real = World(cluster), World(cluster)
+    report = simulate(world, [asked], [], Scenario(), make_admit(world.cache, "hami-scheduler"))
+    template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
+    for number, one in enumerate(report.pods):
+        again = replace(template, ref=pod(name=one.pod, uid=f"u{number}").ref)
+        assert real.cache.assume(again, real.offered()).node == one.node
+    assert len(report.pods) == report.outcomes[0].placed
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_capacity_is_what_a_simulation_without_end_places(seed):
+    chance = random.Random(seed)
+    cluster = replace(some_world(chance), quotas=())
+    asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
+    world, other = World(cluster), World(cluster)
+    total = count_capacity(world, asked, Scenario(), make_admit(world.cache, "hami-scheduler"))
+    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit(other.cache, "hami-scheduler")).outcomes
+    assert sum(one.pods for one in total) == outcome.placed
