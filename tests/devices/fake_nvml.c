@@ -10,6 +10,7 @@ typedef int ret_t;
 typedef unsigned int uint;
 typedef unsigned long long ull;
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, NO_ROOM = 22 };
+enum { NO_INSTANCE = 0xFFFFFFFF };
 
 typedef struct card { int index; uint mig; } card_t;
 typedef struct inst { card_t *card; uint id, profile, start, size; int used, inner; } inst_t;
@@ -23,6 +24,9 @@ typedef struct { uint version, id, p2p, slices, instances, sms, copy, dec, enc, 
 typedef struct { uint version, id, slices, instances, sms, copy, dec, enc, jpeg, ofa; char name[96]; } inner_profile_t;
 typedef struct { void *device; uint id, profile; placement_t placement; } gi_info_t;
 typedef struct { void *device, *gi; uint id, profile; placement_t placement; } ci_info_t;
+typedef struct { uint pid; ull memory; uint gpu_instance, compute_instance; } process_t;
+typedef struct { uint gpu, memory; } utilisation_t;
+typedef struct { uint pid; ull when; uint sm, memory, encoder, decoder; } sample_t;
 typedef struct { uint sms, copy, dec, enc, jpeg, ofa, gi_slices, ci_slices; ull memory; } attributes_t;
 
 static card_t cards[2] = {{0, 0}, {1, 0}};
@@ -195,5 +199,30 @@ ret_t nvmlDeviceGetAttributes_v2(mig_t *mig, attributes_t *has) {
     *has = (attributes_t){.gi_slices = mig->inst->size, .ci_slices = mig->inst->size, .memory = 9728};
     return OK;
 }
-ret_t nvmlDeviceGetComputeRunningProcesses_v3(mig_t *mig, uint *count, void *found) { *count = 0; return OK; }
-ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(mig_t *mig, uint *count, void *found) { *count = 0; return OK; }
+
+/* Two processes on the second card: one of known memory that has worked, one of unknown memory that has not. */
+static ret_t give(const void *all, uint number, size_t size, uint *count, void *found) {
+    uint room = *count;
+    *count = number;
+    if (room < number) return SMALL;
+    memcpy(found, all, number * size);
+    return OK;
+}
+ret_t nvmlDeviceGetComputeRunningProcesses_v3(void *handle, uint *count, process_t *found) {
+    static const process_t all[] = {{4007, 1 << 30, NO_INSTANCE, NO_INSTANCE}, {4008, ~0ULL, NO_INSTANCE, NO_INSTANCE}};
+    if (!is_mig(handle)) ENTER(((card_t *)handle)->index);
+    return give(all, handle == &cards[1] ? 2 : 0, sizeof *all, count, found);
+}
+ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, uint *count, void *found) { *count = 0; return OK; }
+ret_t nvmlDeviceGetUtilizationRates(card_t *card, utilisation_t *rates) {
+    ENTER(card->index);
+    *rates = (utilisation_t){60 + card->index, 20};
+    return OK;
+}
+ret_t nvmlDeviceGetProcessUtilization(card_t *card, sample_t *found, uint *count, ull since) {
+    static const sample_t all[] = {{4007, 1ULL << 60, 45, 10, 0, 0}, {4007, 1, 99, 0, 0, 0}};
+    ENTER(card->index);
+    if (card->index == 0) return NOT_FOUND;
+    if (!found) *count = 0;
+    return give(all, 2, sizeof *all, count, found);
+}

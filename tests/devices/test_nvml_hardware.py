@@ -21,7 +21,9 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
+from hami.devices.nvml_usage import NvmlUsage
 from hami.devices.registration import node_annotations, offered_card
+from hami.devices.usage import ProcessUsage
 from hami.errors import HamiError
 from tests.builders import NVIDIA
 from tests.devices.cards import Stop
@@ -67,6 +69,10 @@ def cards(root):
     return NvmlCards(open_nvml(root), ALLOWLIST).cards()
 
 
+def usage(root):
+    return NvmlUsage(open_nvml(root)).read(time.time())
+
+
 def reports(root, most, seconds):
     """The first *most* health reports, or those of so many *seconds*."""
     found, end = [], time.monotonic() + seconds
@@ -108,6 +114,13 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
         (card.uuid, card.memory_mib, config.split_count) for card in real]
 
 
+def test_usage_of_this_machine_is_read(real, machine):
+    found = machine(usage)
+    assert [card.uuid for card in found] == [card.uuid for card in real]
+    for card in found:
+        assert 0 <= card.memory_used <= card.memory and card.problems == ()
+
+
 def test_health_of_this_machine_is_watched_until_stopped(real, machine):
     began = time.monotonic()
     found = machine(reports, 10**6, 3)
@@ -147,6 +160,25 @@ def test_structures_match_the_driver_s_header(inside):
             for one in first.profiles] == [
         ("1g.10gb", 9728, 50, 1, list(range(7))), ("2g.20gb", 19968, 100, 2, [0, 2, 4])]
     assert (second.uuid, second.minor, second.memory_mib, second.profiles) == ("GPU-1", 5, 15360, ())
+
+
+def test_structures_of_usage_match_the_driver_s_header(inside):
+    """The library has no function for processes of MPS: that is no problem."""
+    first, second = inside(usage)
+    assert (first.memory, first.memory_used, first.utilisation, first.memory_utilisation, first.processes) == (
+        80 << 30, 4096, 60, 20, {})
+    assert second.processes == {4007: ProcessUsage(1 << 30, 45), 4008: ProcessUsage(None, 0)}
+    assert (second.utilisation, first.problems, second.problems) == (61, (), ())
+
+
+@pytest.mark.parametrize("function, problem", [
+    ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
+    ("nvmlDeviceGetUtilizationRates", "utilisation: GPU is lost"),
+    ("nvmlDeviceGetProcessUtilization", "utilisation of processes: GPU is lost"),
+])
+def test_usage_of_a_failing_card_does_not_hide_others(inside, function, problem):
+    first, second = inside(usage, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")
+    assert (first.problems, second.problems) == ((), (problem,))
 
 
 @pytest.mark.parametrize("function, problems", [
