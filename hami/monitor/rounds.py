@@ -17,7 +17,7 @@ from hami.errors import HostError
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, Contender, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
-from hami.monitor.region_files import RegionFiles, RegionReading, RegionState
+from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, usage_writes
 from hami.monitor.source import UsageSource
 from hami.monitor.usage import (
@@ -125,7 +125,7 @@ class Rounds:
             try:
                 self._files.write(*key, reading, control_writes(region.layout, IDLE, 1))
             except (OSError, HostError) as error:
-                self._note("write", key, str(error))
+                self._note("write", key, str(error), is_of_tenant=True)
 
     def _view(self, cards: Sequence[CardUsage], found: NodeContainers) -> HostView:
         pids = {pid for card in cards for unit in (card, *card.instances) for pid in unit.processes or ()}
@@ -144,9 +144,7 @@ class Rounds:
         heartbeat = int(clock * _NANOSECONDS) if self._writes and not container.has_ended else None
         reading = self._files.read(*container.key, heartbeat=heartbeat)
         if reading.problem:
-            self._note("region", container.key, reading.problem)
-        elif reading.state is RegionState.OK:
-            self._reported.clear(("region", container.key))
+            self._note("region", container.key, reading.problem, is_of_tenant=True)
         return reading
 
     def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
@@ -188,17 +186,18 @@ class Rounds:
         try:
             self._files.write(*container.key, reading, writes)
         except (OSError, HostError) as error:
-            self._note("write", container.key, str(error))
+            self._note("write", container.key, str(error), is_of_tenant=True)
             return False
         if reading.region is not None:
             self._written[container.key] = reading, reading.region
         return True
 
-    def _note(self, what: str, key: object, problem: str) -> None:
-        """Counts an error, and logs it if it is new."""
+    def _note(self, what: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
+        """Counts an error, and logs it if it is new. *is_of_tenant*: a container can cause it, and another one each
+        round: it is logged once."""
         with self._lock:
             self._errors[what] += 1
-        if self._reported.is_new((what, key), problem):
+        if self._reported.is_new((what, key), "" if is_of_tenant else problem):
             log.warning("%s cannot be used", what, extra={"what": key, "reason": problem})
 
 

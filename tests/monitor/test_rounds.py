@@ -346,9 +346,9 @@ def test_a_new_region_after_a_restart_is_no_tampering(stage):
 
 def test_a_hostile_file_is_logged_once_and_hurts_nobody_else(stage, caplog):
     stage.pods = [node_pod("a", CARD), node_pod("b", CARD)]
-    (stage.directory("a") / "t.cache").write_bytes(b"x" * 1000)
     stage.region("b", processes=[Slot(used={0: MIB})])
-    for _ in range(3):
+    for size in range(3):  # it differs in each round
+        (stage.directory("a") / "t.cache").write_bytes(b"x" * size)
         assert stage.usage()["b"].counted == MIB
     assert stage.rounds.errors()["region"] == 3
     assert len([one for one in caplog.records if "cannot be used" in one.message]) == 1
