@@ -25,6 +25,7 @@ MOST_ENTRIES = 64
 """Directory entries that are looked at: the plugins leave five, tenants of HAMi's can make any number."""
 _REGION, _COMPUTE = ".cache", ".sm"
 _REGION_SIZES = frozenset(size for layout in LAYOUTS for size in (layout.size, layout.size + 1))
+_EMPTY = 0  # while a library makes its region
 _HEARTBEAT = struct.Struct("<Q")
 
 
@@ -113,7 +114,7 @@ def _read_region(directory: int, name: str, names: Collection[str],
                  heartbeat: int | None) -> tuple[int, RegionReading]:
     """Returns when a region has last changed, which orders several, and its content."""
     try:
-        with _opened(directory, name, _REGION_SIZES) as (file, about):
+        with _opened(directory, name, _REGION_SIZES | {_EMPTY}) as (file, about):
             state, region, problem = _content(file, about.st_size)
         compute = name.removesuffix(_REGION) + _COMPUTE
         throttled = _read_compute(directory, compute, heartbeat) if compute in names else None
@@ -127,7 +128,7 @@ def _read_region(directory: int, name: str, names: Collection[str],
 
 def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
     head = os.pread(file, max(layout.slots for layout in LAYOUTS), 0)
-    if head[:4] == bytes(4):
+    if size == _EMPTY or head[:4] == bytes(4):
         return RegionState.UNINITIALISED, None, ""
     if (known := identify(size, head)) is None:
         return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"

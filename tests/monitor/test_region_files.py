@@ -64,7 +64,7 @@ def content(data):
     pytest.param(folder, RegionState.UNREADABLE, id="directory"),
     pytest.param(unix_socket, RegionState.UNREADABLE, id="socket"),
     pytest.param(device_node, RegionState.UNREADABLE, id="device node"),
-    pytest.param(content(b""), RegionState.UNKNOWN, id="empty"),
+    pytest.param(content(b""), RegionState.UNINITIALISED, id="empty"),
     pytest.param(content(bytes(804680)), RegionState.UNKNOWN, id="a size that no version has"),
     pytest.param(content(region_bytes()[:-2]), RegionState.UNKNOWN, id="cut off by a byte"),
     pytest.param(content(b"x" * 2008953), RegionState.UNKNOWN, id="garbage"),
@@ -89,7 +89,7 @@ def test_a_huge_file_is_not_read(files, directory):
 
 def test_a_directory_with_many_names_costs_little(files, directory):
     for number in range(50 * MOST_ENTRIES):
-        (directory / f"{number}{'x' * 200}.cache").touch()
+        (directory / f"{number}{'x' * 200}.cache").write_bytes(b"x")
     read = files.read(UID, NAME)
     assert read.state is RegionState.UNKNOWN
 

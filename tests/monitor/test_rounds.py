@@ -347,7 +347,7 @@ def test_a_new_region_after_a_restart_is_no_tampering(stage):
 def test_a_hostile_file_is_logged_once_and_hurts_nobody_else(stage, caplog):
     stage.pods = [node_pod("a", CARD), node_pod("b", CARD)]
     stage.region("b", processes=[Slot(used={0: MIB})])
-    for size in range(3):  # it differs in each round
+    for size in range(1, 4):  # it differs in each round
         (stage.directory("a") / "t.cache").write_bytes(b"x" * size)
         assert stage.usage()["b"].counted == MIB
     assert stage.rounds.errors()["region"] == 3
