@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -40,6 +41,7 @@ class Client:
     device_config_map: str
     node_policy: str
     device_policy: str
+    snapshot: str
     connect: Callable[[Client], Requester]
 
     def reader(self) -> Reader:
@@ -49,26 +51,32 @@ class Client:
         return Reader(self.connect(self), progress=show_progress, note=show_note)
 
     def read(self) -> ClusterRecord:
-        """Returns the record of the cluster. Raises: HamiError."""
+        """Returns the record of the cluster, or that of the snapshot. Raises: HamiError."""
         from hami.cache.cache import Policies
         from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
 
+        collect_rarely()
+        if self.snapshot:
+            return read_snapshot(self.snapshot)
         namespace, slash, name = self.device_config_map.partition("/")
         if not slash:
             raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
-        collect_rarely()
         text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
         return self.reader().record(RecordSource(
             config_map=(namespace, name), device_config=text, policies=Policies(self.node_policy, self.device_policy)))
 
     def find_pod(self, ref: PodRef) -> Pod | None:
         """Returns the pod of this namespace and name, also one without devices; ``None`` if there is none."""
-        return self.reader().pod(ref)
+        return None if self.snapshot else self.reader().pod(ref)
 
-    def events(self, ref: PodRef) -> list[SchedulingEvent]:
-        """Returns why a pod could not be scheduled, in the words of kube-scheduler."""
-        return self.reader().events(ref)
+    def events(self, record: ClusterRecord, ref: PodRef) -> Sequence[SchedulingEvent]:
+        """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
+        return record.events.get(ref.uid, ()) if self.snapshot else self.reader().events(ref)
+
+    def all_events(self) -> Mapping[str, tuple[SchedulingEvent, ...]]:
+        """Returns why pods could not be scheduled, by uid."""
+        return self.reader().all_events()
 
     def chosen_namespace(self) -> str:
         """Returns the namespace of the command line, else of the context; empty for all namespaces."""
@@ -76,7 +84,20 @@ class Client:
 
         if self.all_namespaces:
             return ""
+        if self.snapshot:
+            return self.namespace or "default"
         return self.namespace or context_namespace(self.kubeconfig, self.context)
+
+
+def read_snapshot(path: str) -> ClusterRecord:
+    """Returns the record in the snapshot at *path*; ``-`` is standard input. Raises: HamiError."""
+    from hami.inspect.snapshot import parse_snapshot
+
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise HamiError(f"{path}: {error.strerror}") from error
+    return parse_snapshot(data, path)
 
 
 def connect_api(client: Client) -> Requester:
@@ -101,9 +122,13 @@ _CLIENT_OPTIONS = (
                  show_default=True, help="Default node policy of the scheduler."),
     click.option("--gpu-scheduler-policy", "device_policy", default="spread", show_default=True, metavar="POLICY",
                  help="Default device policy of the scheduler."),
+    click.option("--snapshot", default="", metavar="FILE", help="Answer from a file that hami snapshot has written, "
+                 "instead of a cluster; it contains the device configuration and the policies."),
 )
-_CLIENT_FIELDS = ("kubeconfig", "context", "namespace", "all_namespaces", "device_config_file", "device_config_map",
-                  "node_policy", "device_policy")
+_CLIENT_FIELDS = (
+    "snapshot", "kubeconfig", "context", "namespace", "all_namespaces", "device_config_file", "device_config_map",
+    "node_policy", "device_policy",
+)
 _OUTPUT_OPTIONS = (
     click.option("-o", "--output", "form", type=click.Choice(FORMS), default="table", show_default=True,
                  help="Form of the output."),

@@ -43,7 +43,7 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> No
     if pod is None:
         known = {other.ref.name for other in world.pods.values() if other.ref.namespace == namespace}
         raise unknown_name(f"pod in namespace {namespace}:", name, known)
-    report = explain_pod(world, pod, () if pod.node_name else client.events(pod.ref))
+    report = explain_pod(world, pod, () if pod.node_name else client.events(world.record, pod.ref))
     if style.form in ("json", "yaml"):
         click.echo(render_document(msgspec.to_builtins(report), style.form))
     else:

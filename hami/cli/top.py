@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.client import CONTEXT_SETTINGS, Client, client_options, output_options
+from hami.errors import HamiError
 
 if TYPE_CHECKING:
     from hami.inspect.tables import Style
@@ -43,6 +44,8 @@ def top_command(*, client: Client, style: Style, kind: str, names: tuple[str, ..
 
     namespace = client.chosen_namespace() if kind == "pods" else client.namespace
     wanted = Wanted(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
+    if watch and client.snapshot:
+        raise HamiError("-w needs a cluster: a snapshot does not change")
     if not watch:
         click.echo(render_top(World(client.read()), wanted, style))
         return

@@ -42,12 +42,17 @@ class _EventSeries(msgspec.Struct, rename="camel", frozen=True):
     last_observed_time: str | None = ""
 
 
+class _EventObject(msgspec.Struct, frozen=True):
+    uid: str | None = ""
+
+
 class _PodEvent(msgspec.Struct, rename="camel"):
     """An event; older clients fill *source* and *lastTimestamp*, newer ones the other fields."""
 
     reason: str | None = ""
     message: str | None = ""
     count: int | None = 1
+    involved_object: _EventObject | None = None
     source: _EventSource | None = None
     series: _EventSeries | None = None
     reporting_component: str | None = ""
@@ -137,22 +142,32 @@ class Reader:
     def events(self, ref: PodRef) -> list[SchedulingEvent]:
         """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
         may not be listed."""
+        found = self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
+                             {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid})
+        return _latest(found)
+
+    def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
+        """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
+        by_uid: dict[str, list[_PodEvent]] = {}
+        for event in self._events("/api/v1/events", "the whole cluster", {}):
+            if event.involved_object is not None and event.involved_object.uid:
+                by_uid.setdefault(event.involved_object.uid, []).append(event)
+        return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
+
+    def _events(self, path: str, scope: str, fields: dict[str, str]) -> list[_PodEvent]:
         found: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
                 found.append(decode("event", _EVENT, raw))
 
-        fields = {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid, "reason": "FailedScheduling"}
-        selector = ",".join(f"{key}={value}" for key, value in fields.items() if value)
+        wanted = {"reason": "FailedScheduling", **fields}
+        selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
-            read_list(self.request, "events", f"/api/v1/namespaces/{ref.namespace}/events", {"fieldSelector": selector},
-                      take, lambda count, total: None)
+            read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
         except ClusterError as error:
-            self._note_once(str(explain_failure(error, "list", "events", f"namespace {ref.namespace}")))
-        found.sort(key=lambda event: event.time)
-        return [SchedulingEvent(event.component, event.reason or "", event.message or "", event.times, event.time)
-                for event in found[-MOST_EVENTS:]]
+            self._note_once(str(explain_failure(error, "list", "events", scope)))
+        return found
 
     def _config(self, source: RecordSource) -> str:
         """Returns the text of the device configuration, empty for the chart's."""
@@ -205,6 +220,12 @@ class Reader:
         if text not in self._noted:
             self._noted.add(text)
             self.note(text)
+
+
+def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
+    events.sort(key=lambda event: event.time)
+    return [SchedulingEvent(event.component, event.reason or "", event.message or "", event.times, event.time)
+            for event in events[-MOST_EVENTS:]]
 
 
 class MissingRight(HamiError):

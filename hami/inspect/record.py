@@ -6,7 +6,7 @@ It holds only what HAMi's decision reads, and what names an object to people: no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from hami.cache.cache import Policies
@@ -48,7 +48,8 @@ class ClusterRecord:
     """Nodes, pods that hold or request devices, and quotas.
 
     *taken*: when the record was begun. *device_config*: the YAML text of the device configuration, empty for the
-    chart's. *policies*: of the scheduler, for pods that name none.
+    chart's. *policies*: of the scheduler, for pods that name none. *events*: by uid of the pod, in
+    snapshots only.
     """
 
     taken: datetime
@@ -58,6 +59,7 @@ class ClusterRecord:
     device_config: str = ""
     policies: Policies = Policies()
     unreadable: tuple[UnreadableObject, ...] = ()
+    events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
 
 
 def now() -> datetime:

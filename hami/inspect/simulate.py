@@ -111,7 +111,7 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
     gone = ended | {pod.ref.uid for pod in moved}
     changed = replace(record, nodes=tuple(nodes.values()),
                       pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone))
-    return _cordoned(changed, scenario.cordoned), [_unbound(pod) for pod in moved]
+    return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
 def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
@@ -281,7 +281,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     return replace(record, nodes=tuple(nodes.values()))
 
 
-def _unbound(pod: Pod) -> Pod:
+def unbound(pod: Pod) -> Pod:
     """Returns *pod* as its controller would create it again."""
     annotations = {key: text for key, text in pod.annotations.items() if not is_scheduler_owned(key)}
     ref = replace(pod.ref, uid=f"again-{pod.ref.uid}")

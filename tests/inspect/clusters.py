@@ -67,7 +67,7 @@ class FakeApi:
                 return self._page(self.pods, query)
             case ["resourcequotas"]:
                 return self._page(self.quotas, query)
-            case ["namespaces", _, "events"]:
+            case ["events"] | ["namespaces", _, "events"]:
                 return self._page(self.events, query)
             case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if self.config is not None:
                 return json.dumps({"data": {"device-config.yaml": self.config}}).encode()

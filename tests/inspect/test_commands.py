@@ -97,6 +97,32 @@ def test_manifests_with_errors(tmp_path, args, text, said):
     assert result.exit_code == 1 and result.stderr.splitlines()[-1].startswith(said.format(path=path))
 
 
+def test_a_snapshot_answers_as_the_cluster(tmp_path):
+    of = api()
+    of.events = [{"reason": "FailedScheduling", "message": "0/2 nodes", "involvedObject": {"uid": "uid-team-b"}}]
+    path = tmp_path / "snapshot"
+    path.write_bytes(hami("snapshot", of=of).stdout_bytes)
+    broken = FakeApi(errors={"/api/v1/nodes": refused()})
+    for args in (["top"], ["top", "pods", "-A"], ["explain", "pod", "a", "-n", "default"]):
+        assert hami(*args, f"--snapshot={path}", of=broken).stdout == hami(*args).stdout
+    assert "0/2 nodes" in hami("explain", "pod", "b", "-n", "team", f"--snapshot={path}").stdout
+    assert hami("explain", "pod", "c", "-n", "team", f"--snapshot={path}").exit_code == 1
+    result = hami("replay", str(path))
+    assert result.exit_code == 0 and result.stdout == "1 decision, 0 of them different\n"
+    path.write_bytes(hami("snapshot", "--anonymize", of=of).stdout_bytes)
+    assert names(hami("top", f"--snapshot={path}", "-o", "json")) == ["node-1", "node-2"]
+
+
+@pytest.mark.parametrize("args, said", [
+    (["top", "--snapshot=/no/such"], "error: /no/such: No such file"),
+    (["replay", "/no/such"], "error: /no/such: No such file"),
+    (["top", "-w", "--snapshot=x"], "error: -w needs a cluster: a snapshot does not change"),
+])
+def test_snapshots_that_cannot_be_used(args, said):
+    result = hami(*args)
+    assert result.exit_code == 1 and result.stderr.startswith(said)
+
+
 def test_a_table_has_no_colours_where_there_is_no_terminal():
     result = hami("top", "--no-headers")
     assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout
@@ -137,7 +163,7 @@ def test_a_configuration_that_cannot_be_used(args, said):
 @pytest.mark.parametrize("command", [command.name for command in PEOPLE])
 def test_each_command_has_help(command):
     result = hami(command, "--help")
-    assert result.exit_code == 0 and "--kubeconfig FILE" in result.stdout
+    assert result.exit_code == 0 and ("--kubeconfig FILE" in result.stdout or command == "replay")
 
 
 @pytest.mark.parametrize("words, found", [

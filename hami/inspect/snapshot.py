@@ -1,0 +1,180 @@
+"""Snapshots: the record of a cluster as a file, for a bug report that can be asked and replayed anywhere.
+
+A file is JSON, compressed with gzip. It holds what :mod:`hami.inspect.record` keeps, so no environment variables and no
+secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from gzip import GzipFile
+
+import msgspec
+
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
+from hami.errors import HamiError, MalformedInput
+from hami.inspect.record import ClusterRecord, UnreadableObject
+from hami.inspect.world import World
+from hami.model import Node, Pod, PodRef, QuotaLimits, Share
+
+KIND = "HamiSnapshot"
+VERSION = 1
+MOST_BYTES = 2 << 30  # of a file when it is unpacked
+
+
+class _Head(msgspec.Struct):
+    kind: str = ""
+    version: int = 0
+
+
+class _SnapshotFile(msgspec.Struct):
+    kind: str
+    version: int
+    record: ClusterRecord
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_FILE = msgspec.json.Decoder(_SnapshotFile)
+
+
+def render_snapshot(record: ClusterRecord) -> bytes:
+    """Returns the file of *record*. Equal records have equal files."""
+    buffer = io.BytesIO()
+    with GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
+        file.write(msgspec.json.encode(_SnapshotFile(KIND, VERSION, record)))
+    return buffer.getvalue()
+
+
+def parse_snapshot(data: bytes, source: str) -> ClusterRecord:
+    """Returns the record in the file *data*; *source* is its name, for errors.
+
+    Raises: HamiError if it is no snapshot, a damaged one, or one of a later version.
+    """
+    text = _unpacked(data, source)
+    try:
+        head = _HEAD.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HamiError(f"{source}: not a snapshot of hami: {error}") from error
+    if head.kind != KIND:
+        raise HamiError(f"{source}: not a snapshot of hami: its kind is {head.kind[:50]!r}, expected {KIND}")
+    if head.version > VERSION:
+        raise HamiError(f"{source}: a snapshot of a later version (format {head.version}, this hami reads up to "
+                        f"{VERSION}): use a newer hami")
+    try:
+        return _FILE.decode(text).record
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HamiError(f"{source}: a damaged snapshot: {error}") from error
+
+
+def _unpacked(data: bytes, source: str) -> bytes:
+    try:
+        with GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise HamiError(f"{source}: not a snapshot of hami: {error}") from error
+    if len(text) > MOST_BYTES:
+        raise HamiError(f"{source}: larger than {MOST_BYTES >> 20:,} MiB when it is unpacked")
+    return text
+
+
+# Anonymous snapshots
+
+
+def anonymize(record: ClusterRecord) -> ClusterRecord:
+    """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas and devices.
+
+    The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. What
+    cannot be read is left out: it may name anything.
+    """
+    return _Anonymizer(record).record()
+
+
+class _Anonymizer:
+    """The other names of one record."""
+
+    def __init__(self, record: ClusterRecord) -> None:
+        self._record = record
+        self._vendors = World(record).vendors
+        self._nodes = _numbered("node", (node.name for node in record.nodes))
+        self._namespaces = _numbered("namespace", (
+            *(pod.ref.namespace for pod in record.pods), *(quota.namespace for quota in record.quotas)))
+        self._pods = _numbered("pod", (pod.ref.name for pod in record.pods))
+        self._quotas = _numbered("quota", (quota.name for quota in record.quotas))
+        self._uids = _numbered("uid", (
+            *(pod.ref.uid for pod in record.pods), *(quota.uid for quota in record.quotas)))
+        self._uuids = self._device_names()
+        self._pattern = re.compile("|".join(
+            rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
+        self._node_labels = {key for vendor in self._vendors for key in vendor.node_keys}
+        self._locks = {NODE_LOCK, *(vendor.lock for vendor in self._vendors)}
+
+    def record(self) -> ClusterRecord:
+        """Returns the record with other names."""
+        record = self._record
+        return replace(
+            record, nodes=tuple(map(self._node, record.nodes)), pods=tuple(map(self._pod, record.pods)),
+            quotas=tuple(map(self._quota, record.quotas)), events={},
+            unreadable=tuple(UnreadableObject(one.kind, "?", "left out") for one in record.unreadable))
+
+    def _device_names(self) -> dict[str, str]:
+        """Returns the other name of each device. One that contains its node's name contains the node's other name."""
+        world = World(self._record)
+        homes = {usage.device.uuid: name for name, usages in world.snapshot.nodes.items()
+                 for devices in usages.values() for usage in devices}
+        homes |= {share.uuid: pod.node_name for pod in self._record.pods for share in self._shares(pod)
+                  if share.uuid not in homes}
+        numbered = _numbered("device", homes)
+        return {uuid: uuid.replace(home, self._nodes[home]) if home in self._nodes and home in uuid else numbered[uuid]
+                for uuid, home in homes.items()}
+
+    def _shares(self, pod: Pod) -> Iterator[Share]:
+        for vendor in self._vendors.allocated_in(pod.annotations):
+            with contextlib.suppress(MalformedInput):
+                for shares in parse_shares(vendor.allocated, pod.annotations[vendor.allocated]):
+                    yield from shares
+
+    def _node(self, node: Node) -> Node:
+        return replace(node, name=self._nodes[node.name],
+                       annotations={key: self._lock(text) if key in self._locks else self._text(text)
+                                    for key, text in node.annotations.items()},
+                       labels={key: text for key, text in node.labels.items() if key in self._node_labels})
+
+    def _pod(self, pod: Pod) -> Pod:
+        ref = PodRef(self._namespaces[pod.ref.namespace], self._pods[pod.ref.name], self._uids[pod.ref.uid])
+        containers = tuple(replace(container, name=f"container-{number}")
+                           for number, container in enumerate(pod.containers, start=1))
+        labels = {ASSIGNED_NODE: self._place(pod.labels[ASSIGNED_NODE])} if ASSIGNED_NODE in pod.labels else {}
+        return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
+                       annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
+                                    for key, text in pod.annotations.items()})
+
+    def _quota(self, quota: QuotaLimits) -> QuotaLimits:
+        return replace(quota, namespace=self._namespaces[quota.namespace], name=self._quotas[quota.name],
+                       uid=self._uids[quota.uid])
+
+    def _place(self, node: str) -> str:
+        return self._nodes.get(node, "node-gone") if node else ""
+
+    def _text(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._uuids[found[0]], text)
+
+    def _lock(self, text: str) -> str:
+        """Returns the text of a node lock: the time, then namespace and name of the pod that holds it."""
+        time, *holder = text.split(",")
+        if len(holder) != 2:
+            return time
+        return ",".join((time, self._namespaces.get(holder[0], "namespace-gone"),
+                         self._pods.get(holder[1], "pod-gone")))
+
+
+def _numbered(word: str, names: Iterable[str]) -> dict[str, str]:
+    """Returns other names, in the same order."""
+    distinct = sorted(set(names))
+    width = len(str(len(distinct)))
+    return {name: f"{word}-{number:0{width}}" for number, name in enumerate(distinct, start=1)}

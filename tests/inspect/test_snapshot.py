@@ -1,0 +1,128 @@
+"""Snapshots: files that answer as the cluster did, also with other names; decisions once more."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from hami.errors import HamiError
+from hami.inspect.explain import explain_pod
+from hami.inspect.record import SchedulingEvent, UnreadableObject
+from hami.inspect.replay import render_replay, replay
+from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
+from hami.inspect.tables import Style
+from hami.inspect.world import World
+from hami.scheduling.decide import Choice
+from tests.builders import gpu, gpus, node, pod
+from tests.inspect.worlds import PENDING, held, record, some_world
+
+T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
+EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_has_all_of_the_record(seed):
+    cluster = replace(some_world(random.Random(seed)), events={"uid-waits": (EVENT,)},
+                      unreadable=(UnreadableObject("pod", "a/b", "broken"),))
+    again = parse_snapshot(render_snapshot(cluster), "f")
+    assert again == cluster and render_snapshot(again) == render_snapshot(cluster)
+
+
+def packed(**document):
+    return gzip.compress(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("data, said", [
+    (b"", "f: not a snapshot of hami"), (b"{}", "f: not a snapshot of hami"),
+    (gzip.compress(b"x"), "f: not a snapshot"),
+    (packed(kind="Pod"), "f: not a snapshot of hami: its kind is 'Pod', expected HamiSnapshot"),
+    (packed(kind="HamiSnapshot", version=2), r"f: a snapshot of a later version \(format 2, this hami reads up to 1\)"),
+    (packed(kind="HamiSnapshot", version=1), "f: a damaged snapshot: Object missing required field `record`"),
+    (packed(kind="HamiSnapshot", version=1, record={"taken": 3}), "f: a damaged snapshot: "),
+    (render_snapshot(record([]))[:-9], "f: not a snapshot of hami: Compressed file ended"),
+], ids=["empty", "plain", "no JSON", "another kind", "later", "no record", "wrong type", "cut off"])
+def test_files_that_cannot_be_read(data, said):
+    with pytest.raises(HamiError, match=said):
+        parse_snapshot(data, "f")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_anonymous_snapshot_answers_the_same(seed):
+    """The same node, by its place in the order of names, the same reasons and amounts."""
+    cluster = some_world(random.Random(seed))
+    hidden = anonymize(cluster)
+    names = {name: f"node-{number}" for number, name in enumerate(sorted(one.name for one in cluster.nodes), start=1)}
+    assert {one.name for one in hidden.nodes} == set(names.values())
+    world, other = World(cluster), World(hidden)
+    asked, = (one for one in cluster.pods if one.ref.name == PENDING)
+    again = hidden.pods[cluster.pods.index(asked)]
+    report, same = explain_pod(world, asked, ()), explain_pod(other, again, ())
+    assert same.fits == names.get(report.fits, "")
+    assert [(names[one.node], one.reasons) for one in report.nodes] == [(one.node, one.reasons) for one in same.nodes]
+    assert [len(one.cards) for one in report.nodes] == [len(one.cards) for one in same.nodes]
+    assert world.snapshot.used.get(("default", "NVIDIA")) == next(iter(
+        other.snapshot.used[key] for key in other.snapshot.used if key[0] == again.ref.namespace), None)
+
+
+def test_an_anonymous_snapshot_contains_no_name():
+    """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
+    secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
+               "secretevent", "secretquota", "secretproblem"]
+    one = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
+        "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
+    holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
+                  labels={"hami.io/vgpu-node": "secretnode", "app": "secretlabel"})
+    asked = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
+        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"})
+    events = {"secretpod-uid": (replace(EVENT, message="secretevent"),)}
+    cluster = replace(record([one], [holder, asked]), events=events,
+                      unreadable=(UnreadableObject("pod", "secretpod", "secretproblem"),))
+    text = gzip.decompress(render_snapshot(anonymize(cluster))).decode()
+    assert [secret for secret in secrets if secret in text] == []
+    assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
+
+
+def test_a_device_that_is_named_after_its_node_keeps_that():
+    one = node("gpu-node", gpu("gpu-node-AWS-0", **T4))
+    hidden = anonymize(record([one], [held("a", "gpu-node", ("gpu-node-AWS-0", 1, 1))]))
+    assert "node-1-AWS-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
+
+
+def placed_record(count=6):
+    """Returns a record of pods that the scheduler itself has placed one after the other, and their uuids."""
+    nodes = [node(f"n{number}", gpu(f"{number}-a", index=0, **T4), gpu(f"{number}-b", index=1, **T4))
+             for number in range(3)]
+    world, pods = World(record(nodes)), []
+    for number in range(count):
+        waiting = pod(gpus(1, 5000), name=f"p{number}")
+        choice = world.cache.assume(waiting, sorted(world.nodes))
+        assert isinstance(choice, Choice)
+        bound = held(waiting.ref.name, choice.node, (choice.placement[0][0].uuid, 5000, 0))
+        annotations = bound.annotations | {"hami.io/vgpu-time": str(1000 + number)}
+        pods.append(replace(bound, ref=waiting.ref, containers=waiting.containers, annotations=annotations))
+    return record(nodes, reversed(pods))
+
+
+def test_decisions_that_were_made_so_are_the_same():
+    found = replay(placed_record())
+    assert [one.pod for one in found] == [f"default/p{number}" for number in range(6)]
+    assert all(one.is_same for one in found) and render_replay(found, Style()) == "6 decisions, 0 of them different"
+
+
+def test_one_difference_causes_no_others():
+    cluster = placed_record()
+    moved = held("p5", "n2", ("2-b", 5000, 0))
+    pods = [replace(one, node_name="n2", annotations=moved.annotations | {"hami.io/vgpu-time": "1005"})
+            if one.ref.name == "p5" else one for one in cluster.pods]
+    found = replay(replace(cluster, pods=tuple(pods)))
+    assert [one.pod for one in found if not one.is_same] == ["default/p5"]
+    lines = render_replay(found, Style()).splitlines()
+    assert lines[0] == "6 decisions, 1 of them different" and lines[3].split()[:3] == ["default/p5", "n2", "n0"]
+
+
+def test_a_pod_that_fits_nowhere_any_more():
+    one = node("n", gpu("a", healthy=False, **T4))
+    (found,) = replay(record([one], [held("p", "n", ("a", 1, 1))]))
+    assert (found.now, found.is_same) == ("", False)
