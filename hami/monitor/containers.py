@@ -13,8 +13,8 @@ from hami.model import Partition, PodRef, Share
 from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.node.limits import task_priority
 from hami.node.pods import NodePod
-from hami.scheduling.read_booking import read_allocation
 from hami.vendors.request import most_shares
+from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor
 
 _MIB = 1 << 20

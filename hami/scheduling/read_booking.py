@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hami.codec.allocation import parse_shares
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
-from hami.model import Allocation, DeviceUsage, Pod
+from hami.model import DeviceUsage, Pod
 from hami.scheduling.index import Booking
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
 from hami.vendors.mig import in_mig_mode
 from hami.vendors.request import most_shares
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.shares import read_allocation
+from hami.vendors.spec import Catalog
 
 
 def read_booking(pod: Pod, node: str, vendors: Catalog,
@@ -45,15 +45,6 @@ def read_booking(pod: Pod, node: str, vendors: Catalog,
         if taken:
             charges.append((vendor.key, taken))
     return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
-
-
-def read_allocation(pod: Pod, vendor: Vendor, most: int) -> Allocation:
-    """Returns the shares of *vendor*'s devices in the pod's annotation, at most *most*: as many as it requests.
-
-    Raises: MalformedInput.
-    """
-    shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
-    return _first(most, vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares)
 
 
 def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage]) -> bool:
@@ -84,17 +75,6 @@ def _without_identities(charge: Charge) -> Charge:
 
 def _covers(later: Charge, charge: Charge) -> bool:
     return later.slots >= charge.slots and later.memory_mib >= charge.memory_mib and later.cores >= charge.cores
-
-
-def _first(most: int, containers: Allocation) -> Allocation:
-    """Returns *containers* with their first *most* shares."""
-    if sum(map(len, containers)) <= most:
-        return containers
-    kept = []
-    for shares in containers:
-        kept.append(shares[:most])
-        most -= len(kept[-1])
-    return tuple(kept)
 
 
 def _mentioned_devices(pod: Pod, usages: Sequence[DeviceUsage]) -> tuple[Charge, ...]:

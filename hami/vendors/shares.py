@@ -1,12 +1,13 @@
-"""Shares: the part of a device that a container takes. Vendor records name these functions."""
+"""Shares: the part of a device that a container takes. Vendor records name the functions that make them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import DeviceUsage, Reason, Request, Share
+from hami.codec.allocation import parse_shares
+from hami.model import Allocation, DeviceUsage, Pod, Reason, Request, Share
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext
+from hami.vendors.spec import FitContext, Vendor
 
 
 def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
@@ -38,3 +39,23 @@ def too_few_units(usage: DeviceUsage, request: Request, context: FitContext, pic
     units = compute_units(usage, request, context, picks).cores
     missing = usage.device.cores - usage.cores_used < units or (request.cores > 0 and units == 0)
     return Reason.NO_CORES if missing else None
+
+
+def read_allocation(pod: Pod, vendor: Vendor, most: int) -> Allocation:
+    """Returns the shares of *vendor*'s devices in the pod's annotation, at most *most*: as many as it requests.
+
+    Raises: MalformedInput.
+    """
+    shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
+    return _first(most, vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares)
+
+
+def _first(most: int, containers: Allocation) -> Allocation:
+    """Returns *containers* with their first *most* shares."""
+    if sum(map(len, containers)) <= most:
+        return containers
+    kept = []
+    for shares in containers:
+        kept.append(shares[:most])
+        most -= len(kept[-1])
+    return tuple(kept)

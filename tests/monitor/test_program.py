@@ -4,6 +4,8 @@ import json
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -185,6 +187,13 @@ def test_once_prints_json(make, settings, region):
         "a", 512 << 20, 1024 << 20, "region")
     assert (device["utilization"], device["coreLimit"], device["region"]) == (
         20, 30, {"state": "ok", "version": "1.2"})
+
+
+def test_it_loads_nothing_that_it_does_not_use():
+    """It runs on every node with GPUs, in 80 MiB."""
+    heavy = ("numpy", "flask", "grpc", "gunicorn", "jsonpatch", "cryptography")
+    program = f"import sys, hami.monitor.program; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 # -- settings and command line
