@@ -2,6 +2,7 @@
 installed."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_numba(rig):
     assert rig.python(NUMBA).splitlines()[-1] == "refused True"
     assert rig.machine.launches() >= 1
     assert rig.machine.peak() <= 2048 << 20
+
+
+@needs("numba_cuda")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_kernels_of_the_tests_on_a_gpu_are_valid(rig, architecture):
+    """By NVIDIA's assembler: the fake driver takes any."""
+    file = rig.folder / "kernels.ptx"
+    assert rig.client().do(f"kernels {file}") == 0
+    compiler, = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
+    subprocess.run([Path(compiler, "bin", "ptxas"), f"-arch={architecture}", file, "-o", rig.folder / "cubin"],
+                   check=True)
 
 
 def linkable(folder):

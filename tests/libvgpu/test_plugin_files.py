@@ -20,8 +20,8 @@ class Container(Rig):
     """A container whose files the device plugin has made. *memory*: MiB of each of its cards. *env*: variables in its
     specification."""
 
-    def __init__(self, folder, builds, memory, variant="plain", **env):
-        super().__init__(folder, builds, variant)
+    def __init__(self, folder, builds, memory, **env):
+        super().__init__(folder, builds, os.environ.get("HAMI_LIMITER_BUILD", "plain"))
         self.config = PluginConfig(node="n", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"))
         self.parts = [(Card(uuid=uuid_of(number), index=number, minor=number, model="A40", memory_mib=16384),
                        Share(uuid_of(number), "NVIDIA", size, 30)) for number, size in enumerate(memory)]
