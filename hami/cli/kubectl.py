@@ -11,13 +11,15 @@ import click
 from click.shell_completion import ShellComplete
 
 from hami import __version__
+from hami.cli.audit import audit_command
 from hami.cli.explain import explain_command
 from hami.cli.group import Commands
 from hami.cli.simulate import capacity_command, simulate_command
 from hami.cli.snapshot import replay_command, snapshot_command
 from hami.cli.top import top_command
 
-PEOPLE = (top_command, explain_command, simulate_command, capacity_command, snapshot_command, replay_command)
+PEOPLE = (top_command, explain_command, simulate_command, capacity_command, audit_command, snapshot_command,
+          replay_command)
 """The commands for people."""
 NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"

@@ -123,6 +123,14 @@ def test_snapshots_that_cannot_be_used(args, said):
     assert result.exit_code == 1 and result.stderr.startswith(said)
 
 
+def test_audit():
+    result = hami("audit")
+    assert (result.exit_code, result.stdout) == (0, "2 nodes with devices and 2 pods: consistent\n")
+    of = FakeApi([node("n1")], [bound("a", "n1", (7, 1, 1))])
+    assert hami("audit", of=of).exit_code == 1
+    assert [one["rule"] for one in json.loads(hami("audit", "-o", "json", of=of).stdout)["items"]] == ["CardGone"]
+
+
 def test_a_table_has_no_colours_where_there_is_no_terminal():
     result = hami("top", "--no-headers")
     assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout

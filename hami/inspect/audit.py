@@ -1,0 +1,154 @@
+"""``hami audit``: where annotations, inventories and specifications contradict each other, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from hami.cache.binding import assigned_at, bound_at
+from hami.cache.pods import FOREIGN_TTL_S
+from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.states import parse_lock
+from hami.errors import MalformedInput
+from hami.inspect.tables import printable
+from hami.inspect.top import age_text
+from hami.inspect.world import World
+from hami.vendors.request import most_shares
+
+LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
+_MOST_UNIX = 1 << 36  # seconds; later times are no dates
+
+
+class Finding(msgspec.Struct, rename="camel", frozen=True):
+    """One inconsistency. *rule*: its kind, for scripts. *subject*: such as ``node n1``. *remedy*: what to do."""
+
+    rule: str
+    subject: str
+    problem: str
+    remedy: str
+
+
+def audit(world: World) -> list[Finding]:
+    """Returns every inconsistency, sorted by rule and subject."""
+    found = [finding for check in _CHECKS for finding in check(world)]
+    return sorted(found, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+
+
+def render_audit(world: World, found: Sequence[Finding]) -> str:
+    """Returns *found* as text, with what was looked at."""
+    seen = (f"{len(world.snapshot.nodes)} nodes with devices and {len(world.pods)} pods: "
+            + (f"{len(found)} {'inconsistency' if len(found) == 1 else 'inconsistencies'}" if found else "consistent"))
+    lines = [seen]
+    for finding in found:
+        lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
+    return "\n".join(map(printable, lines))
+
+
+def _overcommitted(world: World) -> Iterator[Finding]:
+    for name, usages in world.snapshot.nodes.items():
+        for vendor, devices in usages.items():
+            for usage in devices:
+                if usage.is_overcommitted:
+                    device = usage.device
+                    pods = sorted(str(holding.pod.ref) for holding in world.holdings[name, vendor, device.uuid]
+                                  if holding.pod is not None)
+                    yield Finding(
+                        "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
+                        f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} "
+                        f"cores, {usage.slots_used} of {device.slots} slots are given out",
+                        f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
+
+
+def _unreadable_allocations(world: World) -> Iterator[Finding]:
+    for record in world.cache.pods.all():
+        for problem in record.problems:
+            yield Finding("UnreadableAllocation", f"pod {record.ref}", problem,
+                          "recreate the pod: until then all devices that it names count as taken")
+
+
+def _unreadable_inventories(world: World) -> Iterator[Finding]:
+    for (name, vendor), problem in world.cache.nodes.problems().items():
+        yield Finding("UnreadableInventory", f"node {name}", f"{vendor}: {problem}",
+                      "restart the device plugin of the node: until then it offers no such devices")
+
+
+def _unreadable_objects(world: World) -> Iterator[Finding]:
+    for one in world.record.unreadable:
+        yield Finding("UnreadableObject", f"{one.kind} {one.name}", one.problem, "repair or recreate the object")
+
+
+def _missing_devices(world: World) -> Iterator[Finding]:
+    for booking in world.snapshot.bookings:
+        if (pod := world.pods.get(booking.uid)) is None:
+            continue
+        if booking.node not in world.nodes:
+            yield Finding("NodeGone", f"pod {pod.ref}", f"node {booking.node}, whose devices it holds, does not exist",
+                          "delete the pod if nothing else does")
+            continue
+        there = {(vendor, usage.device.uuid) for vendor, usages in world.cache.node_usage(booking.node).items()
+                 for usage in usages}
+        for vendor, charges in booking.charges:
+            for charge in charges:
+                if (vendor, charge.uuid) not in there:
+                    yield Finding("CardGone", f"pod {pod.ref}",
+                                  f"it holds {charge.uuid}, which node {booking.node} does not offer",
+                                  "check the device and the device plugin of the node, then recreate the pod")
+
+
+def _locks(world: World) -> Iterator[Finding]:
+    remedy = "kubectl annotate node {} {}-, if the device plugin of the node does not release it"
+    for name, key, text in world.cache.nodes.locks():
+        subject = f"node {name}"
+        try:
+            lock = parse_lock(text)
+        except MalformedInput as error:
+            yield Finding("UnreadableLock", subject, str(error), remedy.format(name, key))
+            continue
+        age = (world.record.taken - lock.at).total_seconds()
+        holder = world.pod_named(*lock.holder) if lock.holder is not None else None
+        if age > LOCK_TIMEOUT_S:
+            yield Finding("StaleLock", subject, f"{key} is {age_text(int(age))} old: {text}", remedy.format(name, key))
+        elif lock.holder is not None and holder is None:
+            yield Finding("StaleLock", subject, f"pod {'/'.join(lock.holder)}, which holds {key}, does not exist",
+                          remedy.format(name, key))
+
+
+def _reservations(world: World) -> Iterator[Finding]:
+    for pod in world.pods.values():
+        node, age = pod.annotations.get(ASSIGNED_NODE, ""), _age(world, assigned_at(pod))
+        if node and not pod.node_name and not pod.is_terminated and age > FOREIGN_TTL_S:
+            yield Finding("GhostReservation", f"pod {pod.ref}",
+                          f"its annotations have reserved devices of node {node} for {age_text(int(age))}, but it is "
+                          "not bound", "nothing, unless a scheduler of HAMi counts them: then recreate the pod")
+
+
+def _allocations(world: World) -> Iterator[Finding]:
+    bookings = {booking.uid: booking for booking in world.snapshot.bookings}
+    for pod in world.pods.values():
+        record = world.cache.pods.get(pod.ref.uid)
+        if record is None or not pod.node_name or pod.is_terminated:
+            continue
+        most = most_shares(world.vendors, pod.containers)
+        booking = bookings.get(pod.ref.uid)
+        if most and not record.problems and (booking is None or not booking.charges):
+            yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
+                          "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")
+        if extra := sorted(vendor.key for vendor in world.vendors.allocated_in(pod.annotations)
+                           if vendor.key not in most and pod.annotations[vendor.allocated].strip(";:")):
+            yield Finding("ForeignAllocation", f"pod {pod.ref}", f"it carries devices of {', '.join(extra)}, which its "
+                          "specification does not request", "nothing: they are not counted; see who writes annotations")
+        if record.allocating and _age(world, bound_at(pod)) > LOCK_TIMEOUT_S:
+            yield Finding("StuckAllocation", f"pod {pod.ref}", f"the device plugin of node {pod.node_name} has not "
+                          "allocated its devices", "check the device plugin of the node, then recreate the pod")
+
+
+def _age(world: World, unix: int) -> float:
+    """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
+    return (world.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MOST_UNIX else 0.0
+
+
+_CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
+    _overcommitted, _unreadable_allocations, _unreadable_inventories, _unreadable_objects, _missing_devices, _locks,
+    _reservations, _allocations)

@@ -1,0 +1,80 @@
+"""``hami audit``: each inconsistency is found, and a consistent cluster has none."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hami.inspect.audit import audit, render_audit
+from hami.inspect.record import UnreadableObject
+from hami.inspect.world import World
+from hami.model import Node
+from tests.builders import container, gpu, gpus, node, pod
+from tests.inspect.worlds import NOON, held, record, some_world
+
+T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
+CARD = gpu("a", **T4)
+LOCK = "hami.io/mutex.lock"
+LATE = str(int(NOON.timestamp()) - 400)
+
+
+def locked(text):
+    return [node("n", CARD, annotations={LOCK: text})]
+
+
+def with_keys(one, **annotations):
+    return replace(one, annotations=one.annotations | {f"hami.io/{key.replace('_', '-')}": text
+                                                       for key, text in annotations.items()})
+
+
+def rules(nodes=(node("n", CARD),), pods=(), unreadable=()):
+    return [(found.rule, found.subject) for found in audit(World(replace(record(nodes, pods), unreadable=unreadable)))]
+
+
+@pytest.mark.parametrize("nodes, pods, found", [
+    (None, [held("p", "n", ("a", 9000, 0)), held("q", "n", ("a", 9000, 0))], ("OverCommitted", "card 0 (a) of node n")),
+    (None, [with_keys(held("p", "n", ("a", 1, 1)), vgpu_devices_allocated="a,NVIDIA,x")],
+     ("UnreadableAllocation", "pod default/p")),
+    ([node("n", CARD), replace(node("m", CARD), annotations={"hami.io/node-nvidia-register": "{"})], [],
+     ("UnreadableInventory", "node m")),
+    (None, [held("p", "n", ("b", 1, 1))], ("CardGone", "pod default/p")),
+    (None, [held("p", "m", ("b", 1, 1))], ("NodeGone", "pod default/p")),
+    (locked("x,y"), [], ("UnreadableLock", "node n")),
+    (locked("2026-08-21T11:50:00Z,default,p"), [held("p", "n", ("a", 1, 1))], ("StaleLock", "node n")),
+    (locked("2026-08-21T11:59:00Z,default,gone"), [], ("StaleLock", "node n")),
+    (None, [with_keys(replace(held("p", "", ("a", 1, 1)), node_name=""), vgpu_node="n", vgpu_time=LATE)],
+     ("GhostReservation", "pod default/p")),
+    (None, [pod(gpus(), name="p", node_name="n", phase="Running")], ("NoAllocation", "pod default/p")),
+    (None, [replace(held("p", "n", ("a", 1, 1)), containers=(container(),))], ("ForeignAllocation", "pod default/p")),
+    (None, [with_keys(held("p", "n", ("a", 1, 1)), bind_phase="allocating", bind_time=LATE,
+                      vgpu_devices_to_allocate="a,NVIDIA,1,1:;")], ("StuckAllocation", "pod default/p")),
+], ids=lambda value: value[0] if isinstance(value, tuple) else "")
+def test_each_inconsistency_is_found(nodes, pods, found):
+    assert rules(nodes or [node("n", CARD)], pods) == [found]
+
+
+def test_an_object_that_cannot_be_read_is_found():
+    assert rules(unreadable=(UnreadableObject("pod", "a/b", "broken"),)) == [("UnreadableObject", "pod a/b")]
+
+
+@pytest.mark.parametrize("nodes, pods", [
+    (locked("2026-08-21T11:59:00Z,default,p"), [held("p", "n", ("a", 1, 1))]), (locked("2026-08-21T11:59:00Z"), []),
+    ([node("n", CARD), Node(name="plain")], [pod(gpus(), name="p")]),
+    ([node("n", CARD)], [pod(gpus(), name="p", node_name="n", phase="Succeeded")]),
+], ids=["lock of a pod", "lock without a pod", "pending", "finished"])
+def test_what_is_consistent(nodes, pods):
+    assert rules(nodes, pods) == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_cluster_without_mistakes_is_consistent(seed):
+    world = World(some_world(random.Random(seed)))
+    assert audit(world) == [] and render_audit(world, []).endswith(": consistent")
+
+
+def test_the_text_says_what_to_do():
+    world = World(record([node("n", CARD)], [held("p", "n", ("b\x1b", 1, 1))]))
+    lines = render_audit(world, audit(world)).splitlines()
+    assert lines == ["1 nodes with devices and 1 pods: 1 inconsistency", "",
+                     "CardGone: pod default/p: it holds b?, which node n does not offer",
+                     "  → check the device and the device plugin of the node, then recreate the pod"]
