@@ -180,6 +180,30 @@ def test_process_of_another_pid_namespace_counts_as_long_as_it_holds_its_slot(ri
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
+REUSE = """
+client=$1
+ask() { printf 'init\\nctx 0\\n%s\\nexit 0\\n' "$1" | exec "$client" symbol; }
+ask "alloc plain 0 $2" > /dev/null & first=$!
+wait
+echo $((first - 1)) > /proc/sys/kernel/ns_last_pid
+ask info & second=$!
+wait
+echo "$first $second"
+"""
+
+
+def test_number_of_a_dead_process_is_given_again(rig):
+    """By the kernel, in a PID namespace whose last number is set: the new process has nothing of the old one."""
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("PID namespaces cannot be made here")
+    rig.limit()
+    words = [*UNSHARE, "--", "sh", "-c", REUSE, "sh", rig.builds.client, str(LIMIT)]
+    done = subprocess.run(words, env=rig.environment(), capture_output=True, text=True, timeout=30, check=True)
+    *_, info, _, numbers = done.stdout.splitlines()
+    first, second = numbers.split()
+    assert (first == second, info) == (True, f"0 {LIMIT} {LIMIT}")
+
+
 def test_container_that_is_killed_and_started_again_has_its_whole_limit(rig):
     """As a restart after an error: other processes, another PID namespace, the same region."""
     if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
