@@ -1,4 +1,4 @@
-"""``python -m benchmarks [filter webhook e2e large burst queue realnode limiter monitor] [--nodes N] [--json FILE]``"""
+"""``python -m benchmarks [GROUP …] [--nodes N] [--json FILE]``; ``--help`` names all groups."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks.admission import webhook_rows
 from benchmarks.extender import SIZES, filter_rows
+from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
 from benchmarks.monitor import monitor_rows
 from benchmarks.placing import GROUPS, placing_rows
@@ -27,7 +28,7 @@ from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter", "monitor")
+ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter", "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -59,6 +60,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from realnode_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:
         yield from limiter_rows(run)
+    if "inspect" in chosen.groups:
+        yield from inspect_rows(run)
     if "monitor" in chosen.groups:
         yield from monitor_rows(run)
 
