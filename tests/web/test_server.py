@@ -388,8 +388,10 @@ def busy(server, count):
 
 
 def is_listening(port):
-    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
+    # reset: the listener was closed in the middle of the handshake
+    with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
     return False
 
 
