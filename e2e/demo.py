@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
+import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rich.columns import Columns
@@ -28,7 +27,7 @@ from rich.text import Text
 from e2e import audit, demo_realnode
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
-from e2e.cluster import LocalCluster
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
 from e2e.pods import container, init, pod, sidecar
@@ -45,7 +44,9 @@ PODS = 40
 SETTLED_SECONDS = 2
 TIMEOUT_SECONDS = 60
 PLAIN_WIDTH = 120
-PER_REASON = re.compile(r"\d+ nodes (\w+)\((.*)\)")
+DEVICE_CONFIG = MANIFESTS / "device-config.yaml"
+EXPLAINED = 2
+"""Waiting pods that are explained."""
 
 
 class Outcome(NamedTuple):
@@ -107,8 +108,8 @@ def bar(used: int, there: int, width: int = 16) -> Text:
     return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="grey37") + Text(f" {share:4.0%}")
 
 
-def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Table]:
-    """Returns a table for each node: its GPUs, their usage, and (with *names*) the pods on them."""
+def node_tables(sandbox: Sandbox, outcome: Outcome) -> list[Table]:
+    """Returns a table for each node: its GPUs, their usage, and how many pods share them."""
     nodes = sandbox.kube.list("Node", labelSelector=f"hami-e2e/sandbox={sandbox.namespace}")
     found = audit.inventory(nodes, outcome.pods.values())
     by_node: dict[str, list[audit.Card]] = defaultdict(list)
@@ -116,51 +117,14 @@ def node_tables(sandbox: Sandbox, outcome: Outcome, *, names: bool) -> list[Tabl
         by_node[card.node].append(card)
     tables = []
     for node, cards in sorted(by_node.items()):
-        table = Table(title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)", title_justify="left",
-                      expand=names)
-        for heading, width in (("card", 4), ("memory", 21), ("cores", 21)):
+        table = Table(title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)", title_justify="left")
+        for heading, width in (("card", 4), ("memory", 21), ("cores", 21), ("pods", 4)):
             table.add_column(heading, width=width)
-        table.add_column("pods", ratio=1)
         for card in sorted(cards, key=lambda card: card.index):
             used, holds = found.used((node, card.uuid)), found.holds.get((node, card.uuid), {})
-            who = ", ".join(sorted(name.partition("/")[2] for name in holds)) if names else str(len(holds))
-            table.add_row(str(card.index), bar(used.memory, card.memory), bar(used.cores, card.cores), who)
+            table.add_row(str(card.index), bar(used.memory, card.memory), bar(used.cores, card.cores), str(len(holds)))
         tables.append(table)
     return tables
-
-
-def waiting_table(sandbox: Sandbox, outcome: Outcome) -> Table:
-    """Returns the waiting pods with the reasons of the scheduler."""
-    table = Table(title="waiting", title_justify="left", expand=True)
-    table.add_column("pod", no_wrap=True)
-    table.add_column("requests")
-    table.add_column("why")
-    for name in sorted(outcome.waiting):
-        table.add_row(name, asks(outcome.pods[name]), why(outcome.reasons.get(name, []), sandbox.short))
-    return table
-
-
-def why(messages: Iterable[str], short: Callable[[str], str]) -> str:
-    """Returns the reasons in the events with the nodes of each, or else the message of kube-scheduler."""
-    reasons = {}
-    general = ""
-    for message in messages:
-        if found := PER_REASON.fullmatch(message):
-            reasons[found[1]] = ", ".join(sorted(short(node) for node in found[2].split(",")))
-        elif message.startswith("0/"):
-            general = message.partition(". ")[0]
-    return "\n".join(f"{reason} on {nodes}" for reason, nodes in sorted(reasons.items())) or general
-
-
-def asks(item: Object) -> str:
-    parts = []
-    for one in [*(item["spec"].get("initContainers") or []), *item["spec"]["containers"]]:
-        limits = one.get("resources", {}).get("limits", {})
-        words = [f"{key.removeprefix('nvidia.com/')} {value}" for key, value in sorted(limits.items())]
-        parts.append(", ".join(words))
-    wanted = sorted(item["metadata"].get("annotations", {}).items())
-    wishes = [f"{key.partition('/')[2]}: {value}" for key, value in wanted]
-    return " + ".join(filter(None, parts)) + (f" ({', '.join(wishes)})" if wishes else "")
 
 
 def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
@@ -181,7 +145,7 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
             outcome = look(sandbox)
             head = Text(f"{len(outcome.pods)} of {PODS} pods created, {outcome.started} have their devices, "
                         f"{len(outcome.waiting)} wait", style="bold")
-            live.update(Group(head, Columns(node_tables(sandbox, outcome, names=False))))
+            live.update(Group(head, Columns(node_tables(sandbox, outcome))))
             if outcome.settled:
                 quiet_since = quiet_since or time.monotonic()
                 if time.monotonic() - quiet_since > SETTLED_SECONDS:
@@ -195,11 +159,22 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
     return outcome
 
 
-def show(console: Console, sandbox: Sandbox, outcome: Outcome) -> None:
-    console.print(Group(*node_tables(sandbox, outcome, names=True)))
-    if outcome.waiting:
-        console.print(waiting_table(sandbox, outcome))
-    console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait.")
+def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Outcome) -> None:
+    """Prints what users would: where the pods are, and why others wait."""
+    ask(console, cluster, sandbox, "top", "cards")
+    for name in sorted(outcome.waiting)[:EXPLAINED]:
+        ask(console, cluster, sandbox, "explain", "pod", name)
+    console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait: "
+                  f"{', '.join(sorted(outcome.waiting)) or 'none'}.")
+
+
+def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str) -> None:
+    """Runs a command of ``hami`` for people. Raises: CalledProcessError."""
+    console.print(f"[bold]$ hami {' '.join(words)}")
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
+                    f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=True)
+    console.print()
 
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
@@ -209,6 +184,7 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
         "The cluster stays up until Ctrl-C. In another terminal:", "",
         f"  alias k='{kubectl}'",
         "  k get pods -o wide",
+        f"  hami top cards --kubeconfig={cluster.kubeconfig} --device-config-file={DEVICE_CONFIG}",
         "  k get events --field-selector reason=FilteringFailed",
         "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
         "  k delete pod whole-card-0            # and a waiting pod is placed", "",
@@ -228,7 +204,7 @@ def run(console: Console, *, keep: bool) -> int:
                 sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
                 progress.stop()
                 outcome = submit_and_watch(console, sandbox)
-                show(console, sandbox, outcome)
+                show(console, cluster, sandbox, outcome)
                 violations = audit.audit(cluster.kube)
                 for violation in violations:
                     console.print(f"[red]the auditor found: {violation}")
