@@ -64,10 +64,15 @@ class Outcome(NamedTuple):
         return [name for name, item in self.pods.items() if not item["spec"].get("nodeName")]
 
     @property
+    def open(self) -> list[str]:
+        """The pods that have neither their devices nor a reason."""
+        return [name for name, item in self.pods.items()
+                if not served(item) and (item["spec"].get("nodeName") or not self.reasons.get(name))]
+
+    @property
     def settled(self) -> bool:
         """Reports whether each pod has its devices or a reason."""
-        return len(self.pods) >= PODS and self.started + len(self.waiting) == len(self.pods) and all(
-            self.reasons.get(name) for name in self.waiting)
+        return len(self.pods) >= PODS and not self.open
 
 
 def mixture() -> list[Object]:
@@ -209,7 +214,8 @@ def run(console: Console, *, keep: bool) -> int:
                 for violation in violations:
                     console.print(f"[red]the auditor found: {violation}")
                 if not outcome.settled:
-                    console.print(f"[red]not settled after {TIMEOUT_SECONDS} s; the scheduler's log ends:")
+                    console.print(f"[red]not settled after {TIMEOUT_SECONDS} s: "
+                                  f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:")
                     console.print(scheduler.program.tail(), markup=False)
                 if keep:
                     farewell(console, cluster, sandbox)
