@@ -25,7 +25,8 @@ from hami.vendors.spec import Vendor
 MIG = "mig"
 SCORES = "hami.io/node-nvidia-score"
 
-_VENDOR = "NVIDIA"
+VENDOR = "NVIDIA"
+"""The vendor of this node's devices, in the catalog and in annotations."""
 _UNANSWERED = ("Requesting", "Deleted")
 
 
@@ -88,15 +89,15 @@ def lock_free_changes(node: Node, is_lock_free: bool) -> dict[str, str | None]:
     """Returns the change of the node's annotation after which it does or does not list this vendor; empty if it is
     right. Other vendors stay."""
     listed = parse_lock_free(node.annotations.get(LOCK_FREE))
-    wanted = listed | {_VENDOR} if is_lock_free else listed - {_VENDOR}
+    wanted = listed | {VENDOR} if is_lock_free else listed - {VENDOR}
     return {LOCK_FREE: render_lock_free(wanted) or None} if wanted != listed else {}
 
 
 def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
     mig = config.operating_mode == MIG
-    model = card.model if card.model.startswith(_VENDOR) else f"{_VENDOR}-{card.model}"
+    model = card.model if card.model.startswith(VENDOR) else f"{VENDOR}-{card.model}"
     return Device(
-        uuid=card.uuid, vendor=_VENDOR, model=model, index=card.index, numa=card.numa or 0, healthy=healthy,
+        uuid=card.uuid, vendor=VENDOR, model=model, index=card.index, numa=card.numa or 0, healthy=healthy,
         mode=config.operating_mode,
         slots=most_instances(card.profiles) if mig else config.split_count,
         memory_mib=min(card.memory_mib if mig else _memory(card, config), INT32_MAX),

@@ -24,9 +24,6 @@ from hami.vendors.request import device_requests
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-KINDS = ("nodes", "cards", "pods", "namespaces")
-SORTS = ("name", "memory", "cores", "free", "pods", "age")
-
 
 class _Row(msgspec.Struct, rename="camel", frozen=True):
     """A row; in JSON and YAML its fields have the names of Kubernetes' style. Memory is in MiB."""
@@ -102,7 +99,7 @@ class Wanted:
     """Which rows, and in which order.
 
     *names*: of nodes, pods or namespaces; all if empty. *namespace*: of pods; empty for all. *selector*: labels of
-    nodes or pods. *sort*: one of SORTS; what is fullest comes first, except by name.
+    nodes or pods. *sort*: ``name``, or an order that the rows have; what is fullest comes first, except by name.
     """
 
     kind: str = "nodes"

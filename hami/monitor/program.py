@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from hami.devices.mock import MockCards
 from hami.devices.nvml_library import open_nvml
+from hami.devices.registration import VENDOR
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.model import Pod
@@ -27,6 +27,7 @@ from hami.monitor.source import DriverSource, FixedSource, UsageSource
 from hami.monitor.table import render_json, render_table
 from hami.node.pods import NodePods
 from hami.runtime.interpreter import freeze_gc
+from hami.runtime.signals import listen
 from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
 from hami.vendors.catalog import vendors
 from hami.web.exporter import Exporter
@@ -35,7 +36,6 @@ from hami.web.health import Health
 
 log = logging.getLogger(__name__)
 
-VENDOR = "NVIDIA"
 STALE_S = 10.0
 """Seconds and rounds after which the monitor is not ready: nobody may take old numbers for new ones."""
 SETTLE_S = 0.2
@@ -45,8 +45,6 @@ CHECK_S = 1.0
 SYNC_S = 30.0
 """Seconds for which ``--once`` waits for the pods."""
 JOIN_S = 3.0
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class MonitorProgram:
@@ -153,7 +151,7 @@ def serve(settings: MonitorSettings, *, make: Callable[[MonitorSettings], Monito
           signals: queue.SimpleQueue[int] | None = None) -> int:
     """Runs until a stop signal; returns the exit status: 1 if a thread has died. Raises: HamiError if the start
     fails."""
-    incoming = _listen() if signals is None else signals
+    incoming = listen() if signals is None else signals
     program = make(settings)
     program.start()
     freeze_gc()
@@ -184,11 +182,3 @@ def _usage_source(settings: MonitorSettings) -> UsageSource:
     if settings.mock_devices:
         return FixedSource(MockCards(Path(settings.mock_devices)).cards)
     return DriverSource(partial(open_nvml, settings.driver_root_in_container))
-
-
-def _listen() -> queue.SimpleQueue[int]:
-    """Returns the queue that receives the stop signals of this process from now on."""
-    incoming: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda number, frame: incoming.put(number))
-    return incoming

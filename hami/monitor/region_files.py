@@ -1,7 +1,6 @@
-"""Opens the files of containers that tenants can write to, and change at any time.
+"""Reads and writes the files of containers, which tenants can change at any time.
 
-Nothing is mapped, since a file that shrinks would end the process, and no lock is taken. A file is looked at before it
-is opened: opening a FIFO or a device node can hang, or do worse.
+Nothing is mapped, since a file that shrinks would end the process, and no lock is taken.
 """
 
 from __future__ import annotations
@@ -9,21 +8,17 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import stat
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from hami.errors import HostError
 from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
 from hami.node.host import directory_name
-from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, LAYOUTS, identify
+from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
+from hami.node.tenant_files import list_names, located_file, opened_directory, reopened
 
-MOST_ENTRIES = 64
-"""Directory entries that are looked at: the plugins leave five, tenants of HAMi's can make any number."""
-_REGION, _COMPUTE = ".cache", ".sm"
 _REGION_SIZES = frozenset(size for layout in LAYOUTS for size in (layout.size, layout.size + 1))
 _EMPTY = 0  # while a library makes its region
 _HEARTBEAT = struct.Struct("<Q")
@@ -73,9 +68,9 @@ class RegionFiles:
         """
         try:
             with self._directory(uid, container) as directory:
-                names = _names(directory)
+                names = list_names(directory)
                 readings = [_read_region(directory, name, names, heartbeat) for name in names
-                            if name.endswith(_REGION)]
+                            if name.endswith(REGION_SUFFIX)]
         except FileNotFoundError:
             return RegionReading(state=RegionState.ABSENT)
         except (OSError, HostError) as error:
@@ -95,19 +90,8 @@ class RegionFiles:
                 for offset, data in writes:
                     os.pwrite(file, data, offset)
 
-    @contextlib.contextmanager
-    def _directory(self, uid: str, container: str) -> Iterator[int]:
-        path = f"{self._containers}/{directory_name(uid, container)}"
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            yield directory
-        finally:
-            os.close(directory)
-
-
-def _names(directory: int) -> list[str]:
-    with os.scandir(directory) as entries:
-        return [entry.name for entry in islice(entries, MOST_ENTRIES)]
+    def _directory(self, uid: str, container: str) -> contextlib.AbstractContextManager[int]:
+        return opened_directory(f"{self._containers}/{directory_name(uid, container)}")
 
 
 def _read_region(directory: int, name: str, names: Collection[str],
@@ -116,7 +100,7 @@ def _read_region(directory: int, name: str, names: Collection[str],
     try:
         with _opened(directory, name, _REGION_SIZES | {_EMPTY}) as (file, about):
             state, region, problem = _content(file, about.st_size)
-        compute = name.removesuffix(_REGION) + _COMPUTE
+        compute = name.removesuffix(REGION_SUFFIX) + COMPUTE_SUFFIX
         throttled = _read_compute(directory, compute, heartbeat) if compute in names else None
     except _UnknownSize as error:
         return 0, RegionReading(state=RegionState.UNKNOWN, problem=str(error))
@@ -154,23 +138,9 @@ def _read_compute(directory: int, name: str, heartbeat: int | None) -> tuple[int
 @contextlib.contextmanager
 def _opened(directory: int, name: str, sizes: Collection[int]) -> Iterator[tuple[int, os.stat_result]]:
     """Opens a regular file of one of *sizes* for reading and writing. Raises: OSError, HostError if it is no such file.
-
-    ``O_PATH`` opens nothing that could hang or act, and what is then opened is what was looked at. A file of another
-    file system was mounted there.
     """
-    seen = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        about = os.fstat(seen)
-        if not stat.S_ISREG(about.st_mode):
-            raise HostError(f"{name!r}: not a regular file")
-        if about.st_dev != os.fstat(directory).st_dev:
-            raise HostError(f"{name!r}: on another file system")
+    with located_file(directory, name) as (seen, about):
         if about.st_size not in sizes:
             raise _UnknownSize(f"{name!r}: {about.st_size} bytes, which no known version has")
-        file = os.open(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(seen)
-    try:
-        yield file, about
-    finally:
-        os.close(file)
+        with reopened(seen) as file:
+            yield file, about

@@ -15,6 +15,7 @@ from hami.devices.config import PluginConfig
 from hami.model import Share
 from hami.node.cdi import ALL, CLASSES, EXTRAS, GPU, IMEX, VENDOR
 from hami.node.limits import LIMITS
+from hami.node.region_layout import COMPUTE_SUFFIX, REGION_SUFFIX
 
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
 """The list strategies that name devices to the container runtime."""
@@ -103,15 +104,15 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
     if len(parts) > 1:
         env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
-    env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}.cache"
+    env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}{REGION_SUFFIX}"
     if config.memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
     env |= overridable_env(config, len(parts))
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(Mount(container_path=f"{directory}/{recipient.token}.{kind}", host_path=f"{own}/{recipient.token}.{kind}")
-          for kind in ("cache", "sm")),
+        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}")
+          for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
     ]
     if host.locks:
         mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"))

@@ -6,7 +6,6 @@ Paths are those of the host; the plugin sees them under the same names. Errors n
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import random
@@ -26,7 +25,8 @@ from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
 from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, render_limits, render_region
-from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
+from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
+from hami.node.tenant_files import list_names, located_file, opened_directory, reopened
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -37,9 +37,8 @@ MIN_AGE_S = 300.0
 TREE_S, ROUND_S = 20.0, 60.0
 """Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
-_SIZES = {".cache": REGION_SIZE, ".sm": COMPUTE_SIZE}
+_SIZES = {REGION_SUFFIX: REGION_SIZE, COMPUTE_SUFFIX: COMPUTE_SIZE}
 _SLACK = 1 << 20  # bytes that a file system may use for a file beyond its content
-_MOST_FILES = 64  # looked at in the directory of a container; containers of earlier versions may have left any number
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777  # containers run as any user
 _ANY_USER_WRITES = 0o666
@@ -110,10 +109,10 @@ class Host:
         the same file: monitors have mapped it. Raises: HostError.
         """
         directory = self._containers / directory_name(uid, container)
-        text = render_limits(limits, f"{self._root}/{token}.cache")
+        text = render_limits(limits, f"{self._root}/{token}{REGION_SUFFIX}")
         with host_errors("cannot write the limits of a container"):
-            _fill(directory / f"{token}.cache", render_region(limits))
-            _fill(directory / f"{token}.sm", bytes(COMPUTE_SIZE))
+            _fill(directory / f"{token}{REGION_SUFFIX}", render_region(limits))
+            _fill(directory / f"{token}{COMPUTE_SUFFIX}", bytes(COMPUTE_SIZE))
             write_atomically(directory / LIMITS, text.encode(), 0o444, durable=not keep)
 
     def directories(self) -> frozenset[str]:
@@ -164,7 +163,7 @@ class Host:
                     shrunk.append(name)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except OSError as error:
+            except (OSError, HostError) as error:
                 if self._unshrinkable.is_new(name):
                     log.warning("files of a container cannot be truncated", extra={"directory": name, "error": error})
         return shrunk
@@ -226,17 +225,13 @@ def _shrink_files(path: Path) -> bool:
 
     A directory without limits is HAMi's: its containers may use a larger layout.
     """
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        with os.scandir(directory) as entries:
-            found = {entry.name: entry for entry in itertools.islice(entries, _MOST_FILES)}
-        sizes = {name: _SIZES[Path(name).suffix] for name in found if Path(name).suffix in _SIZES and LIMITS in found}
+    with opened_directory(path) as directory:
+        names = list_names(directory)
+        sizes = {name: _SIZES[Path(name).suffix] for name in names if Path(name).suffix in _SIZES and LIMITS in names}
         enlarged = [(name, size) for name, size in sizes.items()
-                    if _is_enlarged(found[name].stat(follow_symlinks=False), size)]
+                    if _is_enlarged(os.stat(name, dir_fd=directory, follow_symlinks=False), size)]
         for name, size in enlarged:
             _truncate(name, size, directory)
-    finally:
-        os.close(directory)
     return bool(enlarged)
 
 
@@ -247,12 +242,10 @@ def _is_enlarged(status: os.stat_result, size: int) -> bool:
 
 def _truncate(name: str, size: int, directory: int) -> None:
     """Truncates a file, but nothing else that has taken its place. This also frees what is reserved beyond its end."""
-    file = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        if _is_enlarged(os.fstat(file), size):
-            os.ftruncate(file, size)
-    finally:
-        os.close(file)
+    with located_file(directory, name) as (seen, about):
+        if _is_enlarged(about, size):
+            with reopened(seen) as file:
+                os.ftruncate(file, size)
 
 
 def _remove(path: Path, timeout: float) -> None:

@@ -19,6 +19,8 @@ CONTEXT, MODULE, BUFFER, TOTAL = 0, 8, 16, 32
 SM = 16
 """Offset in the utilisation of a slot and device."""
 
+REGION_SUFFIX, COMPUTE_SUFFIX = ".cache", ".sm"
+"""Ends of the names of the region and the compute file, which have the same beginning."""
 COMPUTE_SIZE, COMPUTE_HEARTBEAT = 4096, 16
 COMPUTE_BUCKETS, COMPUTE_BUCKET_SIZE, COMPUTE_THROTTLED = 256, 128, 24
 """The compute file of our limiter, beside the region: a bucket for each device, and offsets in it.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
 from hami.devices.config import PluginConfig
+from hami.devices.registration import VENDOR
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_S, brief_retry
@@ -33,7 +34,6 @@ from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
 
-VENDOR = "NVIDIA"
 DEADLINE_S = 20.0
 """Seconds for which an API server that does not answer is retried; the kubelet waits that long, too."""
 AMBIGUOUS_S = 3.0

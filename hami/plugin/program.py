@@ -21,7 +21,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import MIG, offered_card
+from hami.devices.registration import MIG, VENDOR, offered_card
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -36,7 +36,7 @@ from hami.node.host import Host
 from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
-from hami.plugin.allocator import VENDOR, Allocator, other_allocation_keys
+from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
@@ -47,6 +47,7 @@ from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
+from hami.runtime.signals import STOP_SIGNALS, listen
 from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
 from hami.vendors.catalog import vendors
 from hami.web.health import Health
@@ -66,8 +67,6 @@ REGIONS_S = 1.0
 RETRY_HEALTH_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
-
-_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 
 
 class DevicePluginProgram:
@@ -142,10 +141,15 @@ class DevicePluginProgram:
         log.info("cards found", extra={
             "node": settings.config.node, "mode": settings.config.operating_mode,
             "cards": [card.uuid for card in self._inventory.cards()]})
-        watching = [("pods", self._node_pods.run)] if self._node_pods is not None else []
-        for name, run in (*watching, ("events", self._events.run), ("health", self._watch_health),
-                          ("node", self._registrar.run), ("kubelet", self._serve_cards), ("cleanup", self._clean_up),
-                          ("sweep", self._sweep), ("regions", self._guard_regions)):
+        threads: dict[str, Callable[[], None]] = {
+            "events": self._events.run, "health": self._watch_health, "node": self._registrar.run,
+            "kubelet": self._serve_cards, "cleanup": self._clean_up,
+            "sweep": partial(self._repeat, self._sweep_node, CLEANUP_S, "sweep failed"),
+            "regions": partial(self._repeat, self._guard.shrink, REGIONS_S,
+                               "sizes of shared regions cannot be checked")}
+        if self._node_pods is not None:
+            self._start_thread("pods", self._node_pods.run)
+        for name, run in threads.items():
             self._start_thread(name, run)
 
     def unready_reason(self) -> str:
@@ -287,25 +291,15 @@ class DevicePluginProgram:
                 log.exception("cleanup failed")
             self._deferred.wait(RETRY_WRITES_S)
 
-    def _sweep(self) -> None:
-        """Removes files at intervals, in a thread of its own: how many there are is up to containers."""
+    def _repeat(self, work: Callable[[], object], interval: float, failure: str) -> None:
+        """Does *work* every *interval* seconds, in a thread of its own: how long it takes is up to containers."""
         while not self._stopped.is_set():
             beat()
             try:
-                self._sweep_node()
+                work()
             except Exception:
-                log.exception("sweep failed")
-            self._stopped.wait(CLEANUP_S)
-
-    def _guard_regions(self) -> None:
-        """Truncates enlarged files in a thread of its own: how long the other work takes is up to containers."""
-        while not self._stopped.is_set():
-            beat()
-            try:
-                self._guard.shrink()
-            except Exception:
-                log.exception("sizes of shared regions cannot be checked")
-            self._stopped.wait(REGIONS_S)
+                log.exception(failure)
+            self._stopped.wait(interval)
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:
@@ -345,7 +339,7 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
     *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *signals*: the queue of
     incoming signals. *on_started*: called whenever all parts have started. A failed start is retried.
     """
-    incoming = _listen() if signals is None else signals
+    incoming = listen(signal.SIGHUP) if signals is None else signals
     set_switch_interval()
     health = health or Health()
     while True:
@@ -357,7 +351,7 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
                 number = incoming.get(timeout=None if program is not None else RESTART_S)
             except queue.Empty:
                 number = None
-            if number in _STOP_SIGNALS:
+            if number in STOP_SIGNALS:
                 if program is not None:
                     program.stop(last=True)
                 return 0
@@ -389,14 +383,6 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
         return None
     log.info("settings read again")
     return fresh
-
-
-def _listen() -> queue.SimpleQueue[int]:
-    """Returns the queue that receives the signals of this process from now on."""
-    incoming: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (*_STOP_SIGNALS, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: incoming.put(number))
-    return incoming
 
 
 class _NoCards:

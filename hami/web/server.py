@@ -23,6 +23,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.workers.gthread import ThreadWorker
 
+from hami.runtime.signals import STOP_SIGNALS
 from hami.web.connection import Connection
 from hami.web.pages import listen
 from hami.web.tls import TlsContext
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 # a thread waits so long for the client's next request before the event loop takes the connection back, which costs
 # more than most requests
 STAY_MILLISECONDS = 50
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContext | None = None,

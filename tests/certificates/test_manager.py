@@ -76,6 +76,18 @@ def served(data):
     return data[CERTIFICATE] + data[KEY]
 
 
+def start_both_at_once(world, first, second):
+    """Starts *first*, and *second* when *first* is about to write the Secret."""
+    def start_the_other(call):
+        if call.method == "write_secret":
+            world.fake.on_call = lambda call: None
+            second.prepare(second.waits.append)
+
+    world.fake.on_call = start_the_other
+    first.prepare(first.waits.append)
+    assert first.served() == second.served() == served(world.data)
+
+
 def test_the_first_replica_creates_the_certificate_without_leading(world):
     replica = world.replica(leads=False)
     replica.prepare(replica.waits.append)
@@ -92,15 +104,7 @@ def test_the_empty_secret_of_the_manifests_is_filled(world):
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
     first.tick()
     assert not first.is_trusted and not first.file.exists()
-
-    def start_the_other(call):
-        if call.method == "write_secret":
-            world.fake.on_call = lambda call: None
-            second.prepare(second.waits.append)
-
-    world.fake.on_call = start_the_other
-    first.prepare(first.waits.append)
-    assert first.served() == second.served() == served(world.data)
+    start_both_at_once(world, first, second)
     assert world.writes() == ["update_secret", "update_secret"] and first.waits == []
 
 
@@ -171,15 +175,7 @@ def test_followers_use_the_leaders_certificate_and_write_nothing(world):
 
 def test_two_replicas_that_start_at_the_same_time_share_one_ca(world):
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
-
-    def start_the_other(call):
-        if call.method == "write_secret":
-            world.fake.on_call = lambda call: None
-            second.prepare(second.waits.append)
-
-    world.fake.on_call = start_the_other
-    first.prepare(first.waits.append)
-    assert first.served() == second.served() == served(world.data)
+    start_both_at_once(world, first, second)
     assert world.writes() == ["create_secret", "create_secret"] and first.waits == []
 
 

@@ -6,10 +6,11 @@ import random
 import pytest
 
 from e2e.nodes import gpu
+from hami.cli.top import KINDS
 from hami.errors import HamiError
 from hami.inspect.read import Reader, RecordSource
 from hami.inspect.tables import Style
-from hami.inspect.top import KINDS, Wanted, age_of, age_text, render_top
+from hami.inspect.top import Wanted, age_of, age_text, render_top
 from hami.inspect.world import World
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota
 

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from hami.monitor.region_files import MOST_ENTRIES, RegionFiles, RegionState
+from hami.monitor.region_files import RegionFiles, RegionState
 from hami.monitor.regions import control_writes
+from hami.node.tenant_files import MOST_ENTRIES
 from tests.monitor.region_bytes import Process, region_bytes
 
 UID, NAME = "8f1c2a44-0000-4000-8000-000000000001", "main"
