@@ -168,24 +168,29 @@ class NodeAgent:
             self._report(name)
 
     def _see_pods(self, pods: list[Object]) -> None:
-        with self._changed:
+        with self._changed:  # at once: a worker that finds no pod takes it for deleted
             self._pods = {}
             self._taken &= {pod["metadata"]["uid"] for pod in pods}
-        for pod in pods:
-            self._see_pod("ADDED", pod)
+            for pod in pods:
+                self._expect(pod)
 
     def _see_pod(self, change: str, pod: Object) -> None:
-        uid = pod["metadata"]["uid"]
         with self._changed:
             if change == "DELETED":
-                self._pods.pop(uid, None)
-                self._taken.discard(uid)
-            elif annotations(pod).get(PHASE) == "allocating" and awaited(pod):
-                self._pods[uid] = pod
-                if uid not in self._taken:
-                    self._taken.add(uid)
-                    heapq.heappush(self._due, (time.monotonic() + self.delay, next(self._sequence), uid))
-                    self._changed.notify()
+                self._pods.pop(pod["metadata"]["uid"], None)
+                self._taken.discard(pod["metadata"]["uid"])
+            else:
+                self._expect(pod)
+
+    def _expect(self, pod: Object) -> None:
+        """Queues a pod that the kubelet would start now, once. The caller holds the lock."""
+        uid = pod["metadata"]["uid"]
+        if annotations(pod).get(PHASE) == "allocating" and awaited(pod):
+            self._pods[uid] = pod
+            if uid not in self._taken:
+                self._taken.add(uid)
+                heapq.heappush(self._due, (time.monotonic() + self.delay, next(self._sequence), uid))
+                self._changed.notify()
 
     # -- allocating
 
