@@ -4,7 +4,6 @@ import configparser
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
@@ -85,9 +84,12 @@ def test_the_workflow_has_no_secrets_and_no_write_permissions():
     assert yaml.safe_load(TEXT)["permissions"] == {"contents": "read"}
 
 
-@pytest.mark.parametrize("action", sorted({step["uses"] for step in STEPS if "uses" in step}))
-def test_actions_are_pinned_by_major_version(action):
-    assert re.fullmatch(r"actions/[a-z-]+@v\d+", action)
+def test_actions_are_pinned_by_commit_with_their_version_beside():
+    lines = [line.strip().removeprefix("- ") for line in TEXT.splitlines() if "uses:" in line]
+    assert len(lines) == sum("uses" in step for step in STEPS)
+    for line in lines:
+        assert re.fullmatch(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)
+    assert len({line.partition("@")[0] for line in lines}) == len(set(lines)), "one version of each action"
 
 
 def test_steps_that_need_docker_are_skipped_without_it():
