@@ -171,6 +171,13 @@ print(json.dumps([sorted(seen), len(threading.enumerate())]))
 """
 
 
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_docstrings_begin_with_their_subject(path):
+    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    begins = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+    assert [line for line in begins if line.startswith(("What ", "How "))] == []
+
+
 def test_importing_starts_no_thread_and_opens_no_connection():
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in MODULES
              if path.name != "__main__.py"]

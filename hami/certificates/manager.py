@@ -66,12 +66,12 @@ class CertificateManager(PeriodicTask):
         true."""
 
     def run(self) -> None:
-        """Sync at once, then periodically until stopped."""
+        """Syncs at once, then periodically until stopped."""
         self.tick()
         super().run()
 
     def tick(self) -> None:
-        """Sync once. A failure is logged once while it stays the same; the next tick retries."""
+        """Syncs once. A failure is logged once while it stays the same; the next tick retries."""
         try:
             self.sync()
             self._failures.clear("sync")
@@ -88,7 +88,7 @@ class CertificateManager(PeriodicTask):
         return self._expiry
 
     def sync(self) -> None:
-        """Bring Secret, webhook configuration and file up to date. Raises: HamiError; Conflict means sync again."""
+        """Brings Secret, webhook configuration and file up to date. Raises: HamiError; Conflict means sync again."""
         secret = self._secret()
         if not self._leads():
             self._published = None  # a follower does not see every change of the bundles
@@ -109,7 +109,7 @@ class CertificateManager(PeriodicTask):
         self.is_trusted = True
 
     def prepare(self, wait: Callable[[float], object]) -> None:
-        """Return once a certificate can be served. Creates one if needed, even if another replica leads.
+        """Returns once a certificate can be served. Creates one if needed, even if another replica leads.
 
         While the API server does not answer, a certificate stored by an earlier run is enough. *wait* sleeps that many
         seconds between attempts. Raises: HamiError when the file cannot be written.
@@ -173,7 +173,7 @@ class CertificateManager(PeriodicTask):
         return stored
 
     def _store(self, secret: SecretRecord) -> None:
-        """Write the serving certificate of *secret* to the file. An unusable one leaves the file unchanged."""
+        """Writes the serving certificate of *secret* to the file. An unusable one leaves the file unchanged."""
         expiry = usable_until(secret.data, self._now())
         if expiry is None:
             return

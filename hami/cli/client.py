@@ -1,4 +1,4 @@
-"""What the commands for people share: the user's own access to the cluster, and the form of the output."""
+"""Parts that the commands for people share: the user's own access to the cluster, and the form of the output."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CardSource(Protocol):
     def cards(self) -> Sequence[Card]: ...
 
     def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
-        """Report changes of the cards' health. Returns when *stopped*."""
+        """Reports changes of the cards' health. Returns when *stopped*."""
 
     @property
     def instances(self) -> Instances: ...

@@ -58,7 +58,7 @@ class DynamicMig:
         self._unreadable_pods = OncePerKey()
 
     def start(self) -> None:
-        """Destroy the instances that no pod holds, and enable MIG mode where it is off.
+        """Destroys the instances that no pod holds, and enables MIG mode where it is off.
 
         Failures are logged. A card that cannot be switched stays as it is, and containers that need it are refused.
         """
@@ -74,7 +74,7 @@ class DynamicMig:
                     log.warning("MIG mode not enabled", extra={"card": card.uuid, "error": error})
 
     def reconcile(self) -> list[Instance]:
-        """Destroy the instances that no live pod holds and no process uses. Returns the destroyed ones.
+        """Destroys the instances that no live pod holds and no process uses. Returns the destroyed ones.
 
         A pod is live until its phase says that all containers have ended, even while it is being deleted.
         Raises: HamiError when the pods cannot be listed; then nothing has been destroyed.
@@ -151,7 +151,7 @@ class DynamicMig:
         return instance
 
     def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = ()) -> list[Instance]:
-        """Destroy the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
+        """Destroys the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
         exist at their placements."""
         held = _held(self._list_pods(), cards, ignored)
         self._unreadable_pods.keep_only(held.unreadable.keys())
@@ -171,7 +171,7 @@ class DynamicMig:
         return [card.uuid for card in self._cards()]
 
     def _read(self, cards: Iterable[str]) -> None:
-        """Read the instances on *cards*. Raises: HamiError when any card cannot be read."""
+        """Reads the instances on *cards*. Raises: HamiError when any card cannot be read."""
         for card in cards:
             self._known[card] = list(self._instances.existing(card))
 

@@ -43,7 +43,7 @@ class DeviceInventory:
         self._closed = False
 
     def update(self, cards: Sequence[Card]) -> None:
-        """Store the cards that a source lists now. Of two cards with one UUID, the first counts."""
+        """Stores the cards that a source lists now. Of two cards with one UUID, the first counts."""
         with self._changed:
             offered = {card.uuid: card for one in reversed(cards) if not (one.problem and one.uuid in self._not_offered)
                        and (card := self._select(one)) is not None}
@@ -53,7 +53,7 @@ class DeviceInventory:
             self._publish()
 
     def report(self, uuid: str, reason: str) -> None:
-        """Mark a card (all cards if *uuid* is empty) as unhealthy, or as healthy if *reason* is empty."""
+        """Marks a card (all cards if *uuid* is empty) as unhealthy, or as healthy if *reason* is empty."""
         with self._changed:
             for one in [uuid] if uuid else list(self._cards):
                 self._reported[one] = reason
@@ -77,12 +77,12 @@ class DeviceInventory:
             return None if self._closed else self._snapshot
 
     def notify(self) -> None:
-        """Make all waiting threads check again."""
+        """Makes all waiting threads check again."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all waits."""
+        """Ends all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

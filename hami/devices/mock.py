@@ -167,7 +167,7 @@ class MockCards:
         return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
 
     def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
-        """Report each change of a card's health; at first, the unhealthy cards."""
+        """Reports each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
         while not stopped.is_set():
             beat()
@@ -187,12 +187,12 @@ class MockCards:
         return tuple(allowed_profiles(card.model, card.profiles, self._allowlist).values())
 
     def _read(self) -> None:
-        """Read the file. Raises: HamiError when it cannot be read, MalformedInput."""
+        """Reads the file. Raises: HamiError when it cannot be read, MalformedInput."""
         self._version = self._file_version()  # also if reading fails, so that each version fails once only
         self.entries = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
 
     def _refresh(self) -> None:
-        """Read the file if it has changed. A malformed or missing file changes nothing."""
+        """Reads the file if it has changed. A malformed or missing file changes nothing."""
         with self._lock:
             try:
                 if self._file_version() not in (None, self._version):
@@ -238,7 +238,7 @@ class MockInstances:
         return self._entry(gpu).devices
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
-        """Create an instance. Raises: HamiError when the card is not in MIG mode, or the placement is occupied."""
+        """Creates an instance. Raises: HamiError when the card is not in MIG mode, or the placement is occupied."""
         card = self._entry(gpu).card
         profiles = {one.name: one for one in self._source.allowed(card)}
         if profile not in profiles:
@@ -265,7 +265,7 @@ class MockInstances:
         return created
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy *instance*. Raises: HamiError when it does not exist or is in use."""
+        """Destroys *instance*. Raises: HamiError when it does not exist or is in use."""
         with self._lock:
             state = self._load()
             remaining = [one for one in state.instances if one.uuid != instance.uuid]
@@ -277,7 +277,7 @@ class MockInstances:
             self._save(state)
 
     def enable_mig(self, gpu: str) -> None:
-        """Enable MIG mode. Raises: HamiError when the card does not support it."""
+        """Enables MIG mode. Raises: HamiError when the card does not support it."""
         card = self._entry(gpu).card
         if not card.profiles:
             raise HamiError(f"{gpu}: not supported")

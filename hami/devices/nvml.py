@@ -60,7 +60,7 @@ class NvmlCards:
         return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
     def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
-        """Report cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
+        """Reports cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
         self._health.run(report, stopped)
 
     def _card(self, index: int, uuid: str, handle: Any) -> Card | None:

@@ -36,7 +36,7 @@ class XidWatch:
         self._skipped = OncePerKey()
 
     def run(self, report: HealthReport, stopped: threading.Event) -> None:
-        """Watch until *stopped*, or return at once if nothing can or need be watched."""
+        """Watches until *stopped*, or returns at once if nothing can or need be watched."""
         if self._rules.is_off:
             log.info("health not watched: all XIDs are ignored")
             return
@@ -61,7 +61,7 @@ class XidWatch:
                         self._nvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any, report: HealthReport) -> bool:
-        """Register all cards that can be watched. Reports whether those are all cards."""
+        """Registers all cards that can be watched. Reports whether those are all cards."""
         handles, count = card_handles(self._nvml, self._skipped)
         registered = [self._register_card(uuid, handle, events, report) for _, uuid, handle in handles]
         return sum(registered) == count
@@ -80,13 +80,13 @@ class XidWatch:
         return True
 
     def _report(self, uuid: str, reason: str, report: HealthReport) -> None:
-        """Report a change of a card's health. A permanent reason overrides *reason*."""
+        """Reports a change of a card's health. A permanent reason overrides *reason*."""
         current = self._failed.get(uuid) or self._failed.get("") or reason
         if self._reported.is_new(uuid, current):
             report(uuid, current)
 
     def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: threading.Event) -> None:
-        """Handle events until *stopped*, or until a new registration is due: after an error, or to add cards."""
+        """Handles events until *stopped*, or until a new registration is due: after an error, or to add cards."""
         nvml = self._nvml
         remaining_ms = RETRY_SECONDS * 1000
         while not stopped.is_set() and (is_complete or remaining_ms > 0):

@@ -72,7 +72,7 @@ class NvmlInstances:
         return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
-        """Create an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
+        """Creates an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
         nvml = self._nvml
         with self._errors(gpu):
             handle = self._handle(gpu)
@@ -103,7 +103,7 @@ class NvmlInstances:
                         compute_instance=compute_instance)
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy *instance*. Raises: HamiError, also when it is in use."""
+        """Destroys *instance*. Raises: HamiError, also when it is in use."""
         nvml, gpu = self._nvml, instance.gpu
         context = f"{gpu}: {instance.uuid or f'GPU instance {instance.gpu_instance}'}"
         with self._errors(context), self._lock:
@@ -113,7 +113,7 @@ class NvmlInstances:
             nvml.nvmlGpuInstanceDestroy(outer)
 
     def enable_mig(self, gpu: str) -> None:
-        """Enable MIG mode. Raises: HamiError, also when the card must be reset first."""
+        """Enables MIG mode. Raises: HamiError, also when the card must be reset first."""
         nvml = self._nvml
         with self._errors(gpu):
             handle = self._handle(gpu)
@@ -237,7 +237,7 @@ class NvmlInstances:
             return True
 
     def _destroy_quietly(self, destroy: Callable[[Any], Any], created: Any) -> None:
-        """Undo a creation. The error that made it necessary is the one to raise."""
+        """Undoes a creation. The error that made it necessary is the one to raise."""
         with suppress(self._nvml.NVMLError):
             destroy(created)
 

@@ -1,4 +1,4 @@
-"""What cards are used for: memory and utilisation, of the card and of each process, as records."""
+"""The usage of cards: memory and utilisation, of the card and of each process, as records."""
 
 from __future__ import annotations
 

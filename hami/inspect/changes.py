@@ -31,7 +31,7 @@ MOST_ENDED = 1000  # pods of the namespace of a quota that are ended, one at a t
 MOST_OF_A_KIND = 3  # changes of the cluster that are reported of each kind
 KINDS = ("less memory, fewer cores, fewer devices, another type, other UUIDs, another mode, no NUMA binding, shared "
          "devices, a node or card uncordoned, a higher quota, another pod ended")
-"""What is tried, for an answer without a change."""
+"""The kinds that are tried, for an answer without a change."""
 
 Fits = Callable[[Pod], "Choice | None"]
 

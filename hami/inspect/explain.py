@@ -31,7 +31,7 @@ class _Record(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
 
 
 class ContainerAsk(_Record, frozen=True):
-    """What one container asks for, in words."""
+    """A request of one container, in words."""
 
     container: str
     asks: tuple[str, ...]

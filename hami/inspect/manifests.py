@@ -80,7 +80,7 @@ KINDS = ("Pod", *_REPLICATED, "Job", "CronJob")
 
 @dataclass(frozen=True, slots=True)
 class PodSource:
-    """What makes pods. *name*: such as ``deployment/web``. *count*: how many run at a time.
+    """A workload of a manifest. *name*: such as ``deployment/web``. *count*: how many run at a time.
 
     *pod*: one of them as the API server gets it, without a name. *namespace*: empty if the manifest names none.
     """

@@ -1,4 +1,4 @@
-"""What is known about a cluster at one moment: the record from which all answers are made.
+"""The knowledge about a cluster at one moment: the record from which all answers are made.
 
 It holds only what HAMi's decision reads, and what names an object to people: no environment variables, no secrets.
 """

@@ -37,7 +37,7 @@ Admit = Callable[[Mapping[str, Any], str], "Pod | str"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How the cluster would be different.
+    """Changes of the cluster that are imagined.
 
     *added*: nodes as ``like=NODE:3``. *drained*: nodes whose pods are placed again elsewhere. *cordoned*: UUIDs of
     cards. *ended*: pods, as ``namespace/name`` or a name in *namespace*. *policy*: the node policy of the new pods,
@@ -63,7 +63,7 @@ class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Outcome(msgspec.Struct, rename="camel", frozen=True):
-    """What would become of one workload. *stopped*: why the next pod is not placed, empty if all are.
+    """The fate of one workload. *stopped*: why the next pod is not placed, empty if all are.
 
     *detail*: what it asks for, and what the nearest nodes have.
     """
@@ -88,7 +88,7 @@ class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
 
 
 class NodeCapacity(msgspec.Struct, rename="camel", frozen=True):
-    """How many more of a pod a node takes."""
+    """The number of further pods of one kind that a node takes."""
 
     node: str
     pods: int

@@ -31,7 +31,7 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a table looks. *colour*: with colours, which only repeat what the text says."""
+    """The looks of a table. *colour*: with colours, which only repeat what the text says."""
 
     form: str = "table"
     headers: bool = True

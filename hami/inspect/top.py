@@ -83,7 +83,7 @@ class PodRow(_Row, frozen=True):
 
 
 class NamespaceRow(_Row, frozen=True):
-    """What the pods of a namespace hold of one vendor's devices, and its quota (``None``: no limit)."""
+    """The share that the pods of a namespace hold of one vendor's devices, and its quota (``None``: no limit)."""
 
     name: str
     vendor: str
@@ -406,7 +406,7 @@ def _summary(nodes: int, cards: int, used: int, total: int, largest: int) -> str
 
 @dataclass(frozen=True, slots=True)
 class View(Generic[R]):
-    """How the rows of one kind are shown.
+    """The way in which rows of one kind are shown.
 
     *name*: the key of the usual order. *orders*: other keys by name, greatest first. *summary*: a line below the table.
     """

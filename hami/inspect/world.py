@@ -33,7 +33,7 @@ def catalog_of(device_config: str) -> Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds of one device. *pod*: ``None`` if the record does not have it."""
+    """The part of one device that one pod holds. *pod*: ``None`` if the record does not have it."""
 
     pod: Pod | None
     charge: Charge

@@ -92,7 +92,10 @@ class Api:
     def send(self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None = None,
              content_type: str = JSON, *, timeout: float | None = None,
              preload_content: bool = True) -> urllib3.BaseHTTPResponse:
-        """Like `request`, but returns the response. *preload_content*: whether its body is read already."""
+        """Sends a request like `request`, but returns the response.
+
+        *preload_content*: whether its body is read already.
+        """
         beat()
         seconds = self._timeout if timeout is None else timeout
         until = time.monotonic() + seconds

@@ -54,7 +54,7 @@ class MonitoredContainer:
 
     @property
     def key(self) -> Key:
-        """What identifies the container on the node."""
+        """Identifies the container on the node."""
         return self.pod.uid, self.name
 
 

@@ -46,7 +46,10 @@ class Contender(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a container may do. *recent_kernel*: to be written to its region. *is_limited*: its compute limit counts."""
+    """The decision about one container.
+
+    *recent_kernel*: to be written to its region. *is_limited*: its compute limit counts.
+    """
 
     recent_kernel: int
     is_limited: bool

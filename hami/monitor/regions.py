@@ -17,7 +17,7 @@ from hami.node.region_layout import (
 )
 
 Write = tuple[int, bytes]
-"""What is written to a region: an offset and the bytes there."""
+"""A write to a region: an offset and the bytes there."""
 
 HOST_PID = 4  # in a slot, in every layout
 _WORD = 8

@@ -31,9 +31,9 @@ from hami.vendors.spec import Catalog, Vendor
 log = logging.getLogger(__name__)
 
 ERRORS = ("allocation", "driver", "region", "write")
-"""What can fail in a round without ending it."""
+"""Parts of a round that can fail without ending it."""
 TAMPERED = ("block", "limit", "priority", "switch")
-"""What tenants can change in their regions."""
+"""Faults that tenants can cause in their regions."""
 _NANOSECONDS = 1_000_000_000
 
 
@@ -54,7 +54,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
-    """What is remembered of a container from one round to the next.
+    """The memory of a container from one round to the next.
 
     *inode*: of its region, 0 if it was not written. *processes*: of the region. *verdict*: what the container might do.
     *active_at*: when it last worked, on the monotonic clock. *wrong*: words of TAMPERED that are wrong by now.

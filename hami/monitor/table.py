@@ -1,4 +1,4 @@
-"""What containers use, for a person on the node: as a table or as JSON."""
+"""The usage of containers, for a person on the node: as a table or as JSON."""
 
 from __future__ import annotations
 

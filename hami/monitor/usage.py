@@ -42,7 +42,10 @@ class CardProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """What the driver says. *units*: cards and MIG instances by UUID. *processes*: of each container, by UUID."""
+    """Usage as the driver reports it.
+
+    *units*: cards and MIG instances by UUID. *processes*: of each container, by UUID.
+    """
 
     units: Mapping[str, CardUsage]
     processes: Mapping[Key, Mapping[str, Sequence[CardProcess]]]
@@ -50,7 +53,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsageReport:
-    """How a container uses one device. Bytes, percent, seconds; ``None`` if unknown.
+    """The usage of one device by one container. Bytes, percent, seconds; ``None`` if unknown.
 
     *used*, *utilisation*: by *memory_source* and *utilisation_source*. *host_memory*: by the driver. *counted*: by the
     limiter in the region, of which *context*, *module* and *buffer* are parts.
@@ -88,7 +91,9 @@ class DeviceUsageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerReport:
-    """How a container uses its devices. *reading*: its region. *last_kernel_s*: seconds since its last kernel.
+    """The usage of all its devices by one container.
+
+    *reading*: its region. *last_kernel_s*: seconds since its last kernel.
 
     *is_blocked*: it waits for one of higher priority. *is_limited*: its compute limit counts.
     """

@@ -73,7 +73,10 @@ REGION_SIZE = CURRENT.size + 1
 SHIFTED = RegionLayout(
     size=2_008_984, device_count=88, uuids=96, memory_limits=1632, core_limits=1760, slots=1888, slot_size=1960,
     memory=16, memory_size=64, utilisation=1168, utilisation_size=48, status=1936, slots_used=2_008_928)
-"""What HAMi-core called 1.1 from March to April 2026: a semaphore comes first, and each slot begins with its lock."""
+"""The layout that HAMi-core called 1.1 from March to April 2026.
+
+A semaphore comes first, and each slot begins with its lock.
+"""
 LEGACY = RegionLayout(
     size=1_197_896, device_count=48, uuids=56, memory_limits=1592, core_limits=1720, slots=1848, slot_size=1168,
     memory=8, memory_size=40, utilisation=776, utilisation_size=24, status=1160, slots_used=1_197_880,

@@ -10,18 +10,18 @@ YOUNG_OBJECTS = 50_000  # that are allocated between two collections; Python's d
 
 
 def set_switch_interval() -> None:
-    """Make a computing thread yield to others after 0.5 ms. With Python's default of 5 ms, a busy thread adds 20 ms to
+    """Makes a computing thread yield to others after 0.5 ms. With Python's default of 5 ms, a busy thread adds 20 ms to
     each filter request."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
 
 
 def collect_rarely() -> None:
-    """Make garbage collections rare while many objects are allocated that stay: filling a cache takes a fifth less."""
+    """Makes garbage collections rare while many objects are allocated that stay: filling a cache takes a fifth less."""
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def freeze_gc() -> None:
-    """Exclude all live objects from later garbage collections.
+    """Excludes all live objects from later garbage collections.
 
     A full collection blocks every thread: 15 ms for the imported libraries alone, 100 ms with a cache of 5,000 nodes.
     A second call first collects what has become garbage among the objects frozen before.

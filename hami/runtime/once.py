@@ -29,12 +29,12 @@ class OncePerKey:
             return is_new
 
     def clear(self, key: Hashable) -> bool:
-        """Forget *key*, whose condition has ended. Returns whether it had been reported."""
+        """Forgets *key*, whose condition has ended. Returns whether it had been reported."""
         with self._lock:
             return self._reported.pop(key, self) is not self
 
     def keep_only(self, keys: Collection[Hashable]) -> None:
-        """Forget all keys but *keys*."""
+        """Forgets all keys but *keys*."""
         with self._lock:
             for key in self._reported.keys() - set(keys):
                 del self._reported[key]

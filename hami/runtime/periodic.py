@@ -16,7 +16,7 @@ class PeriodicTask(abc.ABC):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Call `tick` after each interval. Returns when stopped."""
+        """Calls `tick` after each interval. Returns when stopped."""
         while not self._is_stopped_within_interval():
             beat()
             self.tick()
@@ -26,9 +26,9 @@ class PeriodicTask(abc.ABC):
         return self._stopped.wait(self._interval)
 
     def stop(self) -> None:
-        """End `run` after the current tick."""
+        """Ends `run` after the current tick."""
         self._stopped.set()
 
     @abc.abstractmethod
     def tick(self) -> None:
-        """Do the work once. Log failures instead of raising; the next tick retries."""
+        """Does the work once. Failures are logged, not raised; the next tick retries."""

@@ -87,15 +87,15 @@ class Metrics:
             self._refusals.labels(reason)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
-        """Record that *verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (one of OUTCOMES)."""
+        """Records that *verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (one of OUTCOMES)."""
         self._durations.labels(verb, outcome).observe(seconds)
 
     def lock_wait(self, seconds: float) -> None:
-        """Record how long a bind waited for the node lock."""
+        """Records how long a bind waited for the node lock."""
         self._lock_waits.observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """Count a pod that fits no node; *reason* is one of those that ruled out devices."""
+        """Counts a pod that fits no node; *reason* is one of those that ruled out devices."""
         self._refusals.labels(reason).inc()
 
 

@@ -15,7 +15,7 @@ from hami.vendors.spec import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What to do about a pod: write *annotations* and *labels* (``None`` removes one), and record an event.
+    """An action for a pod: write *annotations* and *labels* (``None`` removes one), and record an event.
 
     *version*: that the pod must still have for the write; empty for any. *reason*: of the event; empty for none.
     Without anything to write, the event is recorded once.

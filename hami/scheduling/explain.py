@@ -57,13 +57,13 @@ class DeviceRefusal:
 
     @property
     def short(self) -> Amounts:
-        """What is missing of each amount."""
+        """The missing part of each amount."""
         short = self.asked - self.free
         return Amounts(max(0, short.memory_mib), max(0, short.cores), max(0, short.slots))
 
     @property
     def distance(self) -> float:
-        """How far the device is from serving: 0 if it would; below 5 if only amounts are short; more otherwise."""
+        """The distance of the device from serving: 0 if it would; below 5 if only amounts are short; more otherwise."""
         if self.reason is None:
             return 0.0
         if self.reason not in _AMOUNTS:
@@ -88,7 +88,7 @@ class NodeRefusal:
 
     @property
     def distance(self) -> float:
-        """How far the node is from serving: the sum over the nearest devices, as many as are requested."""
+        """The distance of the node from serving: the sum over the nearest devices, as many as are requested."""
         nearest = sorted(device.distance for device in self.devices)[:self.request.count]
         return sum(nearest) + _NO_DEVICE * (self.request.count - len(nearest))
 

@@ -15,19 +15,18 @@ NodeUsage = Mapping[str, Sequence[DeviceUsage]]
 
 Placement = Allocation
 
-
 OnRefusal = Callable[[int, Request, FitContext], None]
 
 
 def _ignore(position: int, request: Request, context: FitContext) -> None:
-    """Does nothing."""
+    """Takes note of nothing: `place_pod` returns the reasons, which is enough for a decision."""
 
 
 def place_pod(usages: NodeUsage, pod_request: PodRequest, on_refusal: OnRefusal = _ignore) -> Placement | Unfit:
     """Returns the shares of each container of *pod_request* on the devices of one node, or why one does not fit.
 
-    *on_refusal* is called with what does not fit: the position of the container, its request, and the devices beside
-    the containers before it.
+    *on_refusal* is called with what does not fit: the position of the container, its request, and the devices as
+    they are beside the containers that were placed before.
 
     Sidecars and app containers run together, so each is placed beside the ones before it. Each init container runs
     alone with the sidecars, so it is placed as if there were no app containers; only partitions

@@ -1,4 +1,4 @@
-"""How long something has existed that carries the time of day at which it was written.
+"""The age of what carries the time of day at which it was written.
 
 Neither clock suffices. The time of day may be wrong or jump, here or where it was written. The monotonic clock cannot,
 but it only knows for how long this process has seen something. So the time of day is asked once, when the process
