@@ -70,6 +70,11 @@ class Sandbox:
 
     # -- nodes
 
+    @property
+    def nodes(self) -> list[str]:
+        """The names of its nodes with GPUs."""
+        return list(self._nodes)
+
     def add_gpu_node(self, name: str, *cards: Gpu, ready: bool = True, **extra: Any) -> None:
         """Adds a schedulable node with *cards* (default: one). *extra*: ``labels``, ``annotations``."""
         self.add_gpu_nodes({name: cards or (gpu(),)}, ready=ready, **extra)

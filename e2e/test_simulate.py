@@ -1,0 +1,175 @@
+"""``hami simulate`` says what the real scheduler does next, in random small worlds."""
+
+import contextlib
+import json
+import os
+import random
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from e2e import audit
+from e2e.eventually import eventually
+from e2e.kube import ApiError
+from e2e.nodes import LOCK_FREE, gpu, mig_gpu
+from e2e.people import DEVICE_CONFIG, hami
+from e2e.pods import container, init, pod, sidecar
+from e2e.sandbox import ALLOCATED, Sandbox
+
+WORLDS = 200
+QUOTAS = 5
+"""Worlds with a quota, each in a namespace of its own."""
+WORLD = "hami-e2e/world"
+MODELS = {"A100": 81_920, "A40": 46_068, "T4": 15_360}
+
+
+class World:
+    """A few nodes for a few pods. Labels keep others away from them in the cluster; in a simulation, which does not
+    look at labels of nodes, the type of the devices does."""
+
+    def __init__(self, number, sandbox, chance):
+        self.name = f"w{number:03}"
+        self.sandbox = sandbox
+        self.labels = {WORLD: self.name}
+        self._chance = chance
+
+    def add_nodes(self):
+        for number in range(self._chance.choice((1, 1, 1, 2, 2, 3))):
+            name = f"{self.name}-{number}"
+            self.sandbox.add_gpu_nodes({name: self._cards()}, ready=False, labels=self.labels, annotations=LOCK_FREE)
+            if self._chance.random() < 0.15:
+                self.sandbox.annotate_node(name, {"hami.io/device-cordon": self.sandbox.uuid(name)})
+
+    def add_quota(self):
+        hard = {"limits.nvidia.com/gpumem": str(self._chance.randrange(10_000, 200_000)),
+                "limits.nvidia.com/gpucores": str(self._chance.randrange(50, 300))}
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+        self.sandbox.kube.create(quota, self.sandbox.namespace)
+
+    def some_pods(self, round):
+        """Returns pods, in the order in which they are created."""
+        count = self._chance.choice((1, 2, 2, 3))
+        return [self._pod(f"{self.name}-{round}-{number}", is_last=number == count - 1) for number in range(count)]
+
+    def create(self, pods):
+        """Creates *pods* in this order; some of them may be denied."""
+        for item in pods:
+            with contextlib.suppress(ApiError):
+                self.sandbox.create(item)
+
+    def _cards(self):
+        count, kind = self._chance.randrange(1, 5), self._chance.random()
+        if kind < 0.1:
+            return [mig_gpu(model=f"NVIDIA {self.name} A100") for _ in range(count)]
+        model = self._chance.choice(list(MODELS))
+        return [gpu(model=f"NVIDIA {self.name} {model}", memory_mib=MODELS[model], numa=index // 2,
+                    slots=self._chance.choice((1, 2, 10)), healthy=self._chance.random() > 0.1)
+                for index in range(count)]
+
+    def _pod(self, name, *, is_last):
+        """Returns a pod. Only the last one may have an init container: when that ends, devices are free again."""
+        chance = self._chance
+        inits = [init(**self._asked())] if is_last and chance.random() < 0.2 else []
+        if chance.random() < 0.15:
+            inits.append(sidecar(**self._asked()))
+        made = pod(name, containers=[container(**self._asked())], inits=inits, annotations=self._wishes(),
+                   labels=self.labels)
+        made["metadata"]["namespace"] = self.sandbox.namespace
+        made["spec"]["nodeSelector"] = self.labels
+        return made
+
+    def _asked(self):
+        chance, asked = self._chance, {"gpu": self._chance.choice((1, 1, 1, 2, 3))}
+        if chance.random() < 0.6:
+            asked["gpumem"] = chance.randrange(500, 30_000)
+        elif chance.random() < 0.7:
+            asked["percent"] = chance.randrange(5, 101)
+        if chance.random() < 0.6:
+            asked["gpucores"] = chance.choice((0, 10, 25, 50, 100))
+        return asked
+
+    def _wishes(self):
+        chance, kind = self._chance, self.name
+        if chance.random() < 0.2:
+            kind = f"{self.name} {chance.choice(list(MODELS))}"
+        wishes = {"nvidia.com/use-gputype": kind}
+        for key, values in (("hami.io/node-scheduler-policy", ("binpack", "spread")),
+                            ("hami.io/gpu-scheduler-policy", ("binpack", "spread", "mutex")),
+                            ("nvidia.com/numa-bind", ("true",)), ("nvidia.com/vgpu-mode", ("hami-core", "mig")),
+                            ("hami.io/device-scoring-weights", ("slot=0,core=0,memory=1", "slot=1,core=2,memory=0"))):
+            if chance.random() < 0.2:
+                wishes[key] = chance.choice(values)
+        if chance.random() < 0.1:
+            wishes["nvidia.com/nouse-gpuuuid"] = self.sandbox.uuid(f"{self.name}-0")
+        return wishes
+
+
+@pytest.fixture
+def worlds(local, sandbox):
+    """The worlds, with nodes that are ready. HAMI_E2E_SEED makes those of an earlier run."""
+    seed = int(os.environ.get("HAMI_E2E_SEED") or secrets.randbelow(1 << 32))
+    print(f"HAMI_E2E_SEED={seed}")
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        own = [stack.enter_context(Sandbox.opened(sandbox.kube)) for _ in range(QUOTAS)]
+        homes = [*own, *(sandbox for _ in range(WORLDS - QUOTAS))]
+        made = [World(number, home, random.Random(f"{seed} {number}")) for number, home in enumerate(homes)]
+        for world in made[:QUOTAS]:
+            world.add_quota()
+        list(pool.map(World.add_nodes, made))
+        for home in (sandbox, *own):
+            home.wait_schedulable(home.nodes)
+        yield made
+
+
+def settle(kube):
+    """Waits until each pod of the worlds runs or is refused. The refused are deleted at once: the scheduler would ask
+    again and again."""
+    def waiting():
+        pods = kube.list("Pod", labelSelector=WORLD, fieldSelector="status.phase=Pending")
+        for item in filter(is_refused, pods):
+            kube.delete("Pod", item["metadata"]["name"], item["metadata"]["namespace"], grace_seconds=0)
+        return pods
+
+    eventually(lambda: not waiting(), "all pods of the worlds run or are refused", timeout=180, interval=0.5)
+
+
+def is_refused(item):
+    return any((one["type"], one.get("reason")) == ("PodScheduled", "Unschedulable")
+               for one in item["status"].get("conditions") or ())
+
+
+def places(kube):
+    """Maps each pod of the worlds, all of which are bound, to its node and devices."""
+    return {item["metadata"]["name"]: (item["spec"]["nodeName"], cards(item))
+            for item in kube.list("Pod", labelSelector=WORLD)}
+
+
+def cards(item):
+    """Returns the indexes of the pod's devices, which are the ends of their UUIDs."""
+    shares = [share for shares in audit.parse(item["metadata"]["annotations"][ALLOCATED]) for share in shares]
+    return {share.uuid.partition("[")[0].rpartition("-")[2] for share in shares}
+
+
+def simulated(kubeconfig, pods):
+    """Maps each of *pods* that would be bound to its node and devices."""
+    answer = hami(kubeconfig, "simulate", "-f", "-", "-o", "json", f"--device-config-file={DEVICE_CONFIG}",
+                  typed=json.dumps({"kind": "List", "items": pods}))
+    assert answer.status in (0, 1), answer.errors
+    return {one["pod"]: (one["node"], set(one["cards"])) for one in answer.document["pods"]}
+
+
+@pytest.mark.timeout(400)  # some eight hundred pods
+def test_a_simulation_agrees_with_the_scheduler(local, worlds):
+    """The pods of the second round find those of the first in the cluster."""
+    kube, before = local.kube, {}
+    for round in range(2):
+        pods = [world.some_pods(round) for world in worlds]
+        expected = before | simulated(local.kubeconfig, [item for each in pods for item in each])
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(World.create, worlds, pods))
+        settle(kube)
+        found = places(kube)
+        assert found == expected
+        assert len(found) > len(before)
+        before = found
