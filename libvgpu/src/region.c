@@ -339,6 +339,20 @@ int vgpu_region_reap(struct region *region, const char *path)
     return reaped;
 }
 
+uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host)
+{
+    int used = used_slots(region);
+    for (int i = 0; i < used; i++) {
+        const struct region_slot *slot = &region->slot[i];
+        int32_t number = slot->pid;
+        if (number <= 0 || (uint32_t)(on_host ? slot->host_pid : number) != pid || !pid)
+            continue;
+        if ((on_host || !vgpu_is_elsewhere(slot->identity)) && !vgpu_is_dead(number, slot->identity))
+            return (uint32_t)number;
+    }
+    return 0;
+}
+
 uint64_t vgpu_region_others(struct region *region, int own, int d)
 {
     uint64_t sum = 0;

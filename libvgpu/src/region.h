@@ -94,6 +94,10 @@ void vgpu_file_unlock(int file);
 /* In a child that copied this process: locks of other threads do not exist there. */
 void vgpu_region_forked(void);
 
+/* The number, in its own PID namespace, of the process that lives and has a slot: looked up by the number that it has on
+ * the host, as far as the monitor has written it, or that it has here. 0: none. */
+uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host);
+
 /* Bytes that all other slots count on device d. */
 uint64_t vgpu_region_others(struct region *region, int own, int d);
 

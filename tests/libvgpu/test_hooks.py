@@ -4,14 +4,15 @@ from pathlib import Path
 
 from tests.libvgpu.rig import MIB, SOURCE
 
+KINDS = ("own", "launch", "module", "unload", "nvml", "nvmllist")
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] in ("own", "launch", "module", "unload", "nvml")}
+          if line and not line.startswith("#") and line.split()[1] in KINDS}
 PROGRAM = Path(__file__).with_name("hooked.py")
-OF_NVML = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
+OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
 def test_every_hooked_function_charges_what_it_takes(rig):
-    """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use."""
+    """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use, test_process_lists.py."""
     rig.limit({"memory": 2048 * MIB, "cores": 90})
     code = f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
     called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_MODULE_MIB="8").split()

@@ -73,6 +73,42 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     return NVML_SUCCESS;
 }
 
+/* All processes with memory on the card. FAKE_NVML_HOST_PIDS is what numbers on the host have more than here: drivers
+ * that do not know of PID namespaces tell those. */
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, size_t size)
+{
+    unsigned found = 0, room = *count;
+    fake_lock();
+    fake_prune();
+    const struct fake_machine *machine = fake_machine();
+    for (int i = 0; i < machine->processes; i++) {
+        const struct fake_process *process = &machine->process[i];
+        if (!process->pid || process->used[number(device)] <= 0)
+            continue;
+        if (found < room && entries) {
+            nvmlProcessInfo_t info = {.pid = (unsigned)(process->pid + fake_number("FAKE_NVML_HOST_PIDS", 0)),
+                                      .usedGpuMemory = (unsigned long long)process->used[number(device)],
+                                      .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
+            memcpy((char *)entries + found * size, &info, size);
+        }
+        found++;
+    }
+    fake_unlock();
+    *count = found;
+    return found > room || (found && !entries) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+#define LISTS(kind) \
+nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *entries) \
+{ return list(device, count, entries, sizeof *entries); } \
+nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *entries) \
+{ return list(device, count, entries, sizeof *entries); } \
+nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *entries) \
+{ return list(device, count, entries, sizeof *entries); }
+LISTS(Compute)
+LISTS(Graphics)
+LISTS(MPSCompute)
+
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     nvmlMemory_t plain;

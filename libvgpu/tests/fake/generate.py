@@ -40,7 +40,8 @@ def nvml(include: Path, own: str, folder: Path) -> None:
     command = ["gcc", "-E", "-P", "-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{include}", "-x", "c", "-"]
     text = subprocess.run(command, input="#include <nvml.h>\n", capture_output=True, text=True, check=True).stdout
     written = set(re.findall(r"^(?:nvmlReturn_t|const char \*) ?(nvml\w+)\(", own, re.MULTILINE))
-    stubs = "".join(f"int {name}(void) {{ return 3; }}\n" for name in sorted(set(NVML.findall(text)) - written))
+    stubs = "".join(f"__attribute__((weak)) int {name}(void) {{ return 3; }}\n"
+                    for name in sorted(set(NVML.findall(text)) - written))
     (folder / "stubs.c").write_text(stubs)
 
 

@@ -1,0 +1,113 @@
+"""NVML's lists of the processes on a card: a container sees its own, with the numbers that they have in it."""
+
+import json
+import os
+
+import pytest
+
+from tests.libvgpu import rig as rigs
+from tests.libvgpu.rig import MIB
+
+LISTS = [f"nvmlDeviceGet{kind}RunningProcesses{version}" for kind in ("Compute", "Graphics", "MPSCompute")
+         for version in ("", "_v2", "_v3")]
+INSUFFICIENT_SIZE, HOST = 7, 1 << 20
+ASK = """
+import ctypes, json, os, struct, sys
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+device = ctypes.c_void_p()
+assert nvml.nvmlInit_v2() == 0
+assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+names, room = json.loads(sys.argv[1]), int(sys.argv[2])
+answers = []
+for name in names:
+    size = 24 if name[-3:] in ("_v2", "_v3") else 16
+    needed, count = ctypes.c_uint(0), ctypes.c_uint(room)
+    first = getattr(nvml, name)(device, ctypes.byref(needed), None)
+    entries = ctypes.create_string_buffer(max(room, 1) * size)
+    code = getattr(nvml, name)(device, ctypes.byref(count), entries)
+    found = sorted(struct.unpack_from("<IxxxxQ", entries, size * i) for i in range(count.value if code == 0 else 0))
+    answers.append([first, needed.value, code, count.value, found])
+print(json.dumps([os.getpid(), answers]))
+"""
+
+
+def ask(rig, names, room=16, **more):
+    """The number of who asks, and what each function says: how many there are, then which, with their bytes."""
+    code = f"import sys; sys.argv = ['', {json.dumps(names)!r}, {room}]\n{ASK}"
+    return json.loads(rig.python(code, **more))
+
+
+@pytest.fixture
+def other(builds):
+    """Another container."""
+    with rigs.rig(builds) as made:
+        made.limit({"memory": 1024 * MIB})
+        yield made
+
+
+@pytest.fixture
+def clients(rig, other):
+    """One of the other container and two of this one, with 300, 100 and 200 MiB of the same card."""
+    rig.limit()
+    started = [other.client(FAKE_CUDA_STATE=str(rig.state)).start(), rig.client().start(), rig.client().start()]
+    for client, size in zip(started, (300, 100, 200), strict=True):
+        assert client.do(f"alloc plain 0 {size * MIB}") == 0
+    return started
+
+
+def expected(*clients):
+    """Numbers and bytes of the clients of this container."""
+    return sorted([client.process.pid, size * MIB] for client, size in zip(clients, (100, 200), strict=False))
+
+
+def test_only_processes_of_the_container_are_listed(rig, clients):
+    own = expected(*clients[1:])
+    _, answers = ask(rig, LISTS)
+    assert answers == [[INSUFFICIENT_SIZE, 2, 0, 2, own]] * len(LISTS)
+
+
+def test_other_container_sees_its_own(rig, other, clients):
+    _, (answer,) = ask(other, LISTS[:1], FAKE_CUDA_STATE=str(rig.state))
+    assert answer == [INSUFFICIENT_SIZE, 1, 0, 1, [[clients[0].process.pid, 300 * MIB]]]
+
+
+def test_number_of_entries_that_the_program_has_room_for_counts(rig, clients):
+    _, (answer,) = ask(rig, ["nvmlDeviceGetComputeRunningProcesses_v3"], room=1)
+    assert answer == [INSUFFICIENT_SIZE, 2, INSUFFICIENT_SIZE, 2, []]
+
+
+def test_numbers_on_the_host_are_known_by_the_monitor(rig, clients):
+    """Before it has written them, a process of the container cannot be told from others."""
+    _, (answer,) = ask(rig, LISTS[-1:], FAKE_NVML_HOST_PIDS=str(HOST))
+    assert answer == [0, 0, 0, 0, []]
+    for slot in rig.region.slots():
+        rig.region.write(1856 + 1960 * slot.number + 4, slot.pid + HOST)
+    _, answers = ask(rig, LISTS, FAKE_NVML_HOST_PIDS=str(HOST))
+    assert answers == [[INSUFFICIENT_SIZE, 2, 0, 2, expected(*clients[1:])]] * len(LISTS)
+
+
+def test_process_that_was_killed_is_listed_no_more(rig, clients):
+    clients[1].kill()
+    _, (answer,) = ask(rig, LISTS[:1])
+    assert answer[-1] == [[clients[2].process.pid, 200 * MIB]]
+
+
+def test_limits_that_cannot_be_read_show_nobody(rig, clients):
+    (rig.folder / "limits").write_text("nonsense\n")
+    _, (answer,) = ask(rig, LISTS[:1])
+    assert answer == [0, 0, 0, 0, []]
+
+
+def test_without_limits_all_processes_are_listed(rig, clients):
+    (rig.folder / "limits").unlink()
+    _, (answer,) = ask(rig, LISTS[:1])
+    assert [pid for pid, _ in answer[-1]] == sorted(client.process.pid for client in clients)
+    assert os.getpid() not in [pid for pid, _ in answer[-1]]
+
+
+def test_real_client_of_nvml(rig, clients, wheel):
+    code = """import pynvml
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+print(sorted([one.pid, one.usedGpuMemory] for one in pynvml.nvmlDeviceGetComputeRunningProcesses(device)))"""
+    assert json.loads(rig.python(code, wheel("nvml-py"))) == expected(*clients[1:])
