@@ -49,7 +49,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             if not kind.missing():
                 binaries.find_one("kwok")
                 kind.build_images()
-        elif not os.environ.get("HAMI_E2E_KUBECONFIG"):
+        if any("helm" in getattr(item, "fixturenames", ()) for item in session.items):
+            binaries.find_helm()
+        if not os.environ.get("HAMI_E2E_KIND") and not os.environ.get("HAMI_E2E_KUBECONFIG"):
             binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
                           and not missing())
 

@@ -1,0 +1,348 @@
+{{/* The objects of a release: those of the manifests, with the values. */}}
+
+{{- define "hami.objects" -}}
+{{- $ctx := . -}}
+{{- $v := .v -}}
+{{- include "hami.devices" $ctx -}}
+{{- $_ := set $ctx "objects" dict -}}
+{{- $base := .root.Files.Get "manifests/base/kustomization.yaml" | fromYaml -}}
+{{- range $base.resources -}}{{- include "hami.load" (list $ctx (printf "base/%s" .)) -}}{{- end -}}
+{{- if eq .certificates "self-signed" -}}
+{{- include "hami.component" (list $ctx "components/self-signed") -}}
+{{- include "hami.component" (list $ctx "overlays/self-signed") -}}
+{{- else if eq .certificates "cert-manager" -}}
+{{- include "hami.load" (list $ctx "overlays/cert-manager/certificates.yaml") -}}
+{{- include "hami.component" (list $ctx "overlays/cert-manager") -}}
+{{- end -}}
+{{- if $v.limiter.hami -}}{{- include "hami.component" (list $ctx "components/hami-limiter") -}}{{- end -}}
+{{- if or $v.mig (ne $v.devicePlugin.migStrategy "none") -}}{{- include "hami.component" (list $ctx "components/mig") -}}{{- end -}}
+{{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
+{{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
+{{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
+{{- if $v.mockDevicePlugin.enabled -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
+{{- range $key, $object := .objects -}}
+{{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
+{{- $drop = or $drop (and (not $v.networkPolicy.enabled) (eq $object.kind "NetworkPolicy")) -}}
+{{- $drop = or $drop (and (not $v.disruptionBudget.enabled) (eq $object.kind "PodDisruptionBudget")) -}}
+{{- $drop = or $drop (and (not $v.scheduler.admissionWebhook.enabled) (eq $object.kind "MutatingWebhookConfiguration")) -}}
+{{- if $drop -}}{{- $_ := unset $ctx.objects $key -}}{{- end -}}
+{{- end -}}
+{{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
+{{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
+{{- include "hami.configMaps" $ctx -}}
+{{- include "hami.labelled" $ctx -}}
+{{- include "hami.scheduler" $ctx -}}
+{{- include "hami.webhook" $ctx -}}
+{{- include "hami.rights" $ctx -}}
+{{- include "hami.node" $ctx -}}
+{{- end -}}
+
+{{- define "hami.configMaps" -}}
+{{- $ctx := . -}}
+{{- $v := .v -}}
+{{- $config := .root.Files.Get "manifests/base/node-config.json" -}}
+{{- with $v.devicePlugin.nodeConfiguration.config -}}
+{{- if hasKey (fromJson .) "Error" -}}{{- fail (printf "devicePlugin.nodeConfiguration.config is not JSON: %s" (fromJson .).Error) -}}{{- end -}}
+{{- $config = . -}}
+{{- end -}}
+{{- $data := dict "kube-scheduler" (dict "config.yaml" (include "hami.schedulerConfig" .)) -}}
+{{- $_ := set $data "scheduler-device" (dict "device-config.yaml" .deviceConfig) -}}
+{{- if not $v.devicePlugin.nodeConfiguration.externalConfigName -}}{{- $_ := set $data "device-plugin" (dict "config.json" $config) -}}{{- end -}}
+{{- if $v.dashboards.enabled -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json")) -}}{{- end -}}
+{{- range $name, $content := $data -}}
+{{- $metadata := dict "name" (printf "%s-%s" $ctx.name $name) "namespace" $ctx.namespace -}}
+{{- if eq $name "dashboard" -}}{{- $_ := set $metadata "labels" (dict "grafana_dashboard" "1") -}}{{- end -}}
+{{- $_ := set $ctx.objects (printf "ConfigMap/%s" $metadata.name) (dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "data" $content) -}}
+{{- end -}}
+{{- $sums := dict "checksum/device-config" (sha256sum .deviceConfig) -}}
+{{- $_ := set $ctx "schedulerSums" (merge (dict "checksum/scheduler-config" (include "hami.schedulerConfig" . | sha256sum)) $sums) -}}
+{{- $_ := set $ctx "pluginSums" (merge (dict "checksum/node-config" (sha256sum $config)) $sums) -}}
+{{- $_ := set $ctx "monitorSums" $sums -}}
+{{- end -}}
+
+{{/* hami.labelled: the labels of the release; selectors get those of HAMi's chart, which cannot change in place. */}}
+{{- define "hami.labelled" -}}
+{{- $ctx := . -}}
+{{- $all := merge (dict "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) "app.kubernetes.io/version" (toString .root.Chart.AppVersion) "app.kubernetes.io/managed-by" .root.Release.Service) .labels -}}
+{{- range $key, $object := .objects -}}
+{{- $_ := set $object.metadata "labels" (merge (deepCopy $all) ($object.metadata.labels | default dict)) -}}
+{{- if eq $object.kind "Service" -}}
+{{- $_ := set $object.spec "selector" (merge (deepCopy $ctx.labels) $object.spec.selector) -}}
+{{- else if has $object.kind (list "Deployment" "DaemonSet" "PodDisruptionBudget") -}}
+{{- $_ := set $object.spec.selector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.selector.matchLabels) -}}
+{{- else if eq $object.kind "NetworkPolicy" -}}
+{{- $_ := set $object.spec.podSelector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.podSelector.matchLabels) -}}
+{{- end -}}
+{{- if has $object.kind (list "Deployment" "DaemonSet") -}}
+{{- $template := $object.spec.template -}}
+{{- $_ := set $template.metadata "labels" (merge (dict "app.kubernetes.io/managed-by" $ctx.root.Release.Service) $ctx.labels $template.metadata.labels) -}}
+{{- range (dig "affinity" "podAntiAffinity" "preferredDuringSchedulingIgnoredDuringExecution" list $template.spec) -}}
+{{- $selector := .podAffinityTerm.labelSelector -}}
+{{- $_ := set $selector "matchLabels" (merge (deepCopy $ctx.labels) $selector.matchLabels) -}}
+{{- end -}}
+{{- $_ := set $object.metadata "labels" (merge $object.metadata.labels ($ctx.v.global.labels | default dict)) -}}
+{{- with $ctx.v.global.annotations -}}{{- $_ := set $object.metadata "annotations" (deepCopy .) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.flag: sets a flag of a container, or adds it. Argument: container, name, value. */}}
+{{- define "hami.flag" -}}
+{{- $container := index . 0 -}}
+{{- $prefix := printf "--%s=" (index . 1) -}}
+{{- $new := printf "%s%v" $prefix (index . 2) -}}
+{{- $words := list -}}
+{{- $there := false -}}
+{{- range $container.command -}}
+{{- if hasPrefix $prefix . -}}{{- $there = true -}}{{- $words = append $words $new -}}{{- else -}}{{- $words = append $words . -}}{{- end -}}
+{{- end -}}
+{{- if not $there -}}{{- $words = append $words $new -}}{{- end -}}
+{{- $_ := set $container "command" $words -}}
+{{- end -}}
+
+{{/* hami.env: sets environment variables, a map or a list. Argument: container, variables. */}}
+{{- define "hami.env" -}}
+{{- $container := index . 0 -}}
+{{- $new := index . 1 -}}
+{{- if kindIs "map" $new -}}
+{{- $listed := list -}}
+{{- range $name, $value := $new -}}{{- $listed = append $listed (dict "name" $name "value" (toString $value)) -}}{{- end -}}
+{{- $new = $listed -}}
+{{- end -}}
+{{- $_ := set $container "env" (concat ($container.env | default list) ($new | default list)) -}}
+{{- end -}}
+
+{{/* hami.container: what values say of a container. Argument: ctx, pod, container, image, value of the image, resources. */}}
+{{- define "hami.container" -}}
+{{- $ctx := index . 0 -}}
+{{- $pod := index . 1 -}}
+{{- $container := index . 2 -}}
+{{- $image := index . 4 -}}
+{{- $_ := set $container "image" (index . 3) -}}
+{{- with $image.pullPolicy -}}{{- $_ := set $container "imagePullPolicy" . -}}{{- end -}}
+{{- with index . 5 -}}{{- $_ := set $container "resources" . -}}{{- end -}}
+{{- $secrets := $pod.imagePullSecrets | default list -}}
+{{- range concat ($ctx.v.global.imagePullSecrets | default list) ($ctx.v.imagePullSecrets | default list) ($image.pullSecrets | default list) -}}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) -}}
+{{- end -}}
+{{- with uniq $secrets -}}{{- $_ := set $pod "imagePullSecrets" . -}}{{- end -}}
+{{- end -}}
+
+{{- define "hami.scheduler" -}}
+{{- $ctx := . -}}
+{{- $s := .v.scheduler -}}
+{{- $deployment := get .objects (printf "Deployment/%s-scheduler" .name) -}}
+{{- $_ := set $deployment.spec "replicas" (ternary (int $s.replicas) 1 $s.leaderElect) -}}
+{{- $template := $deployment.spec.template -}}
+{{- $_ := set $template.metadata "annotations" (merge (deepCopy ($s.podAnnotations | default dict)) .schedulerSums) -}}
+{{- $pod := $template.spec -}}
+{{- $kube := index $pod.containers 0 -}}
+{{- $extender := index $pod.containers 1 -}}
+{{- include "hami.container" (list . $pod $kube (include "hami.kubeScheduler" .) $s.kubeScheduler.image $s.kubeScheduler.resources) -}}
+{{- include "hami.container" (list . $pod $extender (include "hami.image" (list . $s.extender.image "hami")) $s.extender.image $s.extender.resources) -}}
+{{- $more := list -}}
+{{- range $s.kubeScheduler.extraNewArgs -}}{{- if not (hasPrefix "--config=" .) -}}{{- $more = append $more . -}}{{- end -}}{{- end -}}
+{{- $_ := set $kube "command" (concat $kube.command $more) -}}
+{{- $flags := list
+  (list "scheduler-name" .v.schedulerName) (list "metrics-bind-address" $s.metricsBindAddress)
+  (list "node-scheduler-policy" $s.defaultSchedulerPolicy.nodeSchedulerPolicy)
+  (list "gpu-scheduler-policy" $s.defaultSchedulerPolicy.gpuSchedulerPolicy)
+  (list "force-overwrite-default-scheduler" $s.forceOverwriteDefaultScheduler)
+  (list "enable-ascend" .v.devices.ascend.enabled) (list "enable-iluvatar" .v.devices.iluvatar.enabled)
+  (list "leader-elect" $s.leaderElect) (list "leader-elect-resource-name" .v.schedulerName)
+-}}
+{{- if .takeOver -}}{{- $_ := set $extender "command" (append $extender.command "--foreign-reservations") -}}{{- end -}}
+{{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
+{{- $selector := deepCopy ($s.nodeLabelSelector | default dict) -}}
+{{- if .v.global.managedNodeSelectorEnable -}}{{- $selector = merge $selector (.v.global.managedNodeSelector | default dict) -}}{{- end -}}
+{{- if $selector -}}
+{{- $terms := list -}}
+{{- range $key, $value := $selector -}}{{- $terms = append $terms (printf "%s=%v" $key $value) -}}{{- end -}}
+{{- $flags = append $flags (list "node-label-selector" (join "," $terms)) -}}
+{{- end -}}
+{{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
+{{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
+{{- with $s.nodeLockExpire -}}{{- include "hami.env" (list $extender (dict "HAMI_NODELOCK_EXPIRE" .)) -}}{{- end -}}
+{{- $_ := set (index $extender.ports 1) "containerPort" (splitList ":" $s.metricsBindAddress | last | int) -}}
+{{- with $s.nodeSelector -}}{{- $_ := set $pod "nodeSelector" . -}}{{- end -}}
+{{- with $s.tolerations -}}{{- $_ := set $pod "tolerations" . -}}{{- end -}}
+{{- with $s.nodeName -}}{{- $_ := set $pod "nodeName" . -}}{{- end -}}
+{{- $service := get .objects (printf "Service/%s-scheduler" .name) -}}
+{{- $type := $s.service.type | default (ternary "NodePort" "ClusterIP" (not (empty $s.service.schedulerPort))) -}}
+{{- if or (ne $type "ClusterIP") .takeOver -}}{{- $_ := set $service.spec "type" $type -}}{{- end -}}
+{{- $https := index $service.spec.ports 0 -}}
+{{- $metrics := index $service.spec.ports 1 -}}
+{{- $_ := set $https "port" (int $s.service.httpPort) -}}
+{{- $_ := set $metrics "port" (int $s.service.monitorPort) -}}
+{{- if eq $type "NodePort" -}}
+{{- with $s.service.schedulerPort -}}{{- $_ := set $https "nodePort" (int .) -}}{{- end -}}
+{{- if ge (int $s.service.monitorPort) 30000 -}}{{- $_ := set $metrics "nodePort" (int $s.service.monitorPort) -}}{{- end -}}
+{{- end -}}
+{{- $_ := set $service.metadata "labels" (merge $service.metadata.labels ($s.service.labels | default dict)) -}}
+{{- with $s.service.annotations -}}{{- $_ := set $service.metadata "annotations" . -}}{{- end -}}
+{{- end -}}
+
+{{- define "hami.webhook" -}}
+{{- $ctx := . -}}
+{{- $w := .v.scheduler.admissionWebhook -}}
+{{- $name := printf "%s-webhook" .name -}}
+{{- with get .objects (printf "MutatingWebhookConfiguration/%s" $name) -}}
+{{- $trusted := $ctx.v.certificates.caBundle -}}
+{{- $inherited := "" -}}
+{{- if and (eq $ctx.certificates "secret") (not $trusted) -}}
+{{- range (lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" $name).webhooks -}}
+{{- if eq .name "vgpu.hami.io" -}}{{- $inherited = .clientConfig.caBundle -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .webhooks -}}
+{{- $_ := set . "failurePolicy" $w.failurePolicy -}}
+{{- if $w.customURL.enabled -}}
+{{- $_ := set . "clientConfig" (dict "url" (printf "https://%s:%v%s" $w.customURL.host $w.customURL.port $w.customURL.path)) -}}
+{{- else -}}
+{{- $_ := set .clientConfig.service "port" (int $ctx.v.scheduler.service.httpPort) -}}
+{{- end -}}
+{{- if $trusted -}}
+{{- $_ := set .clientConfig "caBundle" $trusted -}}
+{{- else if and $inherited (ne .name "vgpu.hami.io") -}}
+{{- /* not in that of HAMi's chart: a rollback would then remove it */ -}}
+{{- $_ := set .clientConfig "caBundle" $inherited -}}
+{{- end -}}
+{{- include "hami.selector" (list .namespaceSelector $w.namespaceSelector) -}}
+{{- if $w.whitelistNamespaces -}}
+{{- $_ := set .namespaceSelector "matchExpressions" (append .namespaceSelector.matchExpressions (dict "key" "kubernetes.io/metadata.name" "operator" "NotIn" "values" $w.whitelistNamespaces)) -}}
+{{- end -}}
+{{- if not $w.manageNamespaceSelector -}}{{- $_ := unset . "namespaceSelector" -}}{{- end -}}
+{{- if hasKey . "reinvocationPolicy" -}}{{- $_ := set . "reinvocationPolicy" $w.reinvocationPolicy -}}{{- end -}}
+{{- if hasKey . "objectSelector" -}}{{- include "hami.selector" (list .objectSelector $w.objectSelector) -}}{{- end -}}
+{{- if and $ctx.overwriteEnv (hasKey . "matchConditions") -}}{{- $_ := unset . "matchConditions" -}}{{- end -}}
+{{- range .matchConditions -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $object := .objects -}}
+{{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
+{{- range $object.spec.matchConditions -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.selector: adds what a value selects. Argument: selector, value. */}}
+{{- define "hami.selector" -}}
+{{- $selector := index . 0 -}}
+{{- $more := index . 1 -}}
+{{- with $more.matchLabels -}}{{- $_ := set $selector "matchLabels" . -}}{{- end -}}
+{{- with $more.matchExpressions -}}{{- $_ := set $selector "matchExpressions" (concat $selector.matchExpressions .) -}}{{- end -}}
+{{- end -}}
+
+{{/* hami.rights: two bindings have other names than in HAMi's chart, whose bindings name other roles: a binding cannot
+change its role. */}}
+{{- define "hami.rights" -}}
+{{- $ctx := . -}}
+{{- $role := get .objects (printf "Role/%s-scheduler" .name) -}}
+{{- $_ := set (index $role.rules 1) "resourceNames" (list .v.schedulerName) -}}
+{{- $_ := set (index $role.rules 2) "resourceNames" (list (printf "%s-extender" .v.schedulerName)) -}}
+{{- range list "scheduler" "device-plugin" -}}
+{{- with get $ctx.objects (printf "ClusterRoleBinding/%s-%s" $ctx.name .) -}}
+{{- $_ := set .metadata "name" (printf "%s-rights" .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if .takeOver -}}
+{{- with get .objects (printf "ClusterRole/%s-device-plugin" .name) -}}
+{{- /* HAMi's device plugins run until ours replace them, with the same account */ -}}
+{{- $_ := set . "rules" (append .rules (dict "apiGroups" (list "") "resources" (list "pods" "nodes") "verbs" (list "get" "list" "watch" "patch" "update"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hami.node" -}}
+{{- $ctx := . -}}
+{{- $v := .v -}}
+{{- $p := .v.devicePlugin -}}
+{{- $hook := printf "%s/vgpu" (trimSuffix "/" $v.global.gpuHookPath) -}}
+{{- $daemon := get .objects (printf "DaemonSet/%s-device-plugin" .name) -}}
+{{- if $daemon -}}
+{{- $template := $daemon.spec.template -}}
+{{- $_ := set $template.metadata "annotations" (merge (deepCopy ($p.podAnnotations | default dict)) .pluginSums) -}}
+{{- $pod := $template.spec -}}
+{{- include "hami.onNodes" (list . $pod $hook) -}}
+{{- $container := first $pod.containers -}}
+{{- $image := include "hami.image" (list . $p.image "hami-device-plugin") -}}
+{{- include "hami.container" (list . $pod $container $image $p.image $p.resources) -}}
+{{- range $pod.initContainers -}}
+{{- if hasPrefix "hami-device-plugin:" .image -}}{{- $_ := set . "image" $image -}}
+{{- else if $v.global.imageRegistry -}}{{- $_ := set . "image" (printf "%s/%s" $v.global.imageRegistry (regexReplaceAll "^[^/]+/" .image "")) -}}{{- end -}}
+{{- end -}}
+{{- with $p.updateStrategy -}}{{- $_ := set $daemon.spec "updateStrategy" . -}}
+{{- else -}}
+{{- /* HAMi's plugin must leave first: it removes the socket that both use */ -}}
+{{- if $ctx.takeOver -}}{{- $_ := set $daemon.spec "updateStrategy" (dict "type" "RollingUpdate" "rollingUpdate" (dict "maxSurge" 0 "maxUnavailable" 1)) -}}{{- end -}}
+{{- end -}}
+{{- if ne $p.migStrategy "none" -}}{{- include "hami.flag" (list $container "mig-strategy" $p.migStrategy) -}}{{- end -}}
+{{- if eq (toString $p.disablecorelimit) "true" -}}{{- include "hami.flag" (list $container "disable-core-limit" true) -}}{{- end -}}
+{{- $more := list -}}
+{{- range $p.extraArgs -}}{{- if ne . "-v=false" -}}{{- $more = append $more . -}}{{- end -}}{{- end -}}
+{{- $_ := set $container "command" (concat $container.command $more) -}}
+{{- range $name, $value := dict "PASS_DEVICE_SPECS" $p.passDeviceSpecsEnabled "GDRCOPY_ENABLED" $p.gdrcopyEnabled "GDS_ENABLED" $p.gdsEnabled "MOFED_ENABLED" $p.mofedEnabled "NVIDIA_DRIVER_ROOT" $p.nvidiaDriverRoot "NVIDIA_CDI_HOOK_PATH" $p.nvidiaHookPath "DEVICE_LIST_STRATEGY" ($p.deviceListStrategy | default nil) -}}
+{{- if not (kindIs "invalid" $value) -}}{{- include "hami.env" (list $container (dict $name $value)) -}}{{- end -}}
+{{- end -}}
+{{- if contains "topology-aware" $v.scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy -}}{{- include "hami.env" (list $container (dict "ENABLE_TOPOLOGY_SCORE" "true")) -}}{{- end -}}
+{{- include "hami.env" (list $container $p.extraEnvs) -}}
+{{- range $pod.volumes -}}
+{{- if eq .name "kubelet" -}}{{- $_ := set .hostPath "path" $p.pluginPath -}}{{- end -}}
+{{- if and (eq .name "node-config") $p.nodeConfiguration.externalConfigName -}}{{- $_ := set .configMap "name" $p.nodeConfiguration.externalConfigName -}}{{- end -}}
+{{- end -}}
+{{- if kindIs "string" $p.nvidiaDriverRoot -}}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "driver-root" "mountPath" "/driver-root" "readOnly" true)) -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "driver-root" "hostPath" (dict "path" $p.nvidiaDriverRoot "type" "Directory"))) -}}
+{{- end -}}
+{{- if $p.gpuOperatorToolkitReady.enabled -}}
+{{- $file := printf "%s/toolkit-ready" $p.gpuOperatorToolkitReady.hostPath -}}
+{{- $wait := dict "name" "toolkit-validation" "image" $image "command" (list "sh" "-c" `until [ -f "$0" ]; do echo "waiting for $0"; sleep 5; done` $file) -}}
+{{- $_ := set $wait "securityContext" $container.securityContext -}}
+{{- $_ := set $wait "volumeMounts" (list (dict "name" "nvidia-validations" "mountPath" $p.gpuOperatorToolkitReady.hostPath "mountPropagation" "HostToContainer" "readOnly" true)) -}}
+{{- $_ := set $pod "initContainers" (prepend ($pod.initContainers | default list) $wait) -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "nvidia-validations" "hostPath" (dict "path" $p.gpuOperatorToolkitReady.hostPath "type" "DirectoryOrCreate"))) -}}
+{{- end -}}
+{{- end -}}
+{{- $daemon = get .objects (printf "DaemonSet/%s-monitor" .name) -}}
+{{- if $daemon -}}
+{{- $template := $daemon.spec.template -}}
+{{- $_ := set $template.metadata "annotations" .monitorSums -}}
+{{- $pod := $template.spec -}}
+{{- include "hami.onNodes" (list . $pod $hook) -}}
+{{- $container := first $pod.containers -}}
+{{- $image := include "hami.image" (list . $p.monitor.image "hami-device-plugin") -}}
+{{- include "hami.container" (list . $pod $container $image $p.monitor.image $p.monitor.resources) -}}
+{{- if $v.legacyMetrics -}}{{- include "hami.flag" (list $container "legacy-metrics" true) -}}{{- end -}}
+{{- $_ := set $container "command" (concat $container.command ($p.monitor.extraArgs | default list)) -}}
+{{- include "hami.env" (list $container $p.monitor.extraEnvs) -}}
+{{- if .takeOver -}}
+{{- /* HAMi's monitor is in the pod of its device plugin, which lacks the label */ -}}
+{{- $expressions := list (dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "hami-device-plugin")) (dict "key" "app.kubernetes.io/managed-by" "operator" "DoesNotExist") -}}
+{{- $_ := set $pod "affinity" (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" .labels "matchExpressions" $expressions))))) -}}
+{{- end -}}
+{{- if $p.service.type -}}
+{{- $port := dict "name" "monitorport" "port" (int $p.service.httpPort) "targetPort" "metrics" "protocol" "TCP" -}}
+{{- if eq $p.service.type "NodePort" -}}{{- $_ := set $port "nodePort" (int $p.service.httpPort) -}}{{- end -}}
+{{- $metadata := dict "name" (printf "%s-device-plugin-monitor" .name) "namespace" .namespace "labels" (merge (deepCopy $daemon.metadata.labels) ($p.service.labels | default dict)) -}}
+{{- with $p.service.annotations -}}{{- $_ := set $metadata "annotations" . -}}{{- end -}}
+{{- $_ := set .objects (printf "Service/%s" $metadata.name) (dict "apiVersion" "v1" "kind" "Service" "metadata" $metadata "spec" (dict "type" $p.service.type "ports" (list $port) "selector" $daemon.spec.selector.matchLabels)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $p.createRuntimeClass -}}
+{{- $metadata := dict "name" $p.runtimeClassName "annotations" (dict "helm.sh/hook" "pre-install,pre-upgrade") -}}
+{{- $_ := set .objects "RuntimeClass" (dict "apiVersion" "node.k8s.io/v1" "kind" "RuntimeClass" "metadata" $metadata "handler" "nvidia") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.onNodes: what both pods on GPU nodes have. Argument: ctx, pod, directory of the limiter. */}}
+{{- define "hami.onNodes" -}}
+{{- $v := (index . 0).v -}}
+{{- $pod := index . 1 -}}
+{{- $hook := index . 2 -}}
+{{- $_ := set $pod "nodeSelector" ($v.devicePlugin.nvidiaNodeSelector | default dict) -}}
+{{- $_ := set $pod "tolerations" (concat $pod.tolerations ($v.devicePlugin.tolerations | default list)) -}}
+{{- with $v.devicePlugin.runtimeClassName -}}{{- $_ := set $pod "runtimeClassName" . -}}{{- end -}}
+{{- include "hami.flag" (list (first $pod.containers) "hook-path" $v.global.gpuHookPath) -}}
+{{- range $pod.volumes -}}{{- if eq .name "hook" -}}{{- $_ := set .hostPath "path" $hook -}}{{- end -}}{{- end -}}
+{{- range (first $pod.containers).volumeMounts -}}{{- if eq .name "hook" -}}{{- $_ := set . "mountPath" $hook -}}{{- end -}}{{- end -}}
+{{- end -}}

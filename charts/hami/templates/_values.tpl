@@ -1,0 +1,122 @@
+{{/* The values of a release, also of one of HAMi's chart: with `--reuse-values`, Helm passes the values of that chart
+alone, without the defaults of this one. */}}
+
+{{/* hami.prepare: sets v, keys, name, namespace, labels, takeOver and certificates in ctx. */}}
+{{- define "hami.prepare" -}}
+{{- $ctx := . -}}
+{{- $_ := set $ctx "keys" ($ctx.root.Files.Get "files/keys.json" | fromJson) -}}
+{{- include "hami.checkKeys" $ctx -}}
+{{- $v := deepCopy (omit $ctx.root.Values "hami-dra") -}}
+{{- $_ := set $ctx "v" $v -}}
+{{- include "hami.oldNames" $v -}}
+{{- include "hami.fill" (list $v $ctx.keys.defaults) -}}
+{{- $_ := set $ctx "name" (include "hami.fullname" $ctx) -}}
+{{- $_ := set $ctx "namespace" (include "hami.namespace" $ctx) -}}
+{{- $_ := set $ctx "labels" (dict "app.kubernetes.io/name" ($v.nameOverride | default "hami") "app.kubernetes.io/instance" $ctx.root.Release.Name) -}}
+{{- include "hami.findPredecessor" $ctx -}}
+{{- $mode := $v.certificates.mode -}}
+{{- if $v.scheduler.certManager.enabled -}}
+{{- $mode = "cert-manager" -}}
+{{- else if eq $mode "auto" -}}
+{{- $made := lookup "v1" "Secret" $ctx.namespace (printf "%s-scheduler-tls" $ctx.name) -}}
+{{- $mode = ternary "secret" "self-signed" (or (not (empty $made)) (not $v.scheduler.patch.enabled)) -}}
+{{- end -}}
+{{- $_ := set $ctx "certificates" $mode -}}
+{{- $monitor := $v.monitor.enabled -}}
+{{- if kindIs "invalid" $monitor -}}{{- $monitor = $v.devicePlugin.enabled -}}{{- end -}}
+{{- $_ := set $ctx "monitor" $monitor -}}
+{{- include "hami.check" $ctx -}}
+{{- end -}}
+
+{{/* hami.findPredecessor: whether the release in the cluster is one of HAMi's chart, by its container. */}}
+{{- define "hami.findPredecessor" -}}
+{{- $found := eq .v.takeOver "always" -}}
+{{- if eq .v.takeOver "auto" -}}
+{{- $running := lookup "apps/v1" "Deployment" .namespace (printf "%s-scheduler" .name) -}}
+{{- range (dig "spec" "template" "spec" "containers" list $running) -}}
+{{- if eq .name "vgpu-scheduler-extender" -}}{{- $found = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "takeOver" $found -}}
+{{- end -}}
+
+{{/* hami.fill: sets what is missing. Argument: values, defaults. `merge` would also replace false and 0. */}}
+{{- define "hami.fill" -}}
+{{- $values := index . 0 -}}
+{{- range $key, $default := index . 1 -}}
+{{- $missing := or (not (hasKey $values $key)) (kindIs "invalid" (get $values $key)) -}}
+{{- if and $missing (kindIs "invalid" $default) -}}
+{{- $_ := set $values $key nil -}}
+{{- else if $missing -}}
+{{- $_ := set $values $key (deepCopy $default) -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) -}}
+{{- include "hami.fill" (list (get $values $key) $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.oldNames: moves values of HAMi's chart v2.4 to v2.7 to where later versions have them. */}}
+{{- define "hami.oldNames" -}}
+{{- $scheduler := .scheduler | default dict -}}
+{{- $plugin := .devicePlugin | default dict -}}
+{{- range $holder := list ($scheduler.kubeScheduler | default dict) ($scheduler.extender | default dict) $plugin -}}
+{{- if kindIs "string" $holder.image -}}
+{{- $_ := set $holder "image" (dict "registry" "" "repository" $holder.image "tag" ($holder.imageTag | default "") "pullPolicy" ($holder.imagePullPolicy | default "")) -}}
+{{- end -}}
+{{- end -}}
+{{- $monitor := $plugin.monitor | default dict -}}
+{{- with $plugin.monitorimage -}}{{- $_ := set $monitor "image" (dict "repository" .) -}}{{- end -}}
+{{- with $plugin.vgpuMonitor -}}{{- with .resources -}}{{- $_ := set $monitor "resources" . -}}{{- end -}}{{- end -}}
+{{- if $monitor -}}{{- $_ := set $plugin "monitor" $monitor -}}{{- end -}}
+{{- with $plugin.nvidianodeSelector -}}{{- $_ := set $plugin "nvidiaNodeSelector" . -}}{{- end -}}
+{{- with $scheduler.customWebhook -}}
+{{- $webhook := $scheduler.admissionWebhook | default dict -}}
+{{- $_ := set $webhook "customURL" (pick . "enabled" "host" "port" "path") -}}
+{{- $_ := set $webhook "whitelistNamespaces" .whitelistNamespaces -}}
+{{- $_ := set $scheduler "admissionWebhook" $webhook -}}
+{{- end -}}
+{{- with $scheduler.mutatingWebhookConfiguration -}}
+{{- $webhook := $scheduler.admissionWebhook | default dict -}}
+{{- $_ := set $webhook "failurePolicy" .failurePolicy -}}
+{{- $_ := set $scheduler "admissionWebhook" $webhook -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.image: of this project, or the one that a value names. Argument: ctx, value, name of ours. */}}
+{{- define "hami.image" -}}
+{{- $ctx := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $global := $ctx.v.global -}}
+{{- $ours := $ctx.v.image -}}
+{{- $registry := $image.registry -}}
+{{- $repository := $image.repository -}}
+{{- $hamis := regexMatch "(^|/)projecthami/hami$" ($repository | default "") -}}
+{{- if or $hamis (not $repository) -}}
+{{- $repository = index . 2 -}}
+{{- $registry = ternary $ours.registry ($registry | default $ours.registry) $hamis -}}
+{{- end -}}
+{{- $tag := "" -}}
+{{- range list $image.tag $global.imageTag $ours.tag $ctx.root.Chart.AppVersion -}}
+{{- $next := . | default "" | toString | trim -}}
+{{- if and (not $tag) $next (not (regexMatch `^v?2\.` $next)) -}}{{- $tag = $next -}}{{- end -}}
+{{- end -}}
+{{- include "hami.reference" (list $ctx $registry $repository $tag $image.digest) -}}
+{{- end -}}
+
+{{/* hami.kubeScheduler: its image, of the version of the cluster. */}}
+{{- define "hami.kubeScheduler" -}}
+{{- $image := .v.scheduler.kubeScheduler.image -}}
+{{- $tag := $image.tag | default "" | toString | trim -}}
+{{- if or (not $tag) (and (regexMatch `^v?1\.\d+(\.\d+)?$` $tag) (semverCompare "<1.31" $tag)) -}}
+{{- $tag = regexFind `^v\d+\.\d+\.\d+` .root.Capabilities.KubeVersion.Version -}}
+{{- end -}}
+{{- include "hami.reference" (list . $image.registry $image.repository $tag $image.digest) -}}
+{{- end -}}
+
+{{/* hami.reference. Argument: ctx, registry, repository, tag, digest. */}}
+{{- define "hami.reference" -}}
+{{- $registry := (index . 0).v.global.imageRegistry | default (index . 1) -}}
+{{- with $registry -}}{{- . -}}/{{- end -}}
+{{- index . 2 -}}
+{{- if index . 4 -}}@{{- index . 4 -}}{{- else -}}:{{- index . 3 -}}{{- end -}}
+{{- end -}}

@@ -1,0 +1,198 @@
+"""The chart has the objects of the overlays, takes the values of HAMi's chart, and says what is wrong with others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import LocalCluster
+from e2e.helm_chart import CHART, ROOT, Helm, HelmError
+from tools.chart import upstream_values, upstream_versions
+
+Object = dict[str, Any]
+CONFIG = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
+STRICT = CONFIG.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1)
+CA = "LS0tLS1CRUdJTg=="
+OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
+RENAMED = {"ClusterRoleBinding/hami-scheduler-rights": "ClusterRoleBinding/hami-scheduler",
+           "ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
+"""Bindings of HAMi's chart have the names on the right, and other roles, which cannot change."""
+
+
+@pytest.fixture
+def helm(tmp_path: Path) -> Helm:
+    return Helm(tmp_path)
+
+
+def folded(item: Any) -> Any:
+    """Returns *item* with single spaces in expressions: the libraries of Helm and kustomize fold lines differently."""
+    if isinstance(item, dict):
+        return {key: " ".join(value.split()) if key == "expression" else folded(value) for key, value in item.items()}
+    return [folded(value) for value in item] if isinstance(item, list) else item
+
+
+def normal(items: list[Object]) -> dict[str, Object]:
+    """Returns the objects by kind and name, without what only Helm or only kustomize adds: labels of the chart,
+    checksums, and the suffix of a generated ConfigMap."""
+    found = {}
+    for item in folded(deepcopy(items)):
+        if "hook" in str(item["metadata"].get("annotations", "")):
+            continue
+        if item["kind"].startswith("ValidatingAdmissionPolicy"):  # kustomize does not know that it has no namespace
+            item["metadata"].pop("namespace", None)
+        for place in (item, item.get("spec", {}).get("template", {})):
+            labels = place.get("metadata", {}).get("labels", {})
+            for label in OF_HELM & labels.keys():
+                del labels[label]
+            notes = place.get("metadata", {}).get("annotations", {})
+            for note in [key for key in notes if key.startswith("checksum/")]:
+                del notes[note]
+            if place.get("metadata", {}).get("annotations") == {}:
+                del place["metadata"]["annotations"]
+        text = re.sub(r"(name: hami-[a-z-]+)-[a-z0-9]{10}$", r"\1", yaml.safe_dump(item), flags=re.MULTILINE)
+        item = yaml.safe_load(text)
+        key = f"{item['kind']}/{item['metadata']['name']}"
+        item["metadata"]["name"] = RENAMED.get(key, key).partition("/")[2]
+        found[RENAMED.get(key, key)] = item
+    return found
+
+
+def kustomized(local: LocalCluster, folder: Path, overlay: str, components: list[str], **more: object) -> list[Object]:
+    """Builds an overlay with the labels of a release named hami."""
+    shutil.copytree(ROOT / "manifests", folder / "manifests")
+    labels = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [f"manifests/{overlay}"], "components": [f"manifests/components/{name}" for name in components],
+        "labels": [{"pairs": labels, "includeSelectors": True}], **more}))
+    return list(yaml.safe_load_all(local.kubectl("kustomize", str(folder))))
+
+
+SETTINGS: dict[str, tuple[str, list[str], Object]] = {
+    "self-signed": ("overlays/self-signed", [], {}),
+    "own-certificate": ("base", [], {"certificates": {"mode": "secret"}}),
+    "cert-manager": ("overlays/cert-manager", [], {"scheduler": {"certManager": {"enabled": True}}}),
+    "hami-limiter": ("overlays/self-signed", ["hami-limiter"], {"limiter": {"hami": True}}),
+    "mig": ("overlays/self-signed", ["mig"], {"mig": True}),
+    "prometheus": ("overlays/self-signed", ["prometheus"], {"prometheus": {"enabled": True}}),
+    "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
+    "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
+    "all": ("overlays/cert-manager", ["hami-limiter", "mig", "selinux", "strict", "prometheus"], {
+        "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True}, "mig": True, "selinux": True,
+        "device-config": {"content": STRICT}, "prometheus": {"enabled": True}}),
+    "kind": ("overlays/kind", [], {"mockDevicePlugin": {"enabled": True}}),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_chart_and_overlay_have_the_same_objects(local: LocalCluster, helm: Helm, tmp_path: Path, case: str) -> None:
+    overlay, components, values = SETTINGS[case]
+    more: Object = {}
+    if content := values.get("device-config"):
+        (tmp_path / "device-config.yaml").write_text(content["content"])
+        more = {"configMapGenerator": [{"name": "hami-scheduler-device", "namespace": "kube-system",
+                                        "behavior": "replace", "files": ["device-config.yaml"]}]}
+    wanted, found = normal(kustomized(local, tmp_path, overlay, components, **more)), normal(helm.template(values))
+    assert found.keys() == wanted.keys()
+    for name, item in wanted.items():
+        assert found[name] == item, name
+
+
+def references(item: Any, key: str = "") -> set[str]:
+    """Returns the names of ConfigMaps, Secrets, accounts, roles and policies that *item* refers to."""
+    if isinstance(item, list):
+        return set().union(*(references(value, key) for value in item))
+    if not isinstance(item, dict):
+        return set()
+    found = {item["name"]} if key in ("configMap", "roleRef", "subjects", "service") else set()
+    found |= {value for name, value in item.items() if name in ("serviceAccountName", "policyName", "secretName")}
+    return found.union(*(references(value, name) for name, value in item.items()))
+
+
+@pytest.mark.parametrize("mode", ["self-signed", "cert-manager", "secret"])
+@pytest.mark.parametrize(("release", "name"), [("hami", "hami"), ("gpu", "gpu-hami"), ("hami-test", "hami-test")])
+def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode: str) -> None:
+    values = {"scheduler": {"certManager": {"enabled": True}}} if mode == "cert-manager" else {
+        "certificates": {"mode": mode}}
+    items = helm.template(values, release=release, namespace="hami-system")
+    text = yaml.safe_dump_all(items)
+    assert "kube-system" not in text
+    names = {item["metadata"]["name"] for item in items}
+    assert all(found.startswith(f"{name}-") for found in names)
+    others = {"system:kube-scheduler", "system:volume-scheduler", f"{name}-scheduler-tls", f"{name}-ca"}
+    assert references(items) <= names | others
+    for item in items:
+        if item["kind"] == "ValidatingAdmissionPolicy" and item["metadata"]["name"] == f"{name}-ca-bundle":
+            assert f"[^:]*{name}-scheduler[^:]*" in str(item) and f"contains('{name}-webhook')" in str(item)
+    if mode == "self-signed":
+        assert f"--self-signed-cert-secret={name}-scheduler-self-signed" in text
+        assert f"--self-signed-webhook={name}-webhook" in text
+
+
+WRONG: dict[str, tuple[Object, str]] = {
+    "type": ({"scheduler": {"replicas": "two"}}, r"at '/scheduler/replicas': got string, want"),
+    "policy": ({"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "random"}}},
+               r"nodeSchedulerPolicy': value must be one of 'binpack', 'spread'"),
+    "unknown": ({"scheduler": {"replica": 2}}, "unknown value scheduler.replica; the nearest are scheduler.replicas,"),
+    "unknown group": ({"deviceplugin": {"deviceSplitCount": 2}}, r"the nearest are devicePlugin.deviceSplitCount,"),
+    "unknown global": ({"global": {"imageTga": "1"}}, r"the nearest are global.imageTag,"),
+    "two certificates": ({"scheduler": {"certManager": {"enabled": True}}, "certificates": {"mode": "self-signed"}},
+                         "contradict each other"),
+    "a CA too many": ({"certificates": {"mode": "self-signed", "caBundle": CA}}, "caBundle belongs to .*mode=secret"),
+    "mode": ({"certificates": {"mode": "vault"}}, r'certificates.mode is "vault": expected auto,'),
+    "take-over": ({"takeOver": "yes"}, r'takeOver is "yes": expected auto, always or never'),
+    "monitor alone": ({"monitor": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
+    "mock alone": ({"mockDevicePlugin": {"enabled": True}, "devicePlugin": {"enabled": False}},
+                   "set devicePlugin.enabled to true"),
+    "runtime class": ({"devicePlugin": {"createRuntimeClass": True}}, "set devicePlugin.runtimeClassName"),
+    "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
+    "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
+    "dra": ({"dra": {"enabled": True}}, "set dra.enabled to false"),
+    "host network": ({"devicePlugin": {"hostNetwork": True}}, "set devicePlugin.hostNetwork to false"),
+    "limiter elsewhere": ({"devicePlugin": {"libPath": "/opt/vgpu"}}, r"puts this directory at /usr/local/vgpu:"),
+    "regions elsewhere": ({"devicePlugin": {"monitor": {"ctrPath": "/a"}}}, "at /usr/local/vgpu/containers:"),
+    "another configuration": ({"scheduler": {"kubeScheduler": {"extraNewArgs": ["--config=/a"]}}}, "leave the flag"),
+    "device config": ({"device-config": {"content": "- a"}}, "device-config.content is not a YAML map"),
+    "chip": ({"device-config": {"content": "iluvatars: [{commonWord: X}]"}}, "has the chip X, .* tools.policies"),
+    "node config": ({"devicePlugin": {"nodeConfiguration": {"config": "{"}}}, "nodeConfiguration.config is not JSON"),
+    "no name": ({"resourceMem": ""}, "resourceMem is empty: to do without a resource,"),
+    "long name": ({"fullnameOverride": "hami" * 12}, "has more than 40 characters: set a shorter fullnameOverride"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_are_refused_with_a_sentence(helm: Helm, case: str) -> None:
+    values, expected = WRONG[case]
+    with pytest.raises(HelmError, match=expected):
+        helm.template(values)
+
+
+def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
+    with pytest.raises(HelmError, match="requires kubeVersion: >=1.31.0-0 which is incompatible with Kubernetes v1.30"):
+        helm.template(kubernetes="v1.30.9")
+
+
+@pytest.mark.parametrize("version", upstream_versions())
+def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -> None:
+    """As with `--reuse-values`, which passes them all. They name HAMi's image and its version; ours has neither."""
+    items = normal(helm.template(upstream_values(version)))
+    assert items.keys() >= {"Deployment/hami-scheduler", "DaemonSet/hami-device-plugin", "Service/hami-scheduler"}
+    pod = items["Deployment/hami-scheduler"]["spec"]["template"]["spec"]
+    kube, extender = (container["image"] for container in pod["containers"])
+    assert extender == "hami:0.1.0" and kube.endswith("kube-scheduler:v1.37.2")
+    plugin = items["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]["containers"][0]
+    assert plugin["image"] == "hami-device-plugin:0.1.0" and "-v=false" not in plugin["command"]
+    ports = {port["port"]: port.get("nodePort") for port in items["Service/hami-scheduler"]["spec"]["ports"]}
+    assert ports == {443: 31998, 31993: 31993}
+
+
+def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> None:
+    values = {"scheduler": {"patch": {"runAsUser": 3000}, "livenessProbe": True}, "version": "v2.6.1"}
+    told = helm.run("install", "hami", CHART, "--dry-run=client", values=values).partition("NOTES:")[2]
+    assert "kubectl hami top" in told and "scheduler.patch.runAsUser: There is no job" in told
+    assert "scheduler.livenessProbe: Both" in told and "version:" not in told

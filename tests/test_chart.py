@@ -1,0 +1,65 @@
+"""The generated parts of the chart are up to date, and the table names every value of HAMi's chart."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hami import __version__
+from tools.chart import (
+    CHART, EFFECTS, ROOT, generated_files, leaves, number, own_values, upstream_rows, upstream_values,
+)
+
+ROWS = upstream_rows()
+
+
+@pytest.mark.parametrize("path", generated_files(), ids=lambda path: path.name)
+def test_generated_files_are_up_to_date(path):
+    assert path.read_text() == generated_files()[path], "run python -m tools.chart"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_value_of_hami_has_an_effect_and_a_reason(name):
+    row = ROWS[name]
+    assert row.keys() <= {"effect", "text", "until", "defaults", "commented"} and row["effect"] in EFFECTS
+    assert row["effect"] == "same" or row["text"].endswith(".")
+    assert all(number(version) <= number(row["until"]) for version in row["defaults"])
+
+
+def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
+    """`_values.tpl` moves earlier names; `_devices.tpl` reads the defaults of v2.4.0."""
+    own = {name for name, _ in leaves(own_values())}
+    templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.tpl"))
+    for name, row in ROWS.items():
+        if row["effect"] in ("same", "different") and name not in own and "." in name:
+            assert name.rpartition(".")[2] in templates, name
+
+
+@pytest.mark.parametrize(("version", "count"), [("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190)])
+def test_a_version_of_hami_has_its_values(version, count):
+    values = upstream_values(version)
+    assert values["resourceName"] == "nvidia.com/gpu" and len(list(leaves(values))) > count / 1.3
+
+
+def test_the_chart_has_the_version_of_the_package():
+    text = (CHART / "Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (.*)$", text, re.MULTILINE) == [__version__, __version__]
+
+
+def test_the_chart_has_no_copies_of_the_manifests():
+    assert (CHART / "manifests").resolve() == ROOT / "manifests"
+    assert (CHART / "files" / "dashboard.json").resolve() == ROOT / "dashboards" / "hami.json"
+
+
+def test_own_images_have_no_registry():
+    values = own_values()
+    images = [holder["image"] for holder in (
+        values["scheduler"]["extender"], values["devicePlugin"], values["devicePlugin"]["monitor"])]
+    assert values["image"]["registry"] == "" and all(image["registry"] == "" for image in images)
+    assert "projecthami" not in Path(CHART / "values.yaml").read_text()
+
+
+def test_the_schema_is_json_that_names_every_group():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"].keys() >= {name.partition(".")[0] for name in ROWS}

@@ -1,0 +1,235 @@
+"""Parts of the chart that follow from its values and from those of HAMi's chart.
+
+``python -m tools.chart`` writes ``values.schema.json``, ``files/keys.json`` and ``README.md`` in ``charts/hami``, and
+``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``; a test fails while a file is
+outdated. The templates of the chart read the manifests themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "hami"
+UPSTREAM = Path(__file__).with_name("helm_values.yaml")
+TABLE = ROOT / "docs" / "helm-values.md"
+OPEN = re.compile(
+    r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
+    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|extraEnvs|securityContext|hami-dra)$")
+"""Maps with keys that users choose, or that belong to Kubernetes."""
+EITHER = {"devicePlugin.disablecorelimit", "scheduler.overwriteEnv", "metaxsGPUTopologyAware"}
+"""Booleans that HAMi's chart also writes as strings."""
+DEVICE_POLICY = r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
+RULES: dict[str, dict[str, object]] = {
+    "scheduler.replicas": {"minimum": 1},
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": ["binpack", "spread"]},
+    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
+    "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},
+    "scheduler.admissionWebhook.reinvocationPolicy": {"enum": ["Never", "IfNeeded"]},
+    "scheduler.service.type": {"enum": ["", "ClusterIP", "NodePort", "LoadBalancer"]},
+    "devicePlugin.service.type": {"enum": ["", "ClusterIP", "NodePort", "LoadBalancer"]},
+    "devicePlugin.migStrategy": {"enum": ["none", "single", "mixed"]},
+    "devicePlugin.deviceSplitCount": {"minimum": 1},
+    "devicePlugin.deviceMemoryScaling": {"exclusiveMinimum": 0},
+    "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
+    "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
+}
+"""What the schema says of a value beside its type."""
+EFFECTS = {"same": "same", "different": "different", "none": "no effect", "refused": "refused"}
+Values = dict[str, Any]
+
+
+def own_values() -> Values:
+    """Returns the chart's defaults."""
+    values: Values = yaml.safe_load((CHART / "values.yaml").read_text())
+    return values
+
+
+def upstream_rows() -> dict[str, Values]:
+    """Returns what is known of each key of HAMi's chart."""
+    rows: dict[str, Values] = yaml.safe_load(UPSTREAM.read_text())
+    return rows
+
+
+def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the name and the value of everything in *values* that is no map with fixed keys."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value and not OPEN.search(name):
+            yield from leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def upstream_values(version: str) -> Values:
+    """Returns values.yaml of HAMi's chart *version*, such as ``v2.8.0``."""
+    found: Values = {}
+    for name, row in upstream_rows().items():
+        since = [known for known in row["defaults"] if number(known) <= number(version)]
+        if since and number(version) <= number(row["until"]) and not row.get("commented"):
+            place = found
+            *path, last = name.split(".")
+            for step in path:
+                place = place.setdefault(step, {})
+            place[last] = row["defaults"][max(since, key=number)]
+    return found
+
+
+def upstream_versions() -> list[str]:
+    """Returns all versions in which a value came, changed or went."""
+    found = {version for row in upstream_rows().values() for version in (*row["defaults"], row["until"])}
+    return sorted(found, key=number)
+
+
+def number(version: str) -> list[int]:
+    """Returns ``[2, 10, 0]`` for ``v2.10.0``."""
+    return [int(part) for part in version.removeprefix("v").split(".")]
+
+
+def groups(names: list[str]) -> list[str]:
+    """Returns the maps above *names*."""
+    return sorted({name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)})
+
+
+def render_keys() -> str:
+    """Returns ``files/keys.json``: for the templates, since Helm hides the defaults when it reuses values."""
+    own = [name for name, _ in leaves(own_values())]
+    rows = upstream_rows()
+    upstream = {}
+    for name, row in rows.items():
+        upstream[name] = {"effect": row["effect"], "text": row.get("text", ""), "checked": name in CHECKED,
+                          "defaults": list(row["defaults"].values())}
+    found = {"defaults": own_values(), "own": own, "groups": groups([*own, *rows]), "upstream": upstream}
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+CHECKED = {"devicePlugin.libPath", "devicePlugin.monitor.ctrPath", "devicePlugin.monitorctrPath"}
+"""Refused by a comparison in the templates, not by being unlike HAMi's default."""
+
+
+def render_schema() -> str:
+    """Returns ``values.schema.json``: types. The templates know the names, because they can say which one was meant."""
+    seen: dict[str, list[object]] = {}
+    for name, value in leaves(own_values()):
+        seen.setdefault(name, []).append(value)
+    for name, row in upstream_rows().items():
+        if not any(OPEN.search(known) for known in seen if name.startswith(f"{known}.")):
+            seen.setdefault(name, []).extend(row["defaults"].values())
+    schema: Values = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
+    for name, values in sorted(seen.items()):
+        node = schema
+        *path, last = name.split(".")
+        for step in path:
+            node = node["properties"].setdefault(step, {"type": ["object", "null"]})
+            node.setdefault("properties", {})
+            if "object" not in node["type"]:  # a string in versions before v2.7, such as an image
+                node["type"] = sorted([*node["type"], "object"])
+        place = node["properties"].setdefault(last, {})
+        types = {kind for value in values for kind in kinds(name, value)}
+        place["type"] = sorted({*place.get("type", ()), *types, "null"})
+        place.update(RULES.get(name, {}))
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def kinds(name: str, value: object) -> Iterator[str]:
+    """Yields the types that a value may have, if *value* is a default."""
+    last = name.rpartition(".")[2]
+    if OPEN.search(name):
+        yield "object"
+        if last in ("extraEnvs", "resources"):
+            yield "array"
+    elif isinstance(value, bool):
+        yield "boolean"
+        if name in EITHER:
+            yield "string"
+    elif isinstance(value, int | float):
+        yield "number" if "Scaling" in name else "integer"
+    elif isinstance(value, list):
+        yield "array"
+    elif isinstance(value, str):
+        yield "string"
+        if name in EITHER:
+            yield "boolean"
+    elif value is None:
+        yield from NULLS.get(last, ())
+
+
+NULLS = {"enabled": ["boolean"], "schedulerPort": ["integer"], "whitelistNamespaces": ["array"],
+         "passDeviceSpecsEnabled": ["boolean"], "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
+         "gdrcopyEnabled": ["boolean"], "gdsEnabled": ["boolean"], "mofedEnabled": ["boolean"],
+         "matchLabels": ["object"]}
+"""Types of values that are empty by default, by the last part of the name."""
+
+
+def render_readme() -> str:
+    """Returns ``README.md`` of the chart: its own values, from the comments that begin with ``# --``."""
+    lines, rows, path = (CHART / "values.yaml").read_text().splitlines(), [], []
+    comment: list[str] = []
+    for line in lines:
+        found = re.match(r"( *)# (-- )?(.*)", line)
+        if found and (found[2] or comment):
+            comment.append(found[3])
+        elif entry := re.match(r"( *)([A-Za-z-]+):(.*)", line):
+            depth = len(entry[1]) // 2
+            path = [*path[:depth], entry[2]]
+            if comment:
+                rows.append((".".join(path), entry[3].strip(), " ".join(comment)))
+            comment = []
+        else:
+            comment = []
+    table = "\n".join(f"| `{name}` | `{default}` | {text} |" for name, default, text in rows)
+    return README.read_text().replace("VALUES", f"| value | default | meaning |\n| --- | --- | --- |\n{table}")
+
+
+README = Path(__file__).with_name("chart.README.md")
+
+
+def render_table() -> str:
+    """Returns ``docs/helm-values.md``."""
+    rows = upstream_rows()
+    lines = []
+    for name, row in rows.items():
+        since = min(row["defaults"], key=number)
+        span = since if since == row["until"] else f"{since} to {row['until']}"
+        lines.append(f"| `{name}` | {span} | {EFFECTS[row['effect']]} | {row.get('text', '')} |")
+    counts = {effect: sum(row["effect"] == effect for row in rows.values()) for effect in EFFECTS}
+    return TABLE_HEAD.format(total=len(rows), **counts) + "\n".join(lines) + "\n"
+
+
+TABLE_HEAD = """\
+# Values of HAMi's chart
+
+<!-- Written by `python -m tools.chart` from tools/helm_values.yaml. -->
+
+What the [chart](../charts/hami/README.md) of this project does with each of the {total} values that HAMi's chart had
+from v2.4 to v2.10. {same} have the same effect, {different} a different one. {none} have no effect; the notes after an
+installation name those that you have changed. {refused} are refused unless they have HAMi's default, with a sentence
+that says what to do. Any other value is refused, with the names that are nearest to it.
+
+| value | in HAMi's chart | effect | remarks |
+| --- | --- | --- | --- |
+"""
+
+
+def generated_files() -> dict[Path, str]:
+    """Returns the content of each generated file."""
+    return {CHART / "values.schema.json": render_schema(), CHART / "files" / "keys.json": render_keys(),
+            CHART / "README.md": render_readme(), TABLE: render_table()}
+
+
+@click.command(help="Write the generated parts of the chart and of its documentation.")
+def main() -> None:
+    for path, content in generated_files().items():
+        path.write_text(content)
+        click.echo(path)
+
+
+if __name__ == "__main__":
+    main()
