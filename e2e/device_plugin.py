@@ -18,6 +18,7 @@ import yaml
 
 from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
+from e2e.kube import write_kubeconfig
 from e2e.processes import free_port
 from e2e.realnode import NodeProgram, RealNode
 from e2e.scheduler import shipped_flags
@@ -155,8 +156,4 @@ def account_kubeconfig(node: RealNode, account: str = ACCOUNT, rights: str = "de
     for item in yaml.safe_load_all((MANIFESTS / rights).read_text()):
         node.kube.apply(item)
     token = node.kube.token(account, NAMESPACE, bound_to=node.node())
-    config: Object = yaml.safe_load(node.cluster.kubeconfig.read_text())
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    target.touch(mode=0o600)
-    target.write_text(yaml.safe_dump(config))
-    return target
+    return write_kubeconfig(node.cluster.kubeconfig, token, target)

@@ -20,7 +20,7 @@ from kubernetes import config as kubernetes_config
 
 from e2e.eventually import WaitTimeout
 
-__all__ = ["ApiError", "Kube", "path_of"]
+__all__ = ["ApiError", "Kube", "path_of", "write_kubeconfig"]
 
 Object = dict[str, Any]
 
@@ -85,6 +85,7 @@ class Kube:
         for key in ("BearerToken", "authorization"):  # the name differs between versions of the client
             if found := configuration.get_api_key_with_prefix(key):
                 self._headers["Authorization"] = found
+        self._token = token
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._pool = urllib3.PoolManager(
@@ -101,6 +102,10 @@ class Kube:
         """Returns a client that acts as *user* of *group*."""
         return Kube(self.kubeconfig, context=self._context,
                     headers={"Impersonate-User": user, "Impersonate-Group": group})
+
+    def write_kubeconfig(self, target: Path) -> Path:
+        """Writes a configuration with the token of this client."""
+        return write_kubeconfig(self.kubeconfig, self._token, target)
 
     def close(self) -> None:
         self._pool.clear()
@@ -250,6 +255,15 @@ class Kube:
                 time.sleep(0.1)
         raise WaitTimeout(f"not within {timeout:g} s: {what or getattr(done, '__name__', 'condition')}; "
                           f"{kind}s in {namespace or 'the cluster'}: {summary(items.values()) or 'none'}")
+
+
+def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
+    """Writes the configuration *source* with *token* as credentials to *target*, which only the owner may read."""
+    config: Object = yaml.safe_load(source.read_text())
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    target.touch(mode=0o600)
+    target.write_text(yaml.safe_dump(config))
+    return target
 
 
 def decoded(status: int, data: bytes) -> Object:

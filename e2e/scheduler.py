@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
 from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError, Kube, path_of, write_kubeconfig
 from e2e.pods import pod
 from e2e.processes import Program, free_port
 
@@ -140,12 +140,7 @@ def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout:
 def account_kubeconfig(cluster: LocalCluster) -> Path:
     """Returns a kubeconfig with a token of the shipped ServiceAccount."""
     token = cluster.kube.token(SCHEDULER, NAMESPACE)
-    config: Object = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    target = cluster.folder / f"{SCHEDULER}.kubeconfig"
-    target.write_text(yaml.safe_dump(config))
-    target.chmod(0o600)
-    return target
+    return write_kubeconfig(cluster.kubeconfig, token, cluster.folder / f"{SCHEDULER}.kubeconfig")
 
 
 def shipped_flags(file: str = "deployment.yaml", container: str = "extender") -> dict[str, str]:

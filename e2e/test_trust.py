@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.accounts import account, binding, permitted, wait_permitted
 from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -31,7 +32,6 @@ IGNORE = {"hami.io/webhook": "ignore"}
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 SYSTEM = "kube-system"
 PLUGIN = "hami-device-plugin"
-RBAC = "rbac.authorization.k8s.io"
 POLICY = re.compile(r"ValidatingAdmissionPolicy '([\w-]+)'")
 KEYS = sorted({key for vendor in VENDORS for key in (vendor.allocated, vendor.to_allocate) if key} | {
     PHASE, NODE, TIME, "hami.io/bind-time", "hami.io/vgpu-mig-allocations", "CAMBRICON_DSMLU_PROFILE",
@@ -55,46 +55,6 @@ def annotated(values: Object) -> Object:
 def of(sandbox: Sandbox, name: str) -> str:
     """Returns the name of a node in the cluster."""
     return str(sandbox.node(name)["metadata"]["name"])
-
-
-def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
-    """Returns a client of a new ServiceAccount of the sandbox with these ClusterRoles in its namespace."""
-    sandbox.kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, sandbox.namespace)
-    for role in roles:
-        sandbox.kube.create(binding(sandbox, name, role), sandbox.namespace)
-    return sandbox.kube.with_token(sandbox.kube.token(name, sandbox.namespace))
-
-
-def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
-    """Returns the binding of a ClusterRole to the ServiceAccount *name* of the sandbox."""
-    return {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": {"name": role},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
-
-
-def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = "") -> None:
-    """Waits until the API server has seen the roles of *client*."""
-    resource, _, subresource = resource.partition("/")
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {
-        "resourceAttributes": {"namespace": sandbox.namespace, "verb": verb, "group": group, "resource": resource,
-                               "subresource": subresource}}}
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    eventually(lambda: client.call("POST", path, review)["status"]["allowed"], f"the account may {verb} {resource}")
-
-
-@contextlib.contextmanager
-def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str, group: str = "") -> Iterator[Kube]:
-    """Yields a client of an account that may do *verbs* to *resources* (words) in all namespaces."""
-    role = f"{name}-{sandbox.namespace}"
-    sandbox.kube.create({"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": [
-        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}]})
-    client = account(sandbox, name)
-    sandbox.kube.create(binding(sandbox, name, role, kind="ClusterRoleBinding"))
-    wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0], group)
-    yield client
-    client.close()
-    sandbox.kube.delete("ClusterRoleBinding", role)
-    sandbox.kube.delete("ClusterRole", role)
 
 
 @pytest.fixture

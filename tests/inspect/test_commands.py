@@ -46,6 +46,7 @@ def names(result):
     (["top"], ["n1", "n2"]), (["top", "nodes", "n2"], ["n2"]), (["top", "pods"], ["b"]),
     (["top", "pods", "--context=other"], ["a"]), (["top", "pods", "-A"], ["a", "b"]),
     (["top", "pods", "-n", "default"], ["a"]), (["top", "nodes", "-l", "gpu=off"], []),
+    (["top", "pods", "-n=default"], ["a"]), (["top", "nodes", "-l=gpu=off"], []),
     (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]), (["top", "namespaces"], ["default"]),
 ])
 def test_top(args, found):

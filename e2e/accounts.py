@@ -1,0 +1,56 @@
+"""Accounts of users with chosen rights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from e2e.eventually import eventually
+from e2e.kube import Kube
+from e2e.sandbox import Sandbox
+
+__all__ = ["account", "binding", "permitted", "wait_permitted"]
+
+Object = dict[str, Any]
+RBAC = "rbac.authorization.k8s.io"
+
+
+def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
+    """Returns a client of a new ServiceAccount of the sandbox with these ClusterRoles in its namespace."""
+    sandbox.kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, sandbox.namespace)
+    for role in roles:
+        sandbox.kube.create(binding(sandbox, name, role), sandbox.namespace)
+    return sandbox.kube.with_token(sandbox.kube.token(name, sandbox.namespace))
+
+
+def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
+    """Returns the binding of a ClusterRole to the ServiceAccount *name* of the sandbox."""
+    return {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": {"name": role},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
+
+
+def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = "") -> None:
+    """Waits until the API server has seen the roles of *client*."""
+    resource, _, subresource = resource.partition("/")
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {
+        "resourceAttributes": {"namespace": sandbox.namespace, "verb": verb, "group": group, "resource": resource,
+                               "subresource": subresource}}}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    eventually(lambda: client.call("POST", path, review)["status"]["allowed"], f"the account may {verb} {resource}")
+
+
+@contextlib.contextmanager
+def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str, group: str = "") -> Iterator[Kube]:
+    """Yields a client of an account that may do *verbs* to *resources* (words) in all namespaces."""
+    role = f"{name}-{sandbox.namespace}"
+    sandbox.kube.create({"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": [
+        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}]})
+    client = account(sandbox, name)
+    sandbox.kube.create(binding(sandbox, name, role, kind="ClusterRoleBinding"))
+    wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0], group)
+    yield client
+    client.close()
+    sandbox.kube.delete("ClusterRoleBinding", role)
+    sandbox.kube.delete("ClusterRole", role)
