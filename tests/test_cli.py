@@ -51,6 +51,7 @@ def test_without_flags_the_defaults_hold():
     (["--metrics_bind_address=:1"], "metrics_bind_address", Address("", 1)),
     (["--extender-bind-address=127.0.0.1:2"], "extender_bind_address", Address("127.0.0.1", 2)),
     (["--extender_bind_address", "[::1]:2"], "extender_bind_address", Address("::1", 2)),
+    (["--dashboard-bind-address=127.0.0.1:3"], "dashboard_bind_address", Address("127.0.0.1", 3)),
     (["--self-signed-cert-secret=s"], "self_signed_cert_secret", "s"),
     (["--self-signed-webhook=w"], "self_signed_webhook", "w"),
     (["--self-signed-cert-lifetime=48h"], "self_signed_cert_lifetime", 172_800.0),

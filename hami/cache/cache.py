@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -218,6 +218,71 @@ class Cache:
             records, reserved = self.pods.all(), self.reservations.refs()
         pods = {record.ref.uid: record.ref for record in records} | {ref.uid: ref for ref in reserved}
         return Snapshot(nodes, bookings, pods, used, quotas)
+
+    def version(self) -> tuple[int, ...]:
+        """Returns numbers of which one increases with every change of what can be read here."""
+        with self._lock:
+            self._index.refresh()
+            return self._index.changes, self.quotas.changes, self.nodes.changes, self.pods.changes
+
+    def changed_nodes(self, change: int) -> tuple[int, list[str], set[str]]:
+        """Returns the number of the last change; the nodes whose devices have changed since that of number *change*;
+        and all nodes with devices."""
+        with self._lock:
+            changed = self._index.changed_since(change)
+            return self._index.changes, changed, set(self._index.nodes)
+
+    def excerpt(self, names: Iterable[str]) -> Snapshot:
+        """Returns the part of a snapshot that concerns the nodes *names*, with all quotas."""
+        with self._lock:
+            nodes = {name: usages for name in names if (usages := self._index.usages(name))}
+            bookings = [booking for name in nodes for booking in self._index.bookings_on(name)]
+            used = {key: (mib, percent) for key, (mib, percent) in self._index.usage_by_namespace().items()}
+            refs = {booking.uid: self._ref(booking.uid) for booking in bookings}
+            pods = {uid: ref for uid, ref in refs.items() if ref is not None}
+            return Snapshot(nodes, bookings, pods, used, self.quotas.all())
+
+    def booking(self, uid: str) -> Booking | None:
+        """Returns what the pod holds."""
+        with self._lock:
+            return self._index.bookings.get(uid)
+
+    def load(self, snapshot: Snapshot, *, pace: Callable[[], None] = lambda: None) -> None:
+        """Makes devices, bookings and quotas those of *snapshot*. What has not changed since the last one costs little.
+
+        Annotations, node locks and waiting pods are not part of it. *pace* is called between steps: this cache must
+        belong to one thread.
+        """
+        bookings = {booking.uid: booking for booking in snapshot.bookings}
+        self._load_devices(snapshot.nodes, pace)
+        for uid in [uid for uid in self._index.bookings if uid not in bookings]:
+            self._index.unbook(uid)
+        for booking in bookings.values():
+            self._index.book(booking)
+            pace()
+        self.quotas.prune({quota.uid for quota in snapshot.quotas}, 0.0)
+        for quota in snapshot.quotas:
+            self.quotas.upsert(quota)
+
+    def _load_devices(self, nodes: Mapping[str, Mapping[str, Sequence[DeviceUsage]]],
+                      pace: Callable[[], None]) -> None:
+        for name in [name for name in self._index.nodes if name not in nodes]:
+            self._index.remove_node(name)
+        for name, usages in nodes.items():
+            pace()
+            entry = self._index.nodes.get(name)
+            gone = [vendor for vendor in entry.devices if vendor not in usages] if entry is not None else []
+            for vendor, found in usages.items():
+                self._index.set_devices(name, vendor, tuple(usage.device for usage in found))
+            for vendor in gone:
+                self._index.set_devices(name, vendor, ())
+
+    def _ref(self, uid: str) -> PodRef | None:
+        """Returns the pod that holds a booking."""
+        if (record := self.pods.get(uid)) is not None:
+            return record.ref
+        reservation = self.reservations.find(uid)
+        return reservation.ref if reservation is not None else None
 
     def _check_unbound(self, ref: PodRef) -> None:
         """Raises: Rejected if the pod cannot be filtered (again)."""

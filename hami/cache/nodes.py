@@ -54,7 +54,7 @@ class NodeRecord:
     *locks*: texts of the node locks by annotation. *lock_sightings*: since when they read so. *own_locks*: those that
     this process writes or has written. *lock_free*: vendors whose device plugins need no lock.
     *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
-    may have bound pods to the node; ``None`` if it has not since its pods were last read.
+    may have bound pods to the node; ``None`` if it has not since its pods were last read. *unschedulable*: cordoned.
     """
 
     name: str
@@ -65,6 +65,7 @@ class NodeRecord:
     own_locks: dict[str, str] = field(default_factory=dict)
     lock_free: frozenset[str] = frozenset()
     facts: tuple[Texts, ...] = ()
+    unschedulable: bool = False
     inventories: dict[str, _Inventory] = field(default_factory=dict)
 
 
@@ -90,6 +91,8 @@ class NodeCache:
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
         self._sightings = Sightings(clock, now)
+        self.changes = 0
+        """How often nodes have changed, but for their locks."""
 
     def upsert(self, node: Node) -> None:
         """Stores *node* unless a later version is known."""
@@ -101,6 +104,8 @@ class NodeCache:
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, ForeignMark(self._clock()))
             record.version = version
+            self.changes += record.unschedulable != node.unschedulable
+            record.unschedulable = node.unschedulable
             before, record.locks = record.locks, {
                 key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
             if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
@@ -112,6 +117,7 @@ class NodeCache:
             others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
             facts = (others, node.labels, node.capacity, node.allocatable)
             if facts != record.facts:
+                self.changes += 1
                 record.facts = facts
                 for vendor in self._vendors:
                     self._store_inventory(record, vendor, node)
@@ -156,6 +162,26 @@ class NodeCache:
             for record, vendor, inventory in self._inventories():
                 if inventory.liveness.observation.allocatable == 0:
                     self._offer(record.name, vendor, inventory)
+
+    def get(self, name: str) -> Node | None:
+        """Returns the node as far as it is remembered; ``None`` if it is unknown."""
+        with self._lock:
+            record = self._records.get(name)
+            if record is None or not record.facts:
+                return None
+            annotations, labels, capacity, allocatable = record.facts
+            return Node(name=name, resource_version=str(record.version), annotations={**annotations, **record.locks},
+                        labels=labels, capacity=capacity, allocatable=allocatable, unschedulable=record.unschedulable)
+
+    def names(self) -> list[str]:
+        """Returns the names of all nodes."""
+        with self._lock:
+            return list(self._records)
+
+    def cordoned(self) -> frozenset[str]:
+        """Returns the names of the nodes that kube-scheduler does not offer."""
+        with self._lock:
+            return frozenset(name for name, record in self._records.items() if record.unschedulable)
 
     def lock_of(self, node: str, key: str = NODE_LOCK) -> tuple[str | None, int] | None:
         """Returns the text of *node*'s lock *key* and the node's version; ``None`` if the node is unknown."""
@@ -234,6 +260,7 @@ class NodeCache:
         with self._lock:
             if self._records.pop(name, None) is None:
                 return
+            self.changes += 1
             self._index.remove_node(name)
         self._on_lock_change(name)
 

@@ -96,6 +96,7 @@ class PodCache:
         self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
+        self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
         self._unreadable: dict[str, Pod] = {}  # those whose annotations cannot be read completely
         # bookings until and after the init containers, of pods for which they differ
         self._after_init: dict[str, tuple[Booking, Booking]] = {}
@@ -105,6 +106,8 @@ class PodCache:
             for key in (vendor.allocated, *((*vendor.pod_keys, *vendor.extra_keys) if vendor.read_shares else ())))
         self.edits_refused = 0
         """The number of edits of bound pods' annotations that would have changed what they hold."""
+        self.changes = 0
+        """How often a pod has come, gone, or changed in what is shown of it."""
 
     def upsert(self, pod: Pod) -> None:
         """Stores *pod* unless a later version is known."""
@@ -177,6 +180,11 @@ class PodCache:
         with self._lock:
             return [self._records[uid] for uid in self._unsettled]
 
+    def waiting(self) -> list[Pod]:
+        """Returns the pods that request devices and are not bound, in the order in which they came."""
+        with self._lock:
+            return list(self._waiting.values())
+
     def unreadable(self) -> list[PodRef]:
         """Returns pods that hold devices and whose annotations cannot be read."""
         with self._lock:
@@ -208,6 +216,12 @@ class PodCache:
             assigned_at=assigned_at(pod), assigned=assigned, bound_at=bound_at(pod), bound=bound,
             requests_devices=requesting, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation)
+        if known is None or _shown(known) != _shown(record):
+            self.changes += 1
+        if requesting and not pod.node_name and not pod.is_terminated:
+            self._waiting[uid] = pod
+        else:
+            self._waiting.pop(uid, None)
         namesake = self._records.get(self._uids.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
             self._uids[pod.ref.namespace, pod.ref.name] = uid
@@ -335,6 +349,13 @@ class PodCache:
         record = self._records.pop(uid, None)
         if record is None:
             return
+        self.changes += 1
+        self._waiting.pop(uid, None)
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
         self._unbook(uid)
+
+
+def _shown(record: PodRecord) -> tuple[str, str, tuple[str, ...]]:
+    """Returns what is shown of a pod, beside its devices."""
+    return record.node, record.phase, record.problems

@@ -46,6 +46,9 @@ LISTENING = (
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
          "this machine, which opens a connection for most binds."),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
+    Flag("--dashboard-bind-address", ADDRESS, "Address of the dashboard, pages to look at; without it there is none. A "
+         "loopback address serves plain HTTP to whoever reaches it, for kubectl port-forward. Any other serves HTTPS "
+         "with the certificate of --http_bind, to bearer tokens that may list pods."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
          "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "
          "for other requests; further binds are rejected and retried."),

@@ -141,7 +141,7 @@ def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> Waiti
     changes = find_changes(world, pod, [found.node for found in nodes]) if refusal is not None else []
     return WaitingReport(
         namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
-        scheduler=pod.scheduler_name, asks=_asks(world, pod), annotations=_selections(world, pod),
+        scheduler=pod.scheduler_name, asks=asks_of(world, pod), annotations=_selections(world, pod),
         fits=choice.node if choice is not None else "",
         reasons=_reasons(refusal) if refusal is not None else {},
         nodes=tuple(_node_short(pod, found) for found in nodes),
@@ -168,7 +168,8 @@ def _card_short(refusal: DeviceRefusal) -> CardShort:
                      reason=str(refusal.reason or ""))
 
 
-def _asks(world: World, pod: Pod) -> tuple[ContainerAsk, ...]:
+def asks_of(world: World, pod: Pod) -> tuple[ContainerAsk, ...]:
+    """Returns what each container of *pod* asks for."""
     found = ((container.name, tuple(request_text(request, world.vendors[request.vendor])
                                     for request in device_requests(world.vendors, container)))
              for container in pod.containers)
@@ -210,12 +211,13 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     for node in shown:
         yield f"  {node.node}  {node.reasons} (container {node.container})"
         cards = node.cards if wide else node.cards[:SHOWN_CARDS]
-        yield from (f"    card {card.index}  {card.free}{_lacks(card)}" for card in cards)
+        yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in cards)
         if len(cards) < len(node.cards):
             yield f"    and {len(node.cards) - len(cards)} more"
 
 
-def _lacks(card: CardShort) -> str:
+def lacks(card: CardShort) -> str:
+    """Returns what *card* lacks, to be added to what is free of it."""
     if not card.reason:
         return "; would serve"
     amounts = ((card.short_mib, "MiB"), (card.short_cores, "cores"), (card.short_slots, "slot"))
@@ -247,7 +249,7 @@ def _bound(world: World, pod: Pod) -> BoundReport:
     since = bound_at(pod)
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
-        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None, asks=_asks(world, pod),
+        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None, asks=asks_of(world, pod),
         cards=tuple(_held_cards(world, pod)), problems=record.problems if record is not None else ())
 
 

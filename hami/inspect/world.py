@@ -40,26 +40,23 @@ class Holding:
 
 
 class World:
-    """The cluster of *record*, as the scheduler would see it then. *cache* can be asked and changed."""
+    """The cluster of *record*, as the scheduler would see it then. *cache* can be asked and changed.
 
-    def __init__(self, record: ClusterRecord) -> None:
+    A *snapshot* that is given is what is known of devices and bookings, and *cache* the one that it was made of.
+    """
+
+    def __init__(self, record: ClusterRecord, cache: Cache | None = None, snapshot: Snapshot | None = None) -> None:
         self.record = record
-        self.vendors = catalog_of(record.device_config)
-        self.cache = Cache(self.vendors, record.policies, clock=lambda: 0.0, now=lambda: record.taken,
-                           yield_lock=lambda: None, foreign_reservations=True)
-        for node in record.nodes:
-            self.cache.nodes.upsert(node)
-        for quota in record.quotas:
-            self.cache.quotas.upsert(quota)
-        for pod in record.pods:
-            self.cache.pods.upsert(pod)
+        self.cache = cache if cache is not None else _filled(record)
+        self.vendors = self.cache.vendors
+        self._given = snapshot
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
 
     @cached_property
     def snapshot(self) -> Snapshot:
         """The devices and what is booked on them, as recorded."""
-        return self.cache.snapshot()
+        return self._given if self._given is not None else self.cache.snapshot()
 
     @cached_property
     def holdings(self) -> Mapping[tuple[str, str, str], list[Holding]]:
@@ -93,6 +90,19 @@ class World:
         if not self.snapshot.nodes:
             raise HamiError("no node has registered devices: is HAMi's device plugin running, and is this the right "
                             "context?")
+
+
+def _filled(record: ClusterRecord) -> Cache:
+    """Returns a cache that has seen everything of *record*."""
+    cache = Cache(catalog_of(record.device_config), record.policies, clock=lambda: 0.0, now=lambda: record.taken,
+                  yield_lock=lambda: None, foreign_reservations=True)
+    for node in record.nodes:
+        cache.nodes.upsert(node)
+    for quota in record.quotas:
+        cache.quotas.upsert(quota)
+    for pod in record.pods:
+        cache.pods.upsert(pod)
+    return cache
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> HamiError:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from hami.cache.cache import Cache, Policies
 from hami.certificates.manager import CertificateManager, CertificateSettings
 from hami.certificates.revision import Lifetimes
+from hami.dashboard.server import dashboard_server
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -31,12 +32,13 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
-from hami.scheduler.settings import Settings
+from hami.scheduler.settings import Settings, is_loopback
 from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
 from hami.vendors.entry_points import catalog
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
+from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +106,16 @@ class SchedulerProgram:
                                                     _certificate_settings(settings), now=_now)
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
+        self._dashboard = None
+        if (address := settings.dashboard_bind_address) is not None:
+            self._dashboard = dashboard_server(address, self._cache, api, self._dashboard_tls(), now=_now,
+                                               unready_reason=self._unread_reason)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:
             loops["certificates"] = self._certificates.run
+        if self._dashboard is not None:
+            loops["dashboard"] = self._dashboard.run
         self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
     def app(self) -> WSGIApplication:
@@ -123,6 +131,8 @@ class SchedulerProgram:
         if self._certificates is not None:
             self._certificates.prepare(time.sleep)
         self._exporter.start()
+        if self._dashboard is not None:
+            self._dashboard.start()
         for thread in self._threads:
             thread.start()
 
@@ -140,6 +150,8 @@ class SchedulerProgram:
         self._events.drain(JOIN_TIMEOUT_S)
         self._events.stop()
         self._exporter.stop()
+        if self._dashboard is not None:
+            self._dashboard.stop()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 
@@ -186,6 +198,18 @@ class SchedulerProgram:
         if self._watches.is_synced():
             made += families(self._cache.snapshot(), self._cache.vendors, legacy=self._settings.legacy_metrics)
         return made
+
+    def _dashboard_tls(self) -> TlsContext | None:
+        """Returns the certificate of the dashboard; ``None`` for an address that only this machine reaches."""
+        settings = self._settings
+        address = settings.dashboard_bind_address
+        if address is None or is_loopback(address.host):
+            return None
+        return TlsContext(settings.cert_file, settings.key_file, is_made_later=bool(settings.self_signed_cert_dir))
+
+    def _unread_reason(self) -> str:
+        """Returns why the dashboard cannot show the cluster yet; empty if it can."""
+        return "" if self._watches.is_synced() else "the scheduler is still reading the cluster"
 
     def _unready_reason(self) -> str | None:
         if (reason := self._watches.unready_reason()) is not None:

@@ -75,6 +75,7 @@ class Index:
         self.vendors: dict[str, int] = {}  # numbers from 1: 0 is no device
         self.changes = 0
         self._used: dict[str, dict[tuple[str, str], list[int]]] = {}  # by node, then by vendor and uuid
+        self._on_node: dict[str, dict[str, Booking]] = {}  # by node, then by pod uid
         # charges with partitions or co-tenants, by node, then by pod uid
         self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
         self._namespaces: dict[tuple[str, str], list[int]] = {}
@@ -139,6 +140,16 @@ class Index:
         entry = self.nodes.get(node)
         return entry.usages if entry is not None else {}
 
+    def bookings_on(self, node: str) -> tuple[Booking, ...]:
+        """Returns the bookings on *node*."""
+        return tuple(self._on_node.get(node, {}).values())
+
+    def changed_since(self, change: int) -> list[str]:
+        """Returns the nodes whose devices or usage have changed after the *change* of that number."""
+        self.refresh()
+        rows = numpy.flatnonzero(self.versions > change).tolist()
+        return [self.names[row] for row in rows if row in self.names]
+
     def namespace_usage(self, namespace: str, vendor: str) -> tuple[int, int]:
         """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take."""
         used = self._namespaces.get((namespace, vendor), (0, 0))
@@ -167,6 +178,11 @@ class Index:
     def _count(self, booking: Booking, sign: int) -> None:
         """Adds *booking* to the sums (*sign* 1) or subtracts it (-1)."""
         used = self._used.setdefault(booking.node, {})
+        on_node = self._on_node.setdefault(booking.node, {})
+        if sign > 0:
+            on_node[booking.uid] = booking
+        else:
+            del on_node[booking.uid]
         for vendor, charges in booking.charges:
             for charge in charges:
                 key = vendor, charge.uuid
@@ -180,6 +196,8 @@ class Index:
                 del self._namespaces[booking.namespace, vendor]
         if not used:
             del self._used[booking.node]
+        if not on_node:
+            del self._on_node[booking.node]
         self._keep_details(booking, sign)
         self._stale[booking.node] = None
 

@@ -58,7 +58,7 @@ class PageServer:
         self._pages = pages
         self._flag = flag
         self._timeout = timeout
-        self._server: _Server | None = None
+        self._server: _PagesServer | None = None
 
     def start(self) -> None:
         """Listens and serves. Raises: HamiError with the flag if the address cannot be listened on."""
@@ -66,7 +66,7 @@ class PageServer:
             listener = listen(*self._bind)
         except HamiError as error:
             raise HamiError(f"{self._flag}: {error}") from error
-        self._server = _Server(self._name, listener, self._pages, self._timeout)
+        self._server = _PagesServer(self._name, listener, self._pages, self._timeout)
         threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name=self._name, daemon=True).start()
 
     def stop(self) -> None:
@@ -94,17 +94,19 @@ class _Client:
     is_ending: bool = False
 
 
-class _Server(ThreadingHTTPServer):
+class BoundedServer(ThreadingHTTPServer):
     """One thread for each connection. At the limit, a new connection ends another."""
 
     block_on_close = False
 
-    def __init__(self, name: str, listener: socket.socket, pages: Mapping[str, Make], timeout: float) -> None:
-        super().__init__(("", 0), _Handler, bind_and_activate=False)
+    def __init__(self, name: str, listener: socket.socket, handler: type[BaseHTTPRequestHandler],
+                 timeout: float) -> None:
+        """*name*: begins log messages. *handler*: calls `note_request` when the request of its connection has arrived.
+        *timeout*: seconds that a client may take for its request and the answer together."""
+        super().__init__(("", 0), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.name = name
-        self.pages = pages
         self._client_timeout = timeout
         self._clients: dict[Any, _Client] = {}  # open connections
 
@@ -141,7 +143,7 @@ class _Server(ThreadingHTTPServer):
         """Ends a connection. Its thread notices when it reads or writes."""
         client.is_ending = True
         with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # below TLS, whose state belongs to the thread
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         lost = isinstance(sys.exception(), OSError)
@@ -149,10 +151,18 @@ class _Server(ThreadingHTTPServer):
                 "client lost" if lost else "request failed", exc_info=True, extra={"client": client_address[0]})
 
 
+class _PagesServer(BoundedServer):
+    """Serves *pages*, by path."""
+
+    def __init__(self, name: str, listener: socket.socket, pages: Mapping[str, Make], timeout: float) -> None:
+        super().__init__(name, listener, _Handler, timeout)
+        self.pages = pages
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request and closes the connection."""
 
-    server: _Server
+    server: _PagesServer
     protocol_version = "HTTP/1.1"
     server_version = "hami"
     sys_version = ""

@@ -1,0 +1,197 @@
+"""The WSGI application of the dashboard: GET and HEAD of pages, each as HTML and as JSON.
+
+It checks the viewer, takes the page from the renderings, and answers with 304 what the viewer has already. All texts
+come from tenants: templates escape them, and the headers allow no script but ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import flask
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from hami import __version__
+from hami.dashboard import texts
+from hami.dashboard.access import Access, AccessDenied, Scope
+from hami.dashboard.renderings import Busy, Rendering, Renderings
+from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
+
+log = logging.getLogger(__name__)
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+                               "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+METHODS = ("GET",)  # Flask adds HEAD
+STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
+
+Make = Callable[[Scope], Any]
+"""Makes the record of a page for a viewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """What the pages are made of.
+
+    *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
+    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
+    """
+
+    views: Views
+    access: Access
+    renderings: Renderings
+    version: Callable[[], Hashable]
+    unready_reason: Callable[[], str]
+    is_local: bool
+
+
+class _Pages(flask.Flask):
+    jinja_options = {"trim_blocks": True, "lstrip_blocks": True}
+
+
+def create_dashboard(dashboard: Dashboard) -> flask.Flask:
+    """Returns the application."""
+    app = _Pages(__name__, static_url_path=f"/static/{__version__}")
+    app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
+    app.jinja_env.filters.update(texts.FILTERS)
+    app.jinja_env.globals.update(link=link)
+    app.before_request(partial(_check_request, dashboard))
+    app.after_request(_add_headers)
+    app.register_error_handler(Exception, _answer_error)
+    _add_pages(app, dashboard)
+    return app
+
+
+def link(path: str, *names: str, **query: object) -> str:
+    """Returns the address of a page: *path*, then *names* as segments. The viewer's namespaces are kept."""
+    given = {name: str(value) for name, value in query.items() if value not in ("", None)}
+    pairs = [*given.items(), *(("namespace", name) for name in _asked())]
+    address = path + "".join(f"/{quote(name, safe='')}" for name in names)
+    return f"{address}?{urlencode(pairs)}" if pairs else address
+
+
+def _asked() -> tuple[str, ...]:
+    """Returns the namespaces that the viewer asks for, as one parameter each or separated by commas."""
+    texts_given = flask.request.args.getlist("namespace")
+    return tuple(sorted({name.strip() for text in texts_given for name in text.split(",") if name.strip()}))
+
+
+def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
+    views = dashboard.views
+
+    def add(path: str, template: str, make: Callable[..., Make]) -> None:
+        """*make* takes the variables of *path*, and returns what makes the record."""
+        def show(**variables: str) -> flask.Response:
+            return _answer(dashboard, template, make(**variables), variables.get("namespace", ""))
+        app.add_url_rule(path, template + path, show, methods=METHODS)
+
+    add("/", "nodes.html", lambda: lambda scope: views.nodes(scope, node_query(flask.request.args)))
+    add("/pending", "pending.html", lambda: lambda scope: views.pending(scope, page_of(flask.request.args)))
+    add("/nodes/<name>", "node.html", lambda name: lambda scope: views.node(scope, name))
+    add("/cards/<node>/<path:uuid>", "card.html", lambda node, uuid: lambda scope: views.card(scope, node, uuid))
+    add("/pods/<namespace>/<name>", "pod.html",
+        lambda namespace, name: lambda scope: views.pod(scope, namespace, name))
+    add("/namespaces", "namespaces.html", lambda: views.namespaces)
+    add("/namespaces/<namespace>", "namespace.html",
+        lambda namespace: lambda scope: views.namespace(namespace, page_of(flask.request.args)))
+
+
+def _check_request(dashboard: Dashboard) -> None:
+    """Raises: AccessDenied for a name of this host that is not its own: a foreign site may point its name at loopback.
+    MethodNotAllowed for what is no question."""
+    if flask.request.method not in ("GET", "HEAD"):
+        raise MethodNotAllowed(valid_methods=["GET", "HEAD"])
+    host = flask.request.host
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if dashboard.is_local and name not in LOOPBACK_HOSTS:
+        raise AccessDenied("this address is served as localhost only", 403)
+
+
+def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:
+    """Answers with the page for the viewer, or 304."""
+    request = flask.request
+    scope = dashboard.access.scope(request.headers.get("Authorization", ""), _asked(), namespace)
+    if reason := dashboard.unready_reason():
+        raise AccessDenied(reason, 503)
+    form = request.args.get("format", "html")
+    if form not in ("html", "json"):
+        raise BadQuery(f"format={form[:20]}: expected html or json")
+    key = form, request.path, _canonical(request.args), scope
+    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(form, template, make(scope), scope))
+    return _response(found)
+
+
+def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
+    if form == "json":
+        return to_json(document), "application/json"
+    query = partial(flask.request.args.get, default="")
+    return flask.render_template(template, page=document, scope=scope, query=query, version=__version__,
+                                 here=_here), "text/html; charset=utf-8"
+
+
+def _here(**changes: object) -> str:
+    """Returns the address of the current page with *changes* of its query."""
+    query = {name: text for name, text in flask.request.args.items() if name != "namespace"} | changes
+    return link(flask.request.path, **query)
+
+
+def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
+    known = {"node", "model", "state", "sort", "page", "namespace"}
+    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in known))
+
+
+def _response(found: Rendering) -> flask.Response:
+    headers = {"ETag": f'"{found.etag}"', "Vary": "Accept-Encoding, Authorization",
+               "Cache-Control": "private, no-cache"}  # a browser asks each time, with the ETag
+    if flask.request.if_none_match.contains(found.etag):
+        return flask.Response(status=304, headers=headers)
+    if flask.request.accept_encodings["gzip"]:
+        return flask.Response(found.compressed, headers=headers | {"Content-Encoding": "gzip"},
+                              content_type=found.content_type)
+    return flask.Response(found.body, headers=headers, content_type=found.content_type)
+
+
+def _add_headers(response: flask.Response) -> flask.Response:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def _answer_error(error: Exception) -> flask.Response:
+    """Answers with a status and one line, never a traceback."""
+    match error:
+        case AccessDenied():
+            status, text = error.status, str(error)
+        case BadQuery():
+            status, text = 400, str(error)
+        case Unknown():
+            status, text = 404, str(error)
+        case Busy():
+            status, text = 503, str(error)
+        case HTTPException():
+            status, text = error.code or 500, error.name
+        case _:
+            log.exception("dashboard: page failed", exc_info=error)
+            status, text = 500, "internal error, see the scheduler's log"
+    headers = {"Cache-Control": "no-store"}
+    if isinstance(error, HTTPException):
+        headers |= {name: value for name, value in error.get_headers() if name == "Allow"}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 503:
+        headers["Retry-After"] = "2"
+    if flask.request.args.get("format") == "json":
+        return flask.make_response({"error": text}, status, headers)
+    page = flask.render_template("error.html", status=status, text=text, version=__version__)
+    return flask.make_response(page, status, headers)

@@ -1,0 +1,176 @@
+"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, and with pauses.
+
+Answers are kept, so that many viewers cost as much as one. Pods that ask for the same have one answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from hami.cache.cache import Cache
+from hami.dashboard.access import Scope
+from hami.dashboard.live import LiveCluster
+from hami.dashboard.pace import Pace
+from hami.errors import HamiError
+from hami.inspect.explain import Helps, NodeShort, WaitingReport, explain_pod
+from hami.inspect.world import World
+from hami.model import DeviceUsage, Pod
+from hami.runtime.watchdog import beat, beat_before_wait
+from hami.scheduling.decide import Choice
+
+log = logging.getLogger(__name__)
+
+KEPT = 256  # answers
+MOST_WANTED = 64  # questions that wait; the oldest is dropped first
+LEAST_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
+REST = 3.0  # pauses, as a multiple of the time for which it computes
+SHOWN_NODES = 20  # nearest nodes of an answer
+SHOWN_CARDS = 8  # of each of them
+
+_Key = tuple[bytes, Scope]
+
+
+class Explanation(msgspec.Struct, rename="camel", frozen=True):
+    """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
+
+    *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *helps*: what would help.
+    *problem*: why there is no answer.
+    """
+
+    fits: str = ""
+    reasons: dict[str, int] = msgspec.field(default_factory=dict)
+    unfit: int = 0
+    nodes: tuple[NodeShort, ...] = ()
+    cordoned: int = 0
+    without_devices: int = 0
+    helps: tuple[Helps, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    explanation: Explanation
+    version: tuple[int, ...]
+    made: float
+
+
+class Explainer:
+    """Answers questions about pods of *live*. `run` computes; `ask` never waits."""
+
+    def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
+        self._live = live
+        self._clock = clock
+        self._changed = threading.Condition()  # guards all that follows, but not while an answer is computed
+        self._wanted: OrderedDict[_Key, Pod] = OrderedDict()
+        self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
+        self._is_stopped = False
+        self._copy: _PacedCache | None = None  # of the answering thread; none after an error, which may have broken it
+        self.answered = 0
+        """The number of answers so far."""
+
+    def ask(self, pod: Pod, scope: Scope) -> Explanation | None:
+        """Returns the latest answer; ``None`` if there is none yet. Wants a new one if the cluster has changed."""
+        key, version, now = (_question(pod), scope), self._live.cache.version(), self._clock()
+        with self._changed:
+            known = self._answers.get(key)
+            if known is None or (known.version != version and now - known.made >= LEAST_AGE_S):
+                self._wanted[key] = pod
+                if len(self._wanted) > MOST_WANTED:
+                    self._wanted.popitem(last=False)
+                self._changed.notify()
+            return known.explanation if known is not None else None
+
+    def run(self) -> None:
+        """Answers questions until it is stopped."""
+        while self._wait():
+            self.answer_all()
+
+    def answer_all(self) -> None:
+        """Answers the questions that wait, the oldest first."""
+        while (question := self._take()) is not None:
+            beat()
+            (key, pod), version = question, self._live.cache.version()
+            answer = _Answer(self._answer(pod, key[1]), version, self._clock())
+            with self._changed:
+                self._answers[key] = answer
+                self._answers.move_to_end(key)
+                if len(self._answers) > KEPT:
+                    self._answers.popitem(last=False)
+                self.answered += 1
+
+    def stop(self) -> None:
+        """Ends the loop after the answer that is being computed."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _wait(self) -> bool:
+        """Waits for a question. Returns whether to go on."""
+        beat_before_wait()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted))
+            return not self._is_stopped
+
+    def _take(self) -> tuple[_Key, Pod] | None:
+        with self._changed:
+            return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
+
+    def _answer(self, pod: Pod, scope: Scope) -> Explanation:
+        cache, self._copy = self._copy or _PacedCache(self._live.cache, self._live.now), None
+        try:
+            explanation = self._explain(cache, pod, scope)
+        except HamiError as error:
+            explanation = Explanation(problem=str(error))
+        except Exception:
+            log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
+            return Explanation(problem="internal error, see the scheduler's log")
+        self._copy = cache
+        return explanation
+
+    def _explain(self, cache: _PacedCache, pod: Pod, scope: Scope) -> Explanation:
+        snapshot, names = self._live.cache.snapshot(), self._live.cache.nodes.names()
+        cache.load(snapshot, pace=cache.pace)
+        record = self._live.record(names, snapshot, scope, [pod], pace=cache.pace)
+        report = explain_pod(World(record, cache, snapshot), pod, ())
+        if not isinstance(report, WaitingReport):
+            return Explanation(problem="the pod is bound by now")
+        return _bounded(report)
+
+
+class _PacedCache(Cache):
+    """A copy of the cache *live* for one thread, which pauses after each step."""
+
+    def __init__(self, live: Cache, now: Callable[[], datetime]) -> None:
+        self.pace = Pace(REST)
+        super().__init__(live.vendors, live.policies, clock=time.monotonic, now=now, yield_lock=self.pace)
+
+    def choose(self, pod: Pod, names: Sequence[str], ended: Collection[str] = ()) -> Choice | None:
+        """Like the cache's, with a pause."""
+        self.pace()
+        return super().choose(pod, names, ended)
+
+    def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
+        """Like the cache's, with a pause."""
+        self.pace()
+        return super().node_usage(node)
+
+
+def _question(pod: Pod) -> bytes:
+    """Returns what the answer about *pod* depends on, beside the cluster."""
+    return msgspec.msgpack.encode((pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers))
+
+
+def _bounded(report: WaitingReport) -> Explanation:
+    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_CARDS]) for node in report.nodes[:SHOWN_NODES])
+    return Explanation(
+        fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
+        unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),
+        without_devices=report.without_devices, helps=report.helps)

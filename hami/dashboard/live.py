@@ -1,0 +1,133 @@
+"""The scheduler's cache as a world to ask: the rows of ``hami top`` for some nodes, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from hami.cache.cache import Cache, Snapshot
+from hami.codec.keys import ASSIGNED_NODE
+from hami.dashboard.access import Scope
+from hami.dashboard.pace import Pace
+from hami.inspect.record import ClusterRecord
+from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
+from hami.inspect.world import World
+from hami.model import Node, Pod, PodRef
+from hami.scheduling.amounts import cores_of
+
+NODES_AT_ONCE = 25  # whose rows are made between two pauses
+EVERYTHING = Scope()
+
+
+class Segment(msgspec.Struct, rename="camel", frozen=True):
+    """What one pod holds of a card. *pod*: ``None`` where the viewer may not know it. *is_reserved*: not bound yet."""
+
+    namespace: str | None
+    pod: str | None
+    memory_mib: int
+    cores: int
+    is_reserved: bool
+
+
+class CardParts(msgspec.Struct, rename="camel", frozen=True):
+    """A device with the parts that pods hold of it, largest first."""
+
+    row: CardRow
+    segments: tuple[Segment, ...]
+
+
+class LiveCluster:
+    """What *cache* holds now, read in parts: no call holds its lock for longer than a filter may wait."""
+
+    def __init__(self, cache: Cache, *, now: Callable[[], datetime]) -> None:
+        self.cache = cache
+        self.now = now
+        self._rows: dict[str, NodeRow] = {}
+        self._change = -1
+        self._marks: frozenset[tuple[str, str]] = frozenset()
+
+    def world(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> World:
+        """Returns the nodes *names* as a world, with the pods of *scope* that hold devices there, and *pods*."""
+        snapshot = self.cache.excerpt(names)
+        return World(self.record(names, snapshot, scope, pods), self.cache, snapshot)
+
+    def record(self, names: Sequence[str], snapshot: Snapshot, scope: Scope, pods: Iterable[Pod] = (), *,
+               pace: Callable[[], None] = lambda: None) -> ClusterRecord:
+        """Returns what is remembered of the nodes *names*, and of the pods of *snapshot* that are in *scope*."""
+        known = {pod.ref.uid: pod for pod in pods}
+        nodes: list[Node] = []
+        for name in names:
+            if (node := self.cache.nodes.get(name)) is not None:
+                nodes.append(node)
+            pace()
+        for booking in snapshot.bookings:
+            ref = snapshot.pods.get(booking.uid)
+            if ref is not None and ref.uid not in known and ref.namespace in scope:
+                known[ref.uid] = self._holder(ref, booking.node)
+            pace()
+        return ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
+                             quotas=tuple(snapshot.quotas), policies=self.cache.policies)
+
+    def _holder(self, ref: PodRef, node: str) -> Pod:
+        """Returns what is remembered of a pod that holds devices of *node*."""
+        record = self.cache.pods.get(ref.uid)
+        if record is None or not record.node:
+            return Pod(ref=ref, annotations={ASSIGNED_NODE: node})
+        return Pod(ref=ref, node_name=record.node, phase=record.phase)
+
+    def namespaces(self, scope: Scope) -> World:
+        """Returns a world with what pods of *scope* hold, and the nodes where they do."""
+        whole = self.cache.snapshot()
+        bookings = [booking for booking in whole.bookings if booking.namespace in scope]
+        names = {booking.node for booking in bookings}
+        snapshot = Snapshot(
+            nodes={name: whole.nodes[name] for name in names if name in whole.nodes}, bookings=bookings,
+            pods=whole.pods, used={key: amounts for key, amounts in whole.used.items() if key[0] in scope},
+            quotas=[quota for quota in whole.quotas if quota.namespace in scope])
+        return World(self.record((), snapshot, scope), self.cache, snapshot)
+
+    def node_rows(self) -> dict[str, NodeRow]:
+        """Returns the row of each node with devices, or an inventory that cannot be read. Only one thread may ask.
+
+        Rows of nodes that have not changed since the last call are those of then.
+        """
+        change, changed, present = self.cache.changed_nodes(self._change)
+        problems = {node for node, _ in self.cache.nodes.problems()}
+        marks = frozenset([*(("cordoned", name) for name in self.cache.nodes.cordoned()),
+                           *(("unreadable", name) for name in problems)])
+        present |= problems
+        stale = {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())} & present
+        for name in self._rows.keys() - present:
+            del self._rows[name]
+        names, pace = sorted(stale), Pace(rest=0.5)
+        for start in range(0, len(names), NODES_AT_ONCE):
+            world = self.world(names[start:start + NODES_AT_ONCE], EVERYTHING)
+            self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
+            pace()
+        self._change, self._marks = change, marks
+        return self._rows
+
+    def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
+        """Returns the cards of the nodes *names*, by node."""
+        world = self.world(names, scope)
+        return {name: _cards(world, world.nodes[name]) for name in names if name in world.nodes}
+
+
+def _cards(world: World, node: Node) -> list[CardParts]:
+    """Returns the cards of *node*."""
+    return [CardParts(row, _segments(world, row)) for row in card_rows(world, [node])]
+
+
+def _segments(world: World, row: CardRow) -> tuple[Segment, ...]:
+    vendor = world.vendors[row.vendor]
+    found = []
+    for holding in world.holdings.get((row.node, row.vendor, row.uuid), ()):
+        ref = holding.pod.ref if holding.pod is not None else None
+        found.append(Segment(
+            namespace=ref.namespace if ref else None, pod=ref.name if ref else None,
+            memory_mib=holding.charge.memory_mib, cores=cores_of(vendor, holding.charge.cores),
+            is_reserved=holding.pod is not None and not holding.pod.node_name))
+    found.sort(key=lambda one: (-one.memory_mib, one.namespace or "~", one.pod or ""))
+    return tuple(found)

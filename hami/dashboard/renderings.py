@@ -1,0 +1,101 @@
+"""Keeps what has been rendered, so that many viewers cost as much as one."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from hami.errors import HamiError
+
+KEPT = 64  # renderings
+KEPT_BYTES = 32 << 20  # of them together
+LEAST_AGE_S = 1.0  # of a rendering that is replaced because the cluster has changed
+REST = 50.0  # how much longer a rendering is used than it took, at least
+WAIT_S = 10.0  # for a rendering that others are waiting for
+
+
+class Busy(HamiError):
+    """Other renderings take too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A body, and the same compressed by gzip. *etag*: differs where the body does."""
+
+    body: bytes
+    compressed: bytes
+    content_type: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    rendering: Rendering
+    version: Hashable
+    until: float
+
+
+class Renderings:
+    """Renderings by key. They are made one at a time."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._making = threading.Lock()  # held while one is made
+        self._lock = threading.Lock()  # guards _kept and _bytes
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]) -> Rendering:
+        """Returns the rendering of *key* as of *version*, or one that is little older.
+
+        *make* returns text and content type. Raises: Busy, or what *make* raises.
+        """
+        if (found := self._current(key, version())) is not None:
+            return found
+        if not self._making.acquire(timeout=WAIT_S):
+            raise Busy("the dashboard is busy, try again later")
+        try:
+            now = version()
+            if (found := self._current(key, now)) is not None:
+                return found
+            begun = self._clock()
+            text, content_type = make()
+            made = _rendering(text.encode(), content_type)
+            until = self._clock() + max(LEAST_AGE_S, REST * (self._clock() - begun))
+            self._keep(key, _Kept(made, now, until))
+            return made
+        finally:
+            self._making.release()
+
+    def _current(self, key: Hashable, version: Hashable) -> Rendering | None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or (kept.version != version and self._clock() >= kept.until):
+                return None
+            self._kept.move_to_end(key)
+            return kept.rendering
+
+    def _keep(self, key: Hashable, made: _Kept) -> None:
+        with self._lock:
+            self._drop(key)
+            self._kept[key] = made
+            self._bytes += _size(made)
+            while len(self._kept) > KEPT or (self._bytes > KEPT_BYTES and len(self._kept) > 1):
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Hashable) -> None:
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._bytes -= _size(kept)
+
+
+def _size(kept: _Kept) -> int:
+    return len(kept.rendering.body) + len(kept.rendering.compressed)
+
+
+def _rendering(body: bytes, content_type: str) -> Rendering:
+    etag = hashlib.sha256(body).hexdigest()[:32]
+    return Rendering(body, gzip.compress(body, 1, mtime=0), content_type, etag)

@@ -1,0 +1,51 @@
+"""Texts of records for templates: numbers, shares, times and colours."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from hami.inspect.explain import lacks
+from hami.inspect.top import age_text
+
+HUES = 6  # colours of namespaces in the style sheet
+SCALE = 1000  # the width of a bar in its own units
+
+
+def percent(used: int, total: int) -> int:
+    """Returns the share in percent, 0 if there is nothing; more than everything is more than 100."""
+    return 100 * used // total if total > 0 else 0
+
+
+def width(part: int, total: int) -> int:
+    """Returns the width of a part of a bar, at most all of it."""
+    return min(SCALE, max(0, round(SCALE * part / total))) if total > 0 else 0
+
+
+def hue(namespace: str | None) -> str:
+    """Returns the class of a namespace's colour; pods without a name are grey."""
+    return "other" if namespace is None else f"hue{zlib.crc32(namespace.encode()) % HUES}"
+
+
+def number(value: int) -> str:
+    """Returns a number with thousands separated."""
+    return f"{value:,}"
+
+
+def mib(value: int) -> str:
+    """Returns memory in the unit that people read most easily."""
+    return f"{value / 1024:,.1f} GiB".replace(".0 GiB", " GiB") if value >= 1024 else f"{value:,} MiB"
+
+
+def timestamp(seconds: int) -> str:
+    """Returns Unix seconds in the API server's format."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "percent": percent, "width": width, "hue": hue, "number": number, "mib": mib, "age": age_text,
+    "timestamp": timestamp, "lacks": lacks,
+}
+"""Filters of templates by name."""

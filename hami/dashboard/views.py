@@ -1,0 +1,285 @@
+"""What each page shows, as records: templates and JSON show the same. No view changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+
+from hami.dashboard.access import Scope
+from hami.dashboard.explainer import Explainer, Explanation
+from hami.dashboard.live import CardParts, LiveCluster
+from hami.errors import HamiError
+from hami.inspect.explain import ContainerAsk, asks_of
+from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
+from hami.inspect.world import World, unknown_name
+from hami.model import Pod
+
+T = TypeVar("T")
+
+NODES_A_PAGE, PODS_A_PAGE = 50, 100
+PENDING_A_PAGE = 25
+TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
+NAMES_COMPARED = 500  # with an unknown name
+MOST_PAGES = 100_000
+
+STATES: Mapping[str, Callable[[NodeRow], bool]] = {
+    "free": lambda row: row.largest_free_mib > 0,
+    "full": lambda row: row.largest_free_mib == 0,
+    "reserved": lambda row: row.reserved > 0,
+    "cordoned": lambda row: any("cordoned" in word for word in row.state),
+    "unhealthy": lambda row: any("unhealthy" in word for word in row.state),
+    "over-committed": lambda row: any("over-committed" in word for word in row.state),
+}
+"""States of nodes by which they can be chosen."""
+
+
+class BadQuery(HamiError):
+    """The query of the address cannot be read; the text names the parameter."""
+
+
+class Unknown(HamiError):
+    """Nothing has that name; the text has the nearest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeQuery:
+    """Which nodes, and in which order: those whose name contains *node*, with a card whose model contains *model*."""
+
+    node: str = ""
+    model: str = ""
+    state: str = ""
+    sort: str = "name"
+    page: int = 1
+
+
+class Total(msgspec.Struct, rename="camel", frozen=True):
+    """Sums over the nodes that were chosen."""
+
+    nodes: int
+    cards: int
+    memory_mib: int
+    memory_used_mib: int
+    largest_free_mib: int
+    pods: int
+
+
+class NodeItem(msgspec.Struct, rename="camel", frozen=True):
+    """A node with its cards."""
+
+    node: NodeRow
+    cards: tuple[CardParts, ...]
+
+
+class NodeList(msgspec.Struct, rename="camel", frozen=True):
+    """A page of nodes."""
+
+    total: Total
+    items: tuple[NodeItem, ...]
+    page: int
+    pages: int
+
+
+class Waiting(msgspec.Struct, rename="camel", frozen=True):
+    """A pod that waits. *explanation*: ``None`` while it is being computed."""
+
+    namespace: str
+    name: str
+    created: str
+    age_s: int | None
+    scheduler: str
+    asks: tuple[ContainerAsk, ...]
+    explanation: Explanation | None
+
+
+class WaitingList(msgspec.Struct, rename="camel", frozen=True):
+    """A page of pods that wait, oldest first."""
+
+    items: tuple[Waiting, ...]
+    total: int
+    page: int
+    pages: int
+
+
+class Neighbours(msgspec.Struct, rename="camel", frozen=True):
+    """A card of which a pod holds a part, with everything that is held of it."""
+
+    node: str
+    card: CardParts
+
+
+class PodPage(msgspec.Struct, rename="camel", frozen=True):
+    """A pod that holds devices, or *waits*. *problems*: why its allocation cannot be read."""
+
+    row: PodRow
+    bound_at: int
+    problems: tuple[str, ...]
+    cards: tuple[Neighbours, ...]
+    waits: Waiting | None
+
+
+class CardPage(msgspec.Struct, rename="camel", frozen=True):
+    """One card."""
+
+    node: str
+    card: CardParts
+
+
+class NamespaceList(msgspec.Struct, rename="camel", frozen=True):
+    """What each namespace holds, and its quotas."""
+
+    items: tuple[NamespaceRow, ...]
+
+
+class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
+    """A namespace and the pods that hold devices in it."""
+
+    name: str
+    items: tuple[NamespaceRow, ...]
+    pods: tuple[PodRow, ...]
+    total: int
+    page: int
+    pages: int
+
+
+class Views:
+    """The pages about *live*. The thread that renders calls them, one at a time."""
+
+    def __init__(self, live: LiveCluster, explainer: Explainer) -> None:
+        self._live = live
+        self._explainer = explainer
+
+    def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
+        """Returns a page of nodes with their cards."""
+        rows = [row for row in self._live.node_rows().values() if _is_chosen(row, query)]
+        rows.sort(key=NODES.name)
+        if query.sort != "name":
+            rows.sort(key=NODES.orders[query.sort], reverse=True)
+        shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
+        cards = self._live.cards([row.name for row in shown], scope)
+        items = tuple(NodeItem(row, tuple(cards.get(row.name, ()))) for row in shown)
+        return NodeList(_total(rows), items, page, pages)
+
+    def node(self, scope: Scope, name: str) -> NodeItem:
+        """Returns one node. Raises: Unknown."""
+        rows = self._live.node_rows()
+        if name not in rows:
+            raise _unknown("node with devices:", name, rows)
+        return NodeItem(rows[name], tuple(self._live.cards([name], scope).get(name, ())))
+
+    def card(self, scope: Scope, node: str, uuid: str) -> CardPage:
+        """Returns one card. Raises: Unknown."""
+        cards = {card.row.uuid: card for card in self.node(scope, node).cards}
+        if uuid not in cards:
+            raise _unknown(f"card of node {node}:", uuid, cards)
+        return CardPage(node, cards[uuid])
+
+    def pending(self, scope: Scope, page: int) -> WaitingList:
+        """Returns a page of the pods that wait."""
+        cache = self._live.cache
+        pods = [pod for pod in cache.pods.waiting()
+                if pod.ref.namespace in scope and cache.booking(pod.ref.uid) is None]
+        pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
+        shown, page, pages = paged(pods, page, PENDING_A_PAGE)
+        world = self._live.world([], scope)
+        return WaitingList(tuple(self._waiting(world, pod, scope) for pod in shown), len(pods), page, pages)
+
+    def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
+        """Returns one pod. Raises: Unknown."""
+        cache = self._live.cache
+        record = cache.pods.named(namespace, name)
+        if record is None or record.terminated or not record.requests_devices:
+            known = (one.ref.name for one in cache.pods.all() if one.ref.namespace == namespace)
+            raise _unknown(f"pod with devices in namespace {namespace}:", name, known)
+        waiting = next((pod for pod in cache.pods.waiting() if pod.ref == record.ref), None)
+        booking = cache.booking(record.ref.uid)
+        world = self._live.world([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
+        pod = world.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
+        cards = self._live.cards([booking.node], scope)[booking.node] if booking is not None else []
+        held = {charge.uuid for _, charges in booking.charges for charge in charges} if booking is not None else set()
+        return PodPage(
+            row=pod_rows(world, [pod])[0], bound_at=record.bound_at, problems=record.problems,
+            cards=tuple(Neighbours(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
+            waits=self._waiting(world, waiting, scope) if waiting is not None and booking is None else None)
+
+    def namespaces(self, scope: Scope) -> NamespaceList:
+        """Returns what the namespaces of *scope* hold."""
+        rows = namespace_rows(self._live.namespaces(scope))
+        return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
+
+    def namespace(self, name: str, page: int) -> NamespacePage:
+        """Returns one namespace. Raises: Unknown."""
+        world = self._live.namespaces(Scope(frozenset({name})))
+        items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
+        pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
+        if not items and not pods:
+            raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")
+        shown, page, pages = paged(pods, page, PODS_A_PAGE)
+        rows = sorted(pod_rows(world, shown), key=PODS.name)
+        return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
+
+    def _waiting(self, world: World, pod: Pod, scope: Scope) -> Waiting:
+        return Waiting(
+            namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
+            age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name, asks=asks_of(world, pod),
+            explanation=self._explainer.ask(pod, scope))
+
+
+def node_query(given: Mapping[str, str]) -> NodeQuery:
+    """Returns the parameters *given* as a query. Raises: BadQuery."""
+    query = NodeQuery(node=_text(given, "node"), model=_text(given, "model"), state=_text(given, "state"),
+                      sort=_text(given, "sort") or "name", page=page_of(given))
+    for name, value, known in (("state", query.state, ["", *STATES]), ("sort", query.sort, ["name", *NODES.orders])):
+        if value not in known:
+            raise BadQuery(f"{name}={value}: expected {', '.join(filter(None, known))}")
+    return query
+
+
+def page_of(given: Mapping[str, str]) -> int:
+    """Returns the number of the page. Raises: BadQuery."""
+    text = given.get("page", "1")
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MOST_PAGES):
+        raise BadQuery("page: expected a number from 1")
+    return int(text)
+
+
+def paged(items: Sequence[T], page: int, size: int) -> tuple[Sequence[T], int, int]:
+    """Returns the items of a page, its number, and the number of pages. After the last page, the last one."""
+    pages = max(1, -(-len(items) // size))
+    page = min(page, pages)
+    return items[(page - 1) * size:page * size], page, pages
+
+
+def _text(given: Mapping[str, str], name: str) -> str:
+    text = given.get(name, "").strip()
+    if len(text) > TEXT_LIMIT:
+        raise BadQuery(f"{name}: expected at most {TEXT_LIMIT} characters")
+    return text
+
+
+def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
+    return (query.node.lower() in row.name.lower()
+            and (not query.model or any(query.model.lower() in model.lower() for model in row.models))
+            and (not query.state or STATES[query.state](row)))
+
+
+def _total(rows: Sequence[NodeRow]) -> Total:
+    return Total(nodes=len(rows), cards=sum(row.cards for row in rows), memory_mib=sum(row.memory_mib for row in rows),
+                 memory_used_mib=sum(row.memory_used_mib for row in rows),
+                 largest_free_mib=max((row.largest_free_mib for row in rows), default=0),
+                 pods=sum(row.pods for row in rows))
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> Unknown:
+    """Returns the error for a name that matches nothing. Only some names are compared with it: that takes long."""
+    shown = name[:TEXT_LIMIT]
+    near = islice((one for one in known if one[:2] == shown[:2]), NAMES_COMPARED)
+    return Unknown(str(unknown_name(kind, shown, near)))
+
+
+def to_json(document: Any) -> str:
+    """Returns a page's record as JSON."""
+    return msgspec.json.encode(document).decode()

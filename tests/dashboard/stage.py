@@ -1,0 +1,88 @@
+"""A dashboard over a cache of the tests' own, with viewers whose rights the tests choose."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from hami.cache.cache import Cache, Policies
+from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.dashboard.access import Access
+from hami.dashboard.app import Dashboard, create_dashboard
+from hami.dashboard.explainer import Explainer
+from hami.dashboard.live import LiveCluster
+from hami.dashboard.renderings import Renderings
+from hami.dashboard.views import Views
+from hami.errors import ClusterError
+from hami.inspect.world import catalog_of
+from hami.kube.reviews import Identity
+from tests.world import Clock
+
+NOW = datetime(2026, 8, 21, 12, 30, tzinfo=UTC)
+
+
+@dataclass
+class Rights:
+    """Users by token, and the namespaces that each may list pods in; the empty one is the whole cluster."""
+
+    users: dict = field(default_factory=dict)
+    may: dict = field(default_factory=dict)
+    asked: list = field(default_factory=list)
+    is_down: bool = False
+
+    def identity(self, token):
+        self.asked.append(token)
+        if self.is_down:
+            raise ClusterError("no answer")
+        name = self.users.get(token)
+        return Identity(name) if name else None
+
+    def may_list_pods(self, who, namespace):
+        self.asked.append((who.username, namespace))
+        allowed = self.may.get(who.username, ())
+        return namespace in allowed or "" in allowed
+
+
+class Stage:
+    """A dashboard with these objects. *rights*: ``None`` for a loopback address."""
+
+    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready=""):
+        self.clock = Clock()
+        self.cache = Cache(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
+        for one in nodes:
+            self.cache.nodes.upsert(parse_node(json.dumps(one).encode()))
+        for one in quotas:
+            self.cache.quotas.upsert(parse_quota(json.dumps(one).encode()))
+        for one in pods:
+            self.add(one)
+        self.live = LiveCluster(self.cache, now=lambda: NOW)
+        self.explainer = Explainer(self.live, clock=self.clock)
+        self.rendered = 0
+        views = Views(self.live, self.explainer)
+        self.app = create_dashboard(Dashboard(
+            views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
+            is_local=rights is None))
+        self.client = self.app.test_client()
+
+    def _version(self):
+        return *self.cache.version(), self.explainer.answered
+
+    def add(self, pod):
+        self.cache.pods.upsert(parse_pod(json.dumps(pod).encode()))
+
+    def ask(self, path, token=None, host="localhost", method="GET", **headers):
+        """Returns the answer to a request."""
+        given = {"Host": host, **{name.replace("_", "-"): text for name, text in headers.items()}}
+        if token is not None:
+            given["Authorization"] = f"Bearer {token}"
+        return self.client.open(path, method=method, headers=given, buffered=True)
+
+    def json(self, path, token=None):
+        """Returns a page's record."""
+        answer = self.ask(path + ("&" if "?" in path else "?") + "format=json", token)
+        assert answer.status_code == 200, answer.text
+        return answer.json
+
+    def explain(self):
+        """Answers the questions that wait, and lets time pass until the answers are shown."""
+        self.explainer.answer_all()
+        self.clock.seconds += 60

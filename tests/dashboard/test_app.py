@@ -1,0 +1,309 @@
+"""The pages of the dashboard: what they show to whom, and what they answer to what is wrong."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from e2e.nodes import gpu
+from hami.dashboard.views import NODES_A_PAGE
+from tests.dashboard.stage import Rights, Stage
+from tests.inspect.clusters import bound, node, pending, quota
+
+CARD = {"memory_mib": 10_000, "model": "A100"}
+NODES = [node("n1", gpu(**CARD), gpu(**CARD)),
+         node("n2", gpu(**CARD), gpu(**CARD, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
+         node("n3", gpu(**CARD | {"model": "H100"}), unschedulable=True)]
+PODS = [bound("a", "n1", (0, 6000, 50), gpu=1), bound("b", "n1", (0, 2000, 10), (1, 1000, 10), gpu=2),
+        bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1), pending("waits", gpu=2, gpumem=9500)]
+QUOTAS = [quota("default", gpumem=90_000)]
+PATHS = ["/", "/pending", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a", "/pods/default/waits", "/namespaces",
+         "/namespaces/default"]
+RIGHTS = Rights({"t-admin": "admin", "t-dev": "dev"}, {"admin": {""}, "dev": {"default"}})
+
+
+@pytest.fixture
+def stage():
+    return Stage(NODES, PODS, QUOTAS)
+
+
+@pytest.fixture
+def guarded():
+    return Stage(NODES, PODS, QUOTAS, rights=RIGHTS)
+
+
+def names(answer):
+    return [item["node"]["name"] for item in answer["items"]]
+
+
+# What is shown
+
+
+def test_cards_are_the_rows_of_top_with_the_parts_that_pods_hold(stage):
+    answer = stage.json("/")
+    assert answer["total"] == {"nodes": 3, "cards": 5, "memoryMib": 50_000, "memoryUsedMib": 10_500,
+                               "largestFreeMib": 10_000, "pods": 3}
+    first = answer["items"][0]["cards"][0]
+    assert (first["row"]["memoryUsedMib"], first["row"]["coresUsed"]) == (9500, 65)
+    assert [(part["pod"], part["memoryMib"], part["cores"]) for part in first["segments"]] == [
+        ("a", 6000, 50), ("b", 2000, 10), ("secret", 1500, 5)]
+
+
+def test_a_reserved_part_is_marked(stage):
+    waits = stage.cache.pods.waiting()[0]
+    smaller = pending("soon", gpu=1, gpumem=3000)
+    stage.add(smaller)
+    pod = next(one for one in stage.cache.pods.waiting() if one is not waits)
+    stage.cache.assume(pod, ["n1"])
+    parts = [part for card in stage.json("/nodes/n1")["cards"] for part in card["segments"] if part["isReserved"]]
+    assert [(part["pod"], part["memoryMib"]) for part in parts] == [("soon", 3000)]
+    assert "url(#hatch)" in stage.ask("/nodes/n1").text.partition("<main")[2]
+    assert stage.json("/pods/default/soon")["row"]["state"] == "Reserved"
+    assert [item["name"] for item in stage.json("/pending")["items"]] == ["waits"]
+
+
+@pytest.mark.parametrize("query, expected", [
+    ("", ["n1", "n2", "n3"]), ("node=N1", ["n1"]), ("model=h1", ["n3"]), ("state=cordoned", ["n2", "n3"]),
+    ("state=unhealthy", ["n2"]), ("state=full", ["n2"]), ("state=free", ["n1", "n3"]), ("state=reserved", []),
+    ("sort=memory", ["n1", "n2", "n3"]), ("sort=free&state=free", ["n3", "n1"]), ("page=99", ["n1", "n2", "n3"]),
+])
+def test_filters_and_orders_of_nodes(stage, query, expected):
+    assert names(stage.json(f"/?{query}")) == expected
+
+
+def test_many_nodes_come_in_pages():
+    stage = Stage([node(f"n{number:03}", gpu(**CARD)) for number in range(2 * NODES_A_PAGE + 1)])
+    pages = [stage.json(f"/?page={page}") for page in (1, 2, 3)]
+    assert [len(page["items"]) for page in pages] == [NODES_A_PAGE, NODES_A_PAGE, 1]
+    assert {name for page in pages for name in names(page)} == {f"n{number:03}" for number in range(101)}
+    assert pages[0]["pages"] == 3
+    assert 'href="/?page=3" rel="next"' in stage.ask("/?page=2").text
+    assert 'rel="next"' not in stage.ask("/?page=3").text
+
+
+def test_a_pod_that_waits_is_explained_as_hami_explain_does(stage):
+    assert stage.json("/pending")["items"][0]["explanation"] is None
+    stage.explain()
+    (item,) = stage.json("/pending")["items"]
+    why = item["explanation"]
+    assert item["asks"] == [{"container": "main", "asks": ["2 × NVIDIA with 9500 MiB, 0 cores"]}]
+    assert (why["nodes"][0]["node"], why["nodes"][0]["cards"][0]["shortMib"]) == ("n1", 500)
+    assert {"changes": ["pod default/a ends"], "node": "n1"} not in why["helps"]
+    assert why["helps"][0]["node"] == "n1"
+    assert "lacks 500 MiB" in stage.ask("/pending").text
+
+
+def test_an_answer_follows_the_cluster(stage):
+    stage.json("/pending")
+    stage.explain()
+    stage.cache.nodes.upsert(Stage([node("n4", gpu(memory_mib=40_000), gpu(memory_mib=40_000))]).cache.nodes.get("n4"))
+    stage.clock.seconds += 60
+    stage.json("/pending")
+    stage.explain()
+    assert stage.json("/pending")["items"][0]["explanation"]["fits"] == "n4"
+
+
+def test_a_bound_pod_shows_its_cards_and_with_whom(stage):
+    page = stage.json("/pods/default/a")
+    assert (page["row"]["state"], page["row"]["node"]) == ("Running", "n1")
+    assert [part["pod"] for part in page["cards"][0]["card"]["segments"]] == ["a", "b", "secret"]
+
+
+def test_a_namespace_shows_its_quota(stage):
+    (row,) = stage.json("/namespaces/default")["items"]
+    assert (row["memoryUsedMib"], row["memoryLimitMib"]) == (9000, 90_000)
+    assert [row["name"] for row in stage.json("/namespaces/default")["pods"]] == ["a", "b"]
+    assert [row["name"] for row in stage.json("/namespaces")["items"]] == ["default", "other"]
+
+
+# Who sees what
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pods_of_other_namespaces_have_no_names(guarded, path):
+    guarded.ask(f"{path}?namespace=default", "t-dev")
+    guarded.explain()
+    for form in ("html", "json"):
+        text = guarded.ask(f"{path}?namespace=default&format={form}", "t-dev").text
+        assert "secret" not in text
+        assert "other/" not in text
+    if path.startswith("/cards"):
+        assert ">other</span>" in guarded.ask(f"{path}?namespace=default", "t-dev").text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_viewer_does_not_get_what_another_may_see(guarded, path):
+    assert guarded.ask(path, "t-admin").status_code == 200
+    assert guarded.ask(path, "t-dev").status_code == (200 if "default" in path else 403)
+    assert guarded.ask(path).status_code == 401
+    assert guarded.ask(f"{path}?namespace=other", "t-dev").status_code == 403
+
+
+def test_links_keep_the_namespaces_that_the_viewer_asked_for(guarded):
+    text = guarded.ask("/?namespace=default", "t-dev").text
+    assert 'href="/pending?namespace=default"' in text
+    assert 'href="/nodes/n1?namespace=default"' in text
+
+
+def test_a_refusal_names_the_way_to_authenticate(guarded):
+    answer = guarded.ask("/")
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("host, status", [
+    ("localhost", 200), ("localhost:8445", 200), ("127.0.0.1:8445", 200), ("[::1]:8445", 200), ("[::1]", 200),
+    ("evil.example", 403), ("localhost.evil.example:8445", 403), ("10.0.0.1", 403),
+])
+def test_on_loopback_a_foreign_name_is_refused(stage, host, status):
+    assert stage.ask("/", host=host).status_code == status
+
+
+# HTTP
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_has_not_changed_is_not_sent_again(stage, path):
+    etag = stage.ask(path).headers["ETag"]
+    stage.explain()
+    etag = stage.ask(path).headers["ETag"]
+    answer = stage.ask(path, If_None_Match=etag)
+    assert (answer.status_code, answer.data, answer.headers["ETag"]) == (304, b"", etag)
+    stage.add(bound("new", "n1", (1, 500, 5), gpu=1))
+    stage.clock.seconds += 60
+    assert stage.ask("/", If_None_Match=stage.ask("/pending").headers["ETag"]).status_code == 200
+
+
+def test_a_change_is_shown(stage):
+    etag = stage.ask("/").headers["ETag"]
+    stage.add(bound("new", "n1", (1, 500, 5), gpu=1))
+    stage.clock.seconds += 60
+    assert stage.ask("/", If_None_Match=etag).status_code == 200
+    assert stage.json("/")["total"]["memoryUsedMib"] == 11_000
+    stage.cache.nodes.upsert(Stage([NODES[0] | {"spec": {"unschedulable": True}}]).cache.nodes.get("n1"))
+    stage.clock.seconds += 60
+    assert names(stage.json("/?state=cordoned")) == ["n1", "n2", "n3"]
+    stage.cache.nodes.remove(stage.cache.nodes.get("n1"))
+    stage.clock.seconds += 60
+    assert names(stage.json("/")) == ["n2", "n3"]
+
+
+@pytest.mark.parametrize("method, status", [
+    ("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405), ("DELETE", 405), ("PATCH", 405), ("OPTIONS", 405)])
+@pytest.mark.parametrize("path", ["/", "/pods/default/a"])
+def test_only_questions_are_answered(stage, path, method, status):
+    answer = stage.ask(path, method=method)
+    assert answer.status_code == status
+    assert status == 200 or {"GET", "HEAD"} == set(answer.headers["Allow"].split(", "))
+    assert method != "HEAD" or (answer.data == b"" and int(answer.headers["Content-Length"]) > 1000)
+
+
+@pytest.mark.parametrize("path", ["/filter", "/bind", "/webhook", "/metrics", "/healthz", "/static/../app.py"])
+def test_nothing_else_is_served(stage, path):
+    assert stage.ask(path).status_code == 404
+    assert stage.ask(path, method="POST").status_code == 405
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nodes/gone", "/?sort=wrong", "/nowhere"])
+def test_every_answer_has_the_headers_that_protect_it(stage, path):
+    headers = stage.ask(path).headers
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
+    assert "no-cache" in headers["Cache-Control"] or "no-store" in headers["Cache-Control"]
+
+
+@pytest.mark.parametrize("path, status, text", [
+    ("/nodes/n11", 404, "did you mean n1?"), ("/cards/n1/GPU-n1-9", 404, "did you mean GPU-n1-"),
+    ("/pods/default/wait", 404, "did you mean waits?"), ("/pods/nowhere/a", 404, "there is no pod"),
+    ("/namespaces/nowhere", 404, "no pod in a namespace nowhere"), ("/?sort=size", 400, "expected name, memory"),
+    ("/?state=odd", 400, "expected free"), ("/?page=0", 400, "page: expected"), ("/?page=x", 400, "page: expected"),
+    ("/?node=" + "x" * 300, 400, "at most 253"), ("/?format=xml", 400, "expected html or json"),
+    ("/pods/default/" + "x" * 5000, 404, "there is no pod"),
+])
+def test_what_is_wrong_is_named(stage, path, status, text):
+    answer = stage.ask(path)
+    assert (answer.status_code, text in html.unescape(answer.text)) == (status, True)
+    assert "Traceback" not in answer.text
+
+
+def test_errors_are_json_where_json_is_asked_for(stage):
+    assert stage.ask("/nodes/gone?format=json").json == {"error": "there is no node with devices: gone"}
+
+
+def test_before_the_cluster_is_read_nothing_is_shown():
+    answer = Stage(NODES, unready="the scheduler is still reading the cluster").ask("/")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+
+
+def test_a_page_is_compressed_for_those_who_accept_it(stage):
+    answer = stage.ask("/", Accept_Encoding="gzip")
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert len(answer.data) < len(stage.ask("/").data) / 3
+
+
+class Tags(HTMLParser):
+    """Collects elements and what they refer to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links = set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs)
+        self.links |= {text for name, text in attrs if name in ("href", "src", "action")}
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+def test_texts_of_tenants_are_escaped():
+    card = {"memory_mib": 10_000, "model": EVIL}
+    evil = bound("p", "n1", (0, 6000, 50), gpu=1)
+    evil["metadata"]["name"] = EVIL
+    evil["metadata"]["namespace"] = '"><img src=x onerror=alert(1)>'
+    waits = pending("q", gpu=1, gpumem=90_000)
+    waits["metadata"]["name"] = EVIL
+    waits["spec"]["schedulerName"] = EVIL
+    waits["spec"]["containers"][0]["name"] = EVIL
+    stage = Stage([node("n1", gpu(**card))], [evil, waits])
+    stage.ask("/pending")
+    stage.explain()
+    for path in ("/", "/pending", "/nodes/n1", "/cards/n1/GPU-n1-0", "/namespaces", f"/pods/default/{EVIL}",
+                 f"/nodes/{EVIL}"):
+        text = stage.ask(path).text
+        assert text.count("<script") == 1 and "<img src=x" not in text
+        assert "onerror" not in Tags(text).tags
+
+
+def test_nothing_is_fetched_from_elsewhere_and_every_link_leads_somewhere(stage):
+    stage.ask("/pending")
+    stage.explain()
+    seen, left = set(), {"/"}
+    while left:
+        path = left.pop()
+        seen.add(path)
+        answer = stage.ask(path)
+        assert answer.status_code == 200, path
+        if answer.mimetype == "text/html":
+            links = {link for link in Tags(answer.text).links if not link.startswith("#")}
+            assert all(re.match(r"/(?!/)", link) for link in links)
+            left |= links - seen
+    assert len(seen) > 20
+
+
+def test_ten_viewers_share_one_rendering(stage):
+    made = []
+    original = stage.live.node_rows
+    stage.live.node_rows = lambda: made.append(1) or original()
+    for _ in range(10):
+        stage.ask("/")
+    assert len(made) == 1
+    stage.add(bound("new", "n1", (1, 500, 5), gpu=1))
+    stage.ask("/")  # an older rendering is used for some time
+    assert len(made) == 1
+    stage.clock.seconds += 60
+    stage.ask("/")
+    assert len(made) == 2

@@ -1,0 +1,185 @@
+"""Renderings are shared, explanations leave the cluster's cache alone, computations pause."""
+
+import random
+import threading
+
+import pytest
+
+from hami.dashboard.access import Scope
+from hami.dashboard.pace import SLICE_S, Pace
+from hami.dashboard.renderings import KEPT, Renderings
+from hami.dashboard.texts import hue, mib, percent, width
+from hami.dashboard.views import paged
+from hami.inspect.explain import explain_pod
+from hami.inspect.top import node_rows
+from hami.inspect.world import World
+from tests.dashboard.stage import Stage
+from tests.inspect.clusters import bound, node, pending
+from tests.inspect.worlds import some_world
+from tests.world import Clock
+
+
+class Maker:
+    """Makes texts, and counts."""
+
+    def __init__(self, clock, seconds=0.0):
+        self.clock, self.seconds, self.made = clock, seconds, 0
+
+    def __call__(self):
+        self.made += 1
+        self.clock.seconds += self.seconds
+        return f"text {self.made}", "text/plain"
+
+
+def test_a_rendering_is_used_until_the_version_differs_and_for_some_time():
+    clock = Clock()
+    renderings, make = Renderings(clock=clock), Maker(clock)
+    assert [renderings.get("a", lambda: 1, make).body for _ in range(3)] == [b"text 1"] * 3
+    assert renderings.get("a", lambda: 2, make).body == b"text 1"
+    clock.seconds += 2
+    assert renderings.get("a", lambda: 2, make).body == b"text 2"
+    clock.seconds += 1000
+    assert renderings.get("a", lambda: 2, make).body == b"text 2"
+
+
+def test_what_takes_long_is_made_less_often():
+    clock = Clock()
+    renderings, make = Renderings(clock=clock), Maker(clock, seconds=1.0)
+    for version in range(60):
+        renderings.get("a", lambda: version, make)  # noqa: B023
+        clock.seconds += 1
+    assert make.made == 2
+
+
+def test_a_failure_is_not_kept():
+    def fail():
+        raise ValueError
+    renderings = Renderings(clock=Clock())
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            renderings.get("a", lambda: 1, fail)
+    assert renderings.get("a", lambda: 1, Maker(Clock())).body == b"text 1"
+
+
+def test_the_number_of_renderings_is_bounded():
+    renderings, make = Renderings(clock=Clock()), Maker(Clock())
+    for number in range(3 * KEPT):
+        renderings.get(number, lambda: 1, make)
+    assert len(renderings._kept) == KEPT
+    assert renderings._bytes == sum(len(kept.rendering.body) + len(kept.rendering.compressed)
+                                    for kept in renderings._kept.values())
+
+
+def test_only_one_rendering_is_made_at_a_time_and_the_others_get_it():
+    renderings, make = Renderings(clock=Clock()), Maker(Clock())
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go_on.wait(20)
+        return make()
+
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(renderings.get("a", lambda: 1, slow).body))
+               for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    begun.wait(20)
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert (answers, make.made) == ([b"text 1"] * 5, 1)
+
+
+def test_computations_pause_in_proportion():
+    clock, slept = Clock(), []
+    pace = Pace(rest=3.0, clock=clock, sleep=slept.append)
+    pace()
+    assert slept == []
+    clock.seconds += 2 * SLICE_S
+    pace()
+    assert slept == [pytest.approx(6 * SLICE_S)]
+    pace()
+    assert len(slept) == 1
+
+
+def test_explaining_leaves_the_cluster_alone():
+    stage = Stage([node("n1"), node("n2", unschedulable=True)],
+                  [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)])
+    before = stage.cache.snapshot(), stage.cache.version()
+    stage.ask("/pending")
+    stage.explain()
+    assert (stage.cache.snapshot(), stage.cache.version()) == before
+    assert stage.json("/pending")["items"][0]["explanation"]["helps"]
+
+
+def test_pods_that_ask_for_the_same_have_one_answer():
+    stage = Stage([node("n1")], [pending(f"w{number}", gpu=1, gpumem=90_000) for number in range(9)])
+    stage.ask("/pending")
+    stage.explain()
+    assert stage.explainer.answered == 1
+    assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
+
+
+def test_the_thread_ends_when_it_is_stopped():
+    stage = Stage([node("n1")], [pending("w", gpu=1, gpumem=90_000)])
+    thread = threading.Thread(target=stage.explainer.run)
+    thread.start()
+    stage.ask("/pending")
+    stage.explainer.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(seed):
+    record = some_world(random.Random(seed))
+    world = World(record)
+    stage = Stage()
+    for one in record.nodes:
+        stage.cache.nodes.upsert(one)
+    for one in record.quotas:
+        stage.cache.quotas.upsert(one)
+    for one in record.pods:
+        stage.cache.pods.upsert(one)
+    rows = stage.live.node_rows()
+    assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
+    for pod in [pod for pod in record.pods if not pod.node_name][:3]:
+        stage.explainer.ask(pod, Scope())
+        stage.explain()
+        answer, report = stage.explainer.ask(pod, Scope()), explain_pod(world, pod, ())
+        assert (answer.fits, answer.unfit, answer.helps) == (report.fits, len(report.nodes), report.helps)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_follow_every_change(seed):
+    chance = random.Random(seed)
+    stage = Stage([node(f"n{number}", unschedulable=chance.random() < 0.3) for number in range(4)])
+    for step in range(12):
+        name, on = f"p{chance.randrange(5)}", f"n{chance.randrange(4)}"
+        match chance.randrange(3):
+            case 0:
+                stage.add(bound(f"{name}-{step}", on, (0, chance.randrange(1, 9) * 100, 5), gpu=1))
+            case 1:
+                fresh = Stage([node(on, unschedulable=chance.random() < 0.5)]).cache.nodes.get(on)
+                stage.cache.nodes.upsert(fresh)
+            case 2 if (known := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
+                stage.cache.nodes.remove(known)
+        world = stage.live.world(stage.cache.nodes.names(), Scope())
+        assert stage.live.node_rows() == {row.name: row for row in node_rows(world, world.nodes.values())}
+
+
+@pytest.mark.parametrize("items, page, expected", [
+    (0, 1, (0, 1, 1)), (5, 1, (5, 1, 1)), (10, 1, (10, 1, 1)), (11, 1, (10, 1, 2)), (11, 2, (1, 2, 2)),
+    (11, 99, (1, 2, 2))])
+def test_pages(items, page, expected):
+    shown, page, pages = paged(range(items), page, 10)
+    assert (len(shown), page, pages) == expected
+
+
+@pytest.mark.parametrize("made, expected", [
+    (percent(5, 10), 50), (percent(15, 10), 150), (percent(1, 0), 0), (width(5, 10), 500), (width(15, 10), 1000),
+    (width(-1, 10), 0), (width(1, 0), 0), (mib(500), "500 MiB"), (mib(2048), "2 GiB"), (mib(2_560), "2.5 GiB"),
+    (mib(81_920_000), "80,000 GiB"), (hue(None), "other")], ids=repr)
+def test_texts(made, expected):
+    assert made == expected
