@@ -42,7 +42,7 @@ Make = Callable[[Scope], Any]
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """What the pages are made of.
+    """The parts of which the pages are made.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
     empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.

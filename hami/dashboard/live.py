@@ -22,7 +22,10 @@ EVERYTHING = Scope()
 
 
 class Segment(msgspec.Struct, rename="camel", frozen=True):
-    """What one pod holds of a card. *pod*: ``None`` where the viewer may not know it. *is_reserved*: not bound yet."""
+    """The part of a card that one pod holds. *pod*: ``None`` where the viewer may not know it.
+
+    *is_reserved*: it is not bound yet.
+    """
 
     namespace: str | None
     pod: str | None
@@ -39,7 +42,7 @@ class CardParts(msgspec.Struct, rename="camel", frozen=True):
 
 
 class LiveCluster:
-    """What *cache* holds now, read in parts: no call holds its lock for longer than a filter may wait."""
+    """The content of *cache* now, read in parts: no call holds its lock for longer than a filter may wait."""
 
     def __init__(self, cache: Cache, *, now: Callable[[], datetime]) -> None:
         self.cache = cache

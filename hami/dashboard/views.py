@@ -1,4 +1,4 @@
-"""What each page shows, as records: templates and JSON show the same. No view changes anything."""
+"""The content of each page, as records: templates and JSON show the same. No view changes anything."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class CardPage(msgspec.Struct, rename="camel", frozen=True):
 
 
 class NamespaceList(msgspec.Struct, rename="camel", frozen=True):
-    """What each namespace holds, and its quotas."""
+    """The devices that each namespace holds, and its quotas."""
 
     items: tuple[NamespaceRow, ...]
 
