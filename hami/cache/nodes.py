@@ -120,7 +120,10 @@ class NodeCache:
                 self.changes += 1
                 record.facts = facts
                 for vendor in self._vendors:
-                    self._store_inventory(record, vendor, node)
+                    if (sources := _sources(vendor, node)) is not None:
+                        self._store_inventory(record, vendor, node, sources)
+                    elif vendor.key in record.inventories:
+                        self._remove_inventory(record, vendor)
         if before != record.locks:
             self._on_lock_change(node.name)
 
@@ -264,14 +267,13 @@ class NodeCache:
             self._index.remove_node(name)
         self._on_lock_change(name)
 
-    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node) -> None:
-        sources = _sources(vendor, node)
+    def _remove_inventory(self, record: NodeRecord, vendor: Vendor) -> None:
+        del record.inventories[vendor.key]
+        self._index.set_devices(record.name, vendor.key, ())
+        self._on_device_change(record.name)
+
+    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
         known = record.inventories.get(vendor.key)
-        if sources is None:
-            if record.inventories.pop(vendor.key, None) is not None:
-                self._index.set_devices(record.name, vendor.key, ())
-                self._on_device_change(record.name)
-            return
         allocatable = _count(node.allocatable.get(vendor.count))
         observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
@@ -294,10 +296,12 @@ def _sources(vendor: Vendor, node: Node) -> Sources | None:
     Returns ``None`` when the node shows nothing of the vendor.
     """
     register = node.annotations.get(vendor.register) if vendor.register else None
+    if vendor.register and register is None:
+        return None
     capacity: Sources = ()
     if not vendor.register or vendor.needs_capacity:
         capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
-    if register is None and (vendor.register or not any(capacity)):
+    if not vendor.register and not any(capacity):
         return None
     return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
 

@@ -127,12 +127,14 @@ class _RegisteredDevice(msgspec.Struct, omit_defaults=True, rename={"mig_profile
 
 _KEYS = {key.lower(): key for struct in (_RegisteredDevice, _RegisteredProfile, _RegisteredPlacement)
          for key in struct.__struct_encode_fields__}
+_NESTED = (dict, list)
 
 
 def _canonical(value: Any) -> Any:
-    """*value* without nulls, its keys spelled as in the structs; ``custominfo`` is unchanged."""
+    """Returns *value* without nulls, its keys spelled as in the structs; ``custominfo`` is unchanged."""
     if isinstance(value, dict):
-        return {(name := _KEYS.get(key.lower(), key)): inner if name == "custominfo" else _canonical(inner)
+        return {(name := _KEYS.get(key.lower(), key)):
+                _canonical(inner) if isinstance(inner, _NESTED) and name != "custominfo" else inner
                 for key, inner in value.items() if inner is not None}
     return [_canonical(inner) for inner in value] if isinstance(value, list) else value
 

@@ -289,17 +289,19 @@ def _is_usable(usage: DeviceUsage) -> bool:
     return usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
 
 
+_CARD_STATES = ("unhealthy", "cordoned", "over-committed")
+
+
 def _card_state(usage: DeviceUsage) -> list[str]:
-    facts = (("unhealthy", not usage.device.healthy), ("cordoned", usage.device.cordoned),
-             ("over-committed", usage.is_overcommitted))
-    return [word for word, holds in facts if holds]
+    facts = (not usage.device.healthy, usage.device.cordoned, usage.is_overcommitted)
+    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds]
 
 
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
     words = ["cordoned"] if node.unschedulable else []
-    for word in ("unhealthy", "cordoned", "over-committed"):
-        if count := sum(word in _card_state(usage) for usage in usages):
-            words.append(f"{count} {'card' if count == 1 else 'cards'} {word}")
+    counts = Counter(word for usage in usages for word in _card_state(usage))
+    words += [f"{count} {'card' if count == 1 else 'cards'} {word}"
+              for word in _CARD_STATES if (count := counts[word])]
     return (*words, "inventory unreadable") if has_problem else tuple(words)
 
 

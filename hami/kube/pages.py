@@ -6,6 +6,7 @@ The reflector reads the same pages, but goes on watching.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
@@ -109,9 +110,14 @@ def read_list(request: Requester, name: str, path: str, query: Mapping[str, str]
 
 
 def _pages(request: Requester, name: str, path: str, query: Mapping[str, str]) -> Iterator[ListPage]:
-    token, is_last = "", False
-    while not is_last:
-        page = parse_page(name, request("GET", path, query=page_query(query, token)))
-        yield page
-        token = page.metadata.continue_token
-        is_last = not token
+    """Yields the pages. Each is requested while the caller works on the one before."""
+    def start(token: str) -> Future[bytes]:
+        return thread.submit(request, "GET", path, query=page_query(query, token))
+
+    with ThreadPoolExecutor(1) as thread:
+        coming: Future[bytes] | None = start("")
+        while coming is not None:
+            page = parse_page(name, coming.result())
+            token = page.metadata.continue_token
+            coming = start(token) if token else None
+            yield page

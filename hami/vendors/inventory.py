@@ -32,11 +32,10 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     found = each_once(devices)
     if vendor.device_cores:
         found = tuple(replace(device, cores=vendor.device_cores) for device in found)
-    if Rule.CORDON in vendor.rules:
-        cordoned = parse_list(node.annotations.get(CORDON)) or ()
+    if Rule.CORDON in vendor.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
         found = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in found)
-    if PAIR_SCORES in vendor.node_keys:
-        scores = parse_pair_scores(PAIR_SCORES, node.annotations.get(PAIR_SCORES) or "[]")
+    if PAIR_SCORES in vendor.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
+        scores = parse_pair_scores(PAIR_SCORES, pairs)
         found = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in found)
     return found
 

@@ -11,7 +11,7 @@ from hami.vendors.spec import Catalog, CoreUnit, Vendor
 
 WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
-CACHE_SIZE = 4096  # different quantities of containers
+CACHE_SIZE = 8192  # different quantities of containers
 MOST_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
@@ -45,11 +45,12 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
     They depend on its quantities of managed resources alone and most pods of a cluster have the same few, so results
     are cached.
     """
-    return _requests(vendors, _managed(vendors, container.limits), _managed(vendors, container.requests))
+    limits, requests = _managed(vendors, container.limits), _managed(vendors, container.requests)
+    return _requests(vendors, limits, requests) if limits or requests else ()
 
 
 def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
-    return frozenset((name, text) for name, text in amounts.items() if name in vendors.resources)
+    return frozenset([(name, amounts[name]) for name in vendors.resources & amounts.keys()])
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
