@@ -21,6 +21,7 @@ def refusal(sandbox, item):
     return error.value.message
 
 
+@pytest.mark.installation
 def test_a_gpu_pod_gets_our_scheduler_and_its_defaults(sandbox):
     sandbox.create(pod("a", gpu=1))
     spec = sandbox.pod("a")["spec"]
@@ -61,6 +62,7 @@ def test_a_forged_annotation_is_refused(sandbox, key):
     assert key in refusal(sandbox, pod("p", annotations={key: "GPU-x,NVIDIA,1,1:;"}))
 
 
+@pytest.mark.installation
 def test_a_forged_label_is_refused(sandbox):
     assert "hami.io/vgpu-node" in refusal(sandbox, pod("p", labels={"hami.io/vgpu-node": "n0"}))
 
@@ -84,6 +86,7 @@ def test_a_pod_of_another_scheduler_stays_there(sandbox):
     assert "nvidia.com/gpucores" not in spec["containers"][0]["resources"]["limits"]
 
 
+@pytest.mark.installation
 def test_an_ignored_namespace_is_not_touched(cluster, sandbox):
     with Sandbox.opened(cluster.kube, labels={"hami.io/webhook": "ignore"}) as ignored:
         ignored.create(pod("p", gpu=1))
@@ -95,6 +98,7 @@ def test_an_ignored_pod_is_not_touched(sandbox):
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
 
 
+@pytest.mark.installation
 def test_a_namespace_quota_holds(sandbox):
     sandbox.add_gpu_node("n0")
     sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},

@@ -23,7 +23,7 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import lease_holder
 from e2e.shown import limits, seen, shower
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 RESOURCE = "nvidia.com/gpu"
 HOOK = "/usr/local"

@@ -15,6 +15,7 @@ def unlocked(annotations):
     return LOCK not in annotations
 
 
+@pytest.mark.installation
 def test_a_job_of_forty_pods_on_one_node(sandbox):
     sandbox.add_gpu_node("n0", *gpus(8))
     sandbox.create(job("train", pod("_", gpu=1, gpumem=8000, gpucores=10), count=40))
@@ -35,6 +36,7 @@ def test_binds_to_one_node_are_queued(sandbox, agent):
     assert [message for number in range(10) for message in sandbox.events(f"p{number}", "BindingFailed")] == []
 
 
+@pytest.mark.installation
 def test_a_node_is_removed_and_comes_back(sandbox):
     sandbox.add_gpu_nodes({"n0": [gpu()], "n1": [gpu()]})
     sandbox.create(pod("a", gpu=1, gpumem=60_000))
@@ -77,6 +79,7 @@ def test_an_unhealthy_card_gets_no_more_pods(sandbox):
     assert "CardNotHealth" in sandbox.refusal("b", "CardNotHealth")
 
 
+@pytest.mark.installation
 def test_the_scheduler_asks_a_new_node(sandbox):
     sandbox.add_gpu_node("n0")
     asked = sandbox.wait_node("n0", lambda annotations: annotations.get(HANDSHAKE), what="the scheduler asks the node")
@@ -138,6 +141,7 @@ def test_deleting_the_lock_holder_unblocks_the_next_pod(sandbox, agent):
     assert sandbox.started() == {"next": "n0"}
 
 
+@pytest.mark.installation
 def test_a_failed_allocation_frees_the_node(sandbox, agent):
     sandbox.add_gpu_node("n0")
     agent.mishap = lambda namespace, name: Mishap.FAILS if name == "broken" else None

@@ -30,6 +30,7 @@ def test_the_binding_says_that_the_pod_is_done(sandbox, agent):
     assert MUTEX not in sandbox.node("n0")["metadata"]["annotations"] and agent.served == served
 
 
+@pytest.mark.installation
 def test_pods_at_once_on_lock_free_and_other_nodes(sandbox):
     sandbox.add_gpu_nodes({f"free-{number}": gpus(2) for number in range(3)}, annotations=LOCK_FREE)
     sandbox.add_gpu_nodes({f"lock-{number}": gpus(2) for number in range(3)})

@@ -49,6 +49,7 @@ def test_an_annotation_overrules_the_flag(sandbox, scheduler):
     assert len(nodes) == len(cards) == 1
 
 
+@pytest.mark.installation
 def test_mutex_requires_an_unused_card(sandbox):
     sandbox.add_gpu_node("n0", *gpus(2))
     assert len(place(sandbox, 2, **{GPU_POLICY: "mutex"})[1]) == 2

@@ -7,6 +7,7 @@ from e2e.pods import container, init, pod, sidecar
 from e2e.sandbox import Share
 
 
+@pytest.mark.installation
 def test_two_pods_share_a_gpu_and_the_third_waits(sandbox):
     sandbox.add_gpu_node("gpu-0", gpu(slots=10, memory_mib=81_920))
     for name in ("a", "b", "c"):
@@ -18,6 +19,7 @@ def test_two_pods_share_a_gpu_and_the_third_waits(sandbox):
     assert sandbox.shares("a") == sandbox.shares("b") == [[Share("gpu-0/0", 32_000, 0)]]
 
 
+@pytest.mark.installation
 def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
     """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then not for minutes.
     """
@@ -129,6 +131,7 @@ def test_a_sidecar_counts_beside_the_app(sandbox):
     assert "CardInsufficientMemory" in sandbox.refusal("next", "CardInsufficientMemory")
 
 
+@pytest.mark.installation
 def test_the_refusal_names_every_node_with_its_reason(sandbox):
     small = [gpu(memory_mib=8000)]
     sandbox.add_gpu_nodes({"small-0": small, "small-1": small, "sick": [gpu(healthy=False)]})

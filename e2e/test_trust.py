@@ -170,6 +170,7 @@ def test_no_key_of_any_vendor_can_be_set(sandbox: Sandbox, tenant: Kube) -> None
             "hami-allocations")
 
 
+@pytest.mark.installation
 def test_a_pod_cannot_skip_the_webhook(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
     """Not with the label, a node and a forged allocation, nor with any of them."""
     node = of(sandbox, "n0")
@@ -252,6 +253,7 @@ def test_many_annotations_are_no_way_around(sandbox: Sandbox, tenant: Kube) -> N
 # -- the token of a device plugin
 
 
+@pytest.mark.installation
 def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox: Sandbox, stolen: Kube, running: str) -> None:
     image = {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
     strategic = "application/strategic-merge-patch+json"
@@ -271,6 +273,7 @@ def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox: Sandbox, 
             "hami-allocations")
 
 
+@pytest.mark.installation
 def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox: Sandbox, stolen: Kube) -> None:
     own, other = of(sandbox, "n0"), of(sandbox, "n1")
     for patch in (annotated({REGISTER: "[]"}), annotated({MUTEX: "x"}), annotated({"hami.io/lock-free": "NVIDIA"}),
@@ -283,6 +286,7 @@ def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox: Sand
         assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch)) == "hami-registrations"
 
 
+@pytest.mark.installation
 def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: str) -> None:
     client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM))
     patch = annotated({PHASE: "failed"})
@@ -291,6 +295,7 @@ def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: st
     client.close()
 
 
+@pytest.mark.installation
 def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running: str) -> None:
     own = of(sandbox, "n0")
     text = sandbox.node("n0")["metadata"]["annotations"][REGISTER]
@@ -323,6 +328,7 @@ def patched(client: Kube, name: str, *steps: Object) -> Object:
                        content_type="application/json-patch+json")
 
 
+@pytest.mark.installation
 def test_the_scheduler_changes_only_the_ca_bundle_of_its_webhooks(sandbox: Sandbox) -> None:
     """With more permissions than its role has."""
     name, other = f"hami-webhook-{sandbox.namespace}", f"another-{sandbox.namespace}"
@@ -382,6 +388,7 @@ def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running
     tenant.delete("Pod", "next", sandbox.namespace, grace_seconds=0)
 
 
+@pytest.mark.installation
 def test_a_tenants_daemonset_is_placed(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
     template = pod("_", gpu=1, gpumem=1000, labels={"app": "d"})
     template["spec"]["nodeSelector"] = {"hami-e2e/sandbox": sandbox.namespace}
@@ -392,6 +399,7 @@ def test_a_tenants_daemonset_is_placed(sandbox: Sandbox, tenant: Kube, two_nodes
     tenant.delete("DaemonSet", "d", sandbox.namespace)
 
 
+@pytest.mark.installation
 def test_kubelets_write_status_and_mirror_pods(sandbox: Sandbox, running: str) -> None:
     node = of(sandbox, "n0")
     kubelet = sandbox.kube.impersonating(f"system:node:{node}", "system:nodes")
@@ -411,6 +419,7 @@ def test_administrators_repair(sandbox: Sandbox, running: str) -> None:
     sandbox.annotate_node("n0", {MUTEX: None})
 
 
+@pytest.mark.installation
 def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
     client = account(sandbox, "skipper", "edit", "hami-webhook-skipper")
     wait_permitted(sandbox, client, "create", "pods")
@@ -422,6 +431,7 @@ def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
     client.close()
 
 
+@pytest.mark.installation
 def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox: Sandbox, running: str) -> None:
     """On its own node, and only with the role."""
     pods, nodes = annotated({PHASE: "failed"}), annotated({"hami.io/node-handshake-dcu": "Reported"})

@@ -319,6 +319,7 @@ def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
 # -- several vendors
 
 
+@pytest.mark.installation
 @pytest.mark.parametrize(("outfit", "asks", "key", "share"), [
     pytest.param(nodes.hygon(card("DCU-a", 32_752)),
                  {"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 10}, "DCU",
@@ -398,6 +399,7 @@ def test_golden_examples(sandbox, outfit, asks, vendor, allocation, more):
     assert agent_annotations(sandbox, "a") == keys | more
 
 
+@pytest.mark.installation
 def test_iluvatar_containers_get_their_name(sandbox):
     """The misspelling of the variable is upstream's."""
     sandbox.create(pod("a", containers=[container("train", **{"iluvatar.ai/BI-V150-vgpu": 1})]))

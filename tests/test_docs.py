@@ -153,7 +153,7 @@ def event_reasons():
 
 EVENTS = set(event_reasons())
 REASONS = {reason.value for reason in Reason}
-CLASSES = {node.name for tree in CODE for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+CLASSES = {node.name for tree in CODE for node in tree.body if isinstance(node, ast.ClassDef)}
 ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 KUBERNETES = {"FailedScheduling", "UnexpectedAdmissionError", "CreateContainerConfigError", "CreateContainerError",
               "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet", "ValidatingAdmissionPolicy"}
