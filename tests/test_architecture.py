@@ -189,7 +189,7 @@ def test_importing_starts_no_thread_and_opens_no_connection():
 FOLDERS = [ROOT / folder for folder in ("hami", "tests", "e2e", "benchmarks", "manifests", ".ci")]
 FILES = sorted(path for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in folder.rglob("*"))]
                if path.is_file() and path.suffix != ".pyc" and "results" not in path.parts
-               and path != ROOT / ".git")  # a file in a git worktree
+               and path.name not in (".git", ".venv"))  # files of a git worktree, and of tox for editors
 LOCAL_NAMES = {  # the brackets keep a pattern from matching itself
     "a path of one machine": r"[/]work/|[/]root/|/tmp/[c]pbuild|/home/[a-z]",
     "a registry or mirror": r"index[-_]url|find[-_]links|GO[P]ROXY=|artifac[t]ory|nexus[.]",
