@@ -7,6 +7,7 @@ rate limit; the API server has its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -32,6 +33,9 @@ from hami.runtime.watchdog import beat
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+
+CREDENTIALS_S = 1.0
+"""The client is asked for the current credentials once in so many seconds: that takes a sixth of the time of a call."""
 
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536
@@ -59,8 +63,10 @@ class Api:
         self._configuration = configuration
         self._base, self._pool = _pool(RESTClientObject(configuration).pool_manager, configuration.host.rstrip("/"))
         self._timeout = timeout
-        # guards the credentials in the configuration; held while they are refreshed, which may run a plugin
-        self._credentials = threading.Lock()
+        # guards the credentials, here and in the configuration; held while they are refreshed, which may run a plugin
+        self._lock = threading.Lock()
+        self._credentials: dict[str, str] = {}
+        self._valid_until = -math.inf
 
     @classmethod
     def connect(cls, *, timeout: float = 10.0, pool: int = 32, kubeconfig: str = "", context: str = "") -> Api:
@@ -115,17 +121,21 @@ class Api:
         raise _refusal(f"{method} {path}", response.status, data)
 
     def _headers(self) -> dict[str, str]:
-        """Returns the current credentials. The client's hook refreshes tokens that are about to expire."""
-        headers = {"Accept": JSON, "User-Agent": _USER_AGENT}
+        """Returns the headers of a call, with current credentials."""
+        with self._lock:
+            if time.monotonic() >= self._valid_until:
+                self._credentials = self._ask_for_credentials()
+                self._valid_until = time.monotonic() + CREDENTIALS_S
+            return {"Accept": JSON, "User-Agent": _USER_AGENT, **self._credentials}
+
+    def _ask_for_credentials(self) -> dict[str, str]:
+        """Returns the headers with credentials. The client's hook refreshes tokens that are about to expire."""
         try:
-            with self._credentials:
-                settings: Any = self._configuration.auth_settings()
+            settings: Any = self._configuration.auth_settings()
         except (ConfigException, OSError) as error:
             raise ClusterError(f"credentials for the API server cannot be renewed: {error}") from error
-        for setting in settings.values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
-        return headers
+        return {setting["key"]: setting["value"] for setting in settings.values()
+                if setting["in"] == "header" and setting["value"]}
 
 
 class Stream:

@@ -6,6 +6,7 @@ changes. This module knows nothing of what is served, and does not check expiry.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import os
@@ -120,6 +121,7 @@ def client_is_trusted(environ: Mapping[str, object]) -> bool:
         isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert()))  # empty unless it was verified
 
 
+@functools.lru_cache
 def _is_loopback(address: str) -> bool:
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -186,8 +186,10 @@ def test_a_broken_answer_is_a_disconnect_and_nothing_is_sent_twice(server):
     assert is_disconnect(caught.value) and not is_unsent(caught.value) and len(server.requests) == 1
 
 
-def test_credentials_are_asked_for_at_each_call(server):
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, ["bearer one", "bearer two"]), (1000.0, ["bearer one"] * 2)])
+def test_credentials_are_asked_for_again_after_some_time(server, monkeypatch, seconds, expected):
     """Tokens of service accounts rotate; the client's hook knows."""
+    monkeypatch.setattr("hami.kube.api.CREDENTIALS_S", seconds)
     tokens = iter(["bearer one", "bearer two"])
     configuration = Configuration(host=f"http://127.0.0.1:{server.server_port}")
     configuration.api_key["authorization"] = "bearer old"
@@ -195,7 +197,7 @@ def test_credentials_are_asked_for_at_each_call(server):
     server.answers += [(200, b"{}")] * 2
     client = Api(configuration)
     client.request("GET", "/x"), client.request("GET", "/x")
-    assert [headers["authorization"] for _, _, headers, _ in server.requests] == ["bearer one", "bearer two"]
+    assert [headers["authorization"] for _, _, headers, _ in server.requests] == expected
 
 
 def test_credentials_that_cannot_be_renewed_are_an_error_of_ours():
