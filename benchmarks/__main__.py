@@ -23,7 +23,7 @@ from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
 from benchmarks.monitor import monitor_rows
 from benchmarks.placing import GROUPS, placing_rows
-from benchmarks.processes import Run
+from benchmarks.processes import Run, loop_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
@@ -50,6 +50,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
+    yield yardstick_row(loop_seconds())
     if "filter" in chosen.groups:
         yield from filter_rows(run, chosen.nodes)
     if "webhook" in chosen.groups:
@@ -64,6 +65,13 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from inspect_rows(run)
     if "monitor" in chosen.groups:
         yield from monitor_rows(run)
+
+
+def yardstick_row(seconds: float) -> Row:
+    return Row(group="machine", what="yardstick: CPU time of a million steps of Python",
+               measured=f"{1000 * seconds:.0f} ms",
+               compared="the best of five; times of other days compare by their multiples of it",
+               figures={"seconds": seconds})
 
 
 def machine() -> dict[str, Any]:

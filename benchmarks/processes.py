@@ -15,7 +15,7 @@ from typing import Any
 
 from e2e import reaper
 
-__all__ = ["Cpu", "Memory", "Run", "cpu_seconds", "disturbed", "memory", "programs"]
+__all__ = ["Cpu", "Memory", "Run", "cpu_seconds", "disturbed", "loop_seconds", "memory", "programs"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -126,6 +126,18 @@ class Cpu:
         others = busy_seconds() - self._busy - sum(spent.values())
         spent |= {"others": max(0.0, others), "seconds": time.monotonic() - self._begun}
         return {name: round(value, 2) for name, value in spent.items()}
+
+
+def loop_seconds() -> float:
+    """Returns the CPU time of a million steps of Python, the best of five: how fast this machine is today."""
+    def once() -> float:
+        begun = time.thread_time()
+        total = 0
+        for number in range(1_000_000):
+            total += number * number % 7
+        return time.thread_time() - begun
+
+    return min(once() for _ in range(5))
 
 
 def busy_seconds() -> float:
