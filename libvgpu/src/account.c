@@ -19,31 +19,47 @@ static void publish(struct vgpu_process *process, int d)
     atomic_store_explicit(&memory->data, process->counted[d][PART_DATA], memory_order_relaxed);
     atomic_store_explicit(&memory->context, process->counted[d][PART_CONTEXT], memory_order_relaxed);
     atomic_store_explicit(&memory->module, process->counted[d][PART_MODULE], memory_order_relaxed);
+    atomic_store_explicit(&memory->imported, process->counted[d][PART_IMPORTED], memory_order_relaxed);
+    atomic_store_explicit(&memory->exported, process->counted[d][PART_EXPORTED], memory_order_relaxed);
     atomic_store(&memory->total, own(process, d));
 }
 
-static bool fits(struct vgpu_process *process, int d, uint64_t more)
+/* What the container would use if this process counted so many bytes more. */
+static uint64_t usage_with(const struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part)
+{
+    struct vgpu_sum sum = {0};
+    if (process->slot >= 0)
+        sum = (struct vgpu_sum){.counted = own(process, d), .exported = process->counted[d][PART_EXPORTED],
+                                .imported = process->counted[d][PART_IMPORTED]};
+    if (part == PART_IMPORTED)
+        sum.imported = vgpu_add(sum.imported, more);
+    else
+        sum.counted = vgpu_add(sum.counted, more);
+    vgpu_region_others(process->region, process->slot, d, &sum);
+    return vgpu_add(sum.counted, vgpu_less(sum.imported, sum.exported));
+}
+
+static bool fits(const struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part)
 {
     uint64_t limit = process->memory_limit[d];
     if (limit == 0)
         return true;
     if (limit == UINT64_MAX)
         return more == 0 && own(process, d) == 0;
-    uint64_t others = vgpu_region_others(process->region, process->slot, d);
-    return vgpu_add(vgpu_add(own(process, d), more), others) <= limit;
+    return usage_with(process, d, more, part) <= limit;
 }
 
 /* Adds, then checks, then takes back: of two processes that do so at once, at least one sees the other's sum. */
 static bool try(struct vgpu_process *process, int d, uint64_t bytes, enum vgpu_part part)
 {
     vgpu_lock(&process->lock);
-    bool granted = fits(process, d, bytes); /* a hopeless request must not make that of another process fail */
+    bool granted = fits(process, d, bytes, part); /* a hopeless request must not make that of another process fail */
     if (granted) {
         process->counted[d][part] += bytes;
         VGPU_POINT(40);
         publish(process, d);
         VGPU_POINT(41);
-        if (process->memory_limit[d] && !fits(process, d, 0)) {
+        if (process->memory_limit[d] && !fits(process, d, 0, part)) {
             process->counted[d][part] -= bytes;
             VGPU_POINT(42);
             publish(process, d);
@@ -91,6 +107,34 @@ void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
         add(d, 0, bytes, part);
 }
 
+void vgpu_free_entry(struct vgpu_freed *freed, const struct vgpu_entry *entry)
+{
+    if (entry->device < 0)
+        return;
+    freed->bytes[entry->device][entry->part] += entry->size;
+    if (entry->exported)
+        freed->bytes[entry->device][PART_EXPORTED] += entry->size;
+}
+
+/* What was exported no longer covers what others hold before it is no longer counted itself: nothing is ever missing. */
+void vgpu_uncharge_all(const struct vgpu_freed *freed)
+{
+    for (int d = 0; d < VGPU_DEVICES; d++)
+        for (int part = PART_COUNT - 1; part >= 0; part--)
+            vgpu_uncharge(d, freed->bytes[d][part], (enum vgpu_part)part);
+}
+
+void vgpu_export(struct vgpu_entry *entry)
+{
+    struct vgpu_process *process = &vgpu_process;
+    bool owned = entry && entry->part == PART_DATA && (entry->kind == KIND_MEMORY || entry->kind == KIND_BLOCK);
+    if (!owned || entry->exported)
+        return;
+    entry->exported = true;
+    process->counted[entry->device][PART_EXPORTED] += entry->size;
+    publish(process, entry->device);
+}
+
 int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part)
 {
     if (after > before)
@@ -105,16 +149,14 @@ bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
         return false;
     add(d, after, before, part);
     vgpu_lock(&vgpu_process.lock);
-    bool good = fits(&vgpu_process, d, 0);
+    bool good = fits(&vgpu_process, d, 0, part);
     vgpu_unlock(&vgpu_process.lock);
     return good;
 }
 
 uint64_t vgpu_usage(int d)
 {
-    struct vgpu_process *process = &vgpu_process;
-    uint64_t mine = process->slot >= 0 ? own(process, d) : 0;
-    return vgpu_add(mine, vgpu_region_others(process->region, process->slot, d));
+    return usage_with(&vgpu_process, d, 0, PART_DATA);
 }
 
 uint64_t vgpu_counted(int d)

@@ -56,9 +56,7 @@ static int begin(struct creation *creation, uint64_t bytes)
     int d;
     if (!vgpu_current(&d, NULL))
         return CUDA_OK;
-    int result = vgpu_charge(d, creation->charged, PART_DATA);
-    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(d))
-        result = vgpu_charge(d, creation->charged, PART_DATA);
+    int result = vgpu_reserve(d, creation->charged, PART_DATA);
     if (result != CUDA_OK)
         return result;
     vgpu_measure_begin(&creation->measure);

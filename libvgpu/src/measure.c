@@ -37,7 +37,7 @@ uint64_t vgpu_measure_taken(const struct vgpu_measure *measure, uint64_t most)
 void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part)
 {
     struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)handle, .size = bytes, .owner = owner, .device = index,
-                               .kind = (uint16_t)kind, .part = (uint16_t)part};
+                               .kind = (uint8_t)kind, .part = (uint8_t)part};
     if (!entry.key)
         return;
     vgpu_lock(&vgpu_process.lock);
@@ -91,16 +91,14 @@ static bool take_owned(struct vgpu_table *table, uint64_t context, struct vgpu_e
 void vgpu_context_gone(uint64_t context)
 {
     struct vgpu_process *process = &vgpu_process;
-    uint64_t bytes[VGPU_DEVICES][PART_COUNT] = {{0}};
+    struct vgpu_freed freed = {0};
     struct vgpu_entry entry;
     if (!context || !vgpu_is_open())
         return;
     vgpu_lock(&process->lock);
     while (take_owned(&process->memory, context, &entry) || take_owned(&process->objects, context, &entry))
-        bytes[entry.device][entry.part] += entry.size;
+        vgpu_free_entry(&freed, &entry);
     vgpu_unlock(&process->lock);
-    for (int d = 0; d < VGPU_DEVICES; d++)
-        for (int part = 0; part < PART_COUNT; part++)
-            vgpu_uncharge(d, bytes[d][part], (enum vgpu_part)part);
+    vgpu_uncharge_all(&freed);
     vgpu_launch_forget(context);
 }

@@ -7,15 +7,6 @@
 
 enum { GRANULE = 512 };
 
-/* Charges, if need be after the pools of this process have given up what they hold in reserve. */
-static int reserve(int d, uint64_t size)
-{
-    int result = vgpu_charge(d, size, PART_DATA);
-    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
-        result = vgpu_charge(d, size, PART_DATA);
-    return result;
-}
-
 static void remember(uint64_t address, int d, uint64_t size, uint64_t context)
 {
     struct vgpu_entry entry = {.key = address, .size = size, .owner = context, .device = d, .kind = KIND_MEMORY,
@@ -43,7 +34,7 @@ static int allocate(enum which which, void *address, uint64_t bytes, uint32_t fl
     if (UNLIKELY(!address || !vgpu_current(&d, &context)))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(which, address, bytes, flags);
     uint64_t size = vgpu_round(bytes, GRANULE);
-    int result = reserve(d, size);
+    int result = vgpu_reserve(d, size, PART_DATA);
     if (result != CUDA_OK)
         return result;
     VGPU_POINT(50);
@@ -86,7 +77,7 @@ static int allocate_pitched(bool v1, void *address, void *pitch, uint64_t width,
     if (!address || !pitch || !vgpu_current(&d, &context))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call_pitched(v1, address, pitch, width, height, element);
     uint64_t size = vgpu_round(vgpu_multiply(vgpu_round(width, GRANULE), height), GRANULE);
-    int result = reserve(d, size);
+    int result = vgpu_reserve(d, size, PART_DATA);
     if (result != CUDA_OK)
         return result;
     result = call_pitched(v1, address, pitch, width, height, element);
@@ -126,7 +117,7 @@ static bool take(uint64_t address, struct vgpu_entry *entry)
         return false;
     vgpu_lock(&vgpu_process.lock);
     bool known = vgpu_table_take(&vgpu_process.memory, address, entry);
-    if (known && entry->kind == KIND_MAPPING) { /* not memory that can be freed: the driver says so */
+    if (known && entry->kind != KIND_MEMORY && entry->kind != KIND_POOLED) { /* cannot be freed: the driver says so */
         vgpu_table_put(&vgpu_process.memory, entry);
         known = false;
     }
@@ -146,6 +137,8 @@ static int freed(bool known, const struct vgpu_entry *entry, int result)
     } else if (entry->kind == KIND_POOLED) {
         vgpu_pool_freed(entry->owner, entry->size);
     } else {
+        if (UNLIKELY(entry->exported))
+            vgpu_uncharge(entry->device, entry->size, PART_EXPORTED);
         vgpu_uncharge(entry->device, entry->size, PART_DATA);
     }
     VGPU_POINT(61);

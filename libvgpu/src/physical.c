@@ -1,4 +1,5 @@
-/* Physical memory by handle, and its mappings. It is held as long as a handle or a mapping is left. */
+/* Physical memory by handle, its mappings, and multicast objects, to which it is bound. It is held as long as a handle, a
+ * mapping or a binding is left. */
 #include "account.h"
 #include "devices.h"
 #include "pool.h"
@@ -9,29 +10,43 @@ struct properties {
     uint32_t type, handles, location, id;
 };
 
-static uint64_t last_block;
+static uint64_t last_number; /* of blocks and bindings */
 
-static int reserve(int d, uint64_t size)
+static void change(uint64_t number, int references, int mappings, struct vgpu_freed *freed);
+
+/* Bindings to a multicast object end: those of memory of a device, -1 for all, in a range of it. Caller locks. */
+static void unbind(uint64_t object, int device, uint64_t from, uint64_t size, struct vgpu_freed *freed)
 {
-    int result = vgpu_charge(d, size, PART_DATA);
-    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(d))
-        result = vgpu_charge(d, size, PART_DATA);
-    return result;
+    struct vgpu_table *table = &vgpu_process.bindings;
+    struct vgpu_entry gone;
+    uint64_t i = 0;
+    while (i < table->capacity) {
+        const struct vgpu_entry *one = &table->entry[i];
+        bool meant = one->key && one->owner == object && (device < 0 || one->device == device);
+        if (!meant || one->size < from || one->size - from >= size) {
+            i++;
+            continue;
+        }
+        vgpu_table_take(table, one->key, &gone); /* the next one may have moved to this place */
+        change(gone.second, 0, -1, freed);
+    }
 }
 
-/* References and mappings of a block change. Returns the bytes to uncharge once both are zero. Caller locks. */
-static uint64_t change(uint64_t number, int references, int mappings, int *device)
+/* References and mappings of a block change. What it was charged is freed once both are zero. Caller locks. */
+static void change(uint64_t number, int references, int mappings, struct vgpu_freed *freed)
 {
     struct vgpu_entry *block = vgpu_table_find(&vgpu_process.blocks, number), gone;
     if (!block)
-        return 0;
+        return;
     block->owner += (uint64_t)(int64_t)references;
     block->second += (uint64_t)(int64_t)mappings;
     if (block->owner || block->second)
-        return 0;
+        return;
     vgpu_table_take(&vgpu_process.blocks, number, &gone);
-    *device = gone.device;
-    return gone.size;
+    if (gone.kind == KIND_MULTICAST)
+        unbind(number, -1, 0, UINT64_MAX, freed);
+    else
+        vgpu_free_entry(freed, &gone);
 }
 
 /* One more reference by the handle. Caller locks. */
@@ -57,13 +72,28 @@ static uint64_t unrefer(uint64_t handle)
     return number;
 }
 
+/* Remembers a new block with one reference. Caller locks. */
+static void add(uint64_t handle, struct vgpu_entry block)
+{
+    block.key = ++last_number;
+    block.owner = 1;
+    vgpu_table_put(&vgpu_process.blocks, &block);
+    refer(handle, block.key);
+}
+
+static struct vgpu_entry *block_of(uint64_t handle)
+{
+    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
+    return known ? vgpu_table_find(&vgpu_process.blocks, known->second) : NULL;
+}
+
 int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
 {
     const struct properties *given = properties;
     if (!handle || !given || given->location != LOCATION_DEVICE || !vgpu_open())
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuMemCreate)(handle, size, properties, flags);
     int d = vgpu_index_of((int)given->id);
-    int result = d < 0 ? CUDA_OK : reserve(d, size);
+    int result = d < 0 ? CUDA_OK : vgpu_reserve(d, size, PART_DATA);
     if (result != CUDA_OK)
         return result;
     result = REAL(cuMemCreate)(handle, size, properties, flags);
@@ -71,10 +101,7 @@ int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
         vgpu_uncharge(d, size, PART_DATA);
     } else if (d >= 0) {
         vgpu_lock(&vgpu_process.lock);
-        uint64_t number = ++last_block;
-        vgpu_table_put(&vgpu_process.blocks, &(struct vgpu_entry){.key = number, .size = size, .owner = 1, .device = d,
-                                                                  .kind = KIND_BLOCK});
-        refer(*(uint64_t *)handle, number);
+        add(*(uint64_t *)handle, (struct vgpu_entry){.size = size, .device = d, .kind = KIND_BLOCK, .part = PART_DATA});
         vgpu_unlock(&vgpu_process.lock);
     }
     return result;
@@ -82,8 +109,8 @@ int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
 
 int cuMemRelease(uint64_t handle)
 {
-    int device = -1;
-    uint64_t bytes = 0, number = 0;
+    struct vgpu_freed freed = {0};
+    uint64_t number = 0;
     if (vgpu_is_open()) {
         vgpu_lock(&vgpu_process.lock);
         number = unrefer(handle);
@@ -94,12 +121,58 @@ int cuMemRelease(uint64_t handle)
         return result;
     vgpu_lock(&vgpu_process.lock);
     if (result == CUDA_OK)
-        bytes = change(number, -1, 0, &device);
+        change(number, -1, 0, &freed);
     else
         refer(handle, number);
     vgpu_unlock(&vgpu_process.lock);
-    if (device >= 0)
-        vgpu_uncharge(device, bytes, PART_DATA);
+    vgpu_uncharge_all(&freed);
+    return result;
+}
+
+int cuMemExportToShareableHandle(void *shareable, uint64_t handle, uint32_t type, uint64_t flags)
+{
+    int result = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (result != CUDA_OK || !vgpu_is_open())
+        return result;
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_export(block_of(handle));
+    vgpu_unlock(&vgpu_process.lock);
+    return result;
+}
+
+/* The device whose memory a handle means; -1: none, or none that is limited. */
+static int device_of(uint64_t handle)
+{
+    union {
+        struct properties known;
+        char all[256];
+    } properties = {.all = {0}};
+    if (!HAS(cuMemGetAllocationPropertiesFromHandle)
+        || REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_OK
+        || properties.known.location != LOCATION_DEVICE)
+        return -1;
+    return vgpu_index_of((int)properties.known.id);
+}
+
+/* The size is not known before the memory is mapped. Two handles of one block may be the same number. */
+int cuMemImportFromShareableHandle(void *handle, void *shareable, uint32_t type)
+{
+    if (!vgpu_open())
+        return CUDA_NOT_PERMITTED;
+    int result = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
+    if (result != CUDA_OK || !handle)
+        return result;
+    uint64_t given = *(uint64_t *)handle;
+    int d = device_of(given);
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *known = block_of(given);
+    if (known) {
+        known->owner++;
+        refer(given, known->key);
+    } else {
+        add(given, (struct vgpu_entry){.device = d, .kind = KIND_BLOCK, .part = PART_IMPORTED});
+    }
+    vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
@@ -120,32 +193,72 @@ int cuMemRetainAllocationHandle(void *handle, void *address)
     int result = REAL(cuMemRetainAllocationHandle)(handle, address);
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
-    int device;
+    struct vgpu_freed none = {0};
     vgpu_lock(&vgpu_process.lock);
     uint64_t number = block_at((uint64_t)(uintptr_t)address);
     if (number) {
-        change(number, 1, 0, &device);
+        change(number, 1, 0, &none);
         refer(*(uint64_t *)handle, number);
     }
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
-int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
+/* A mapping shows that an imported block is larger than was known: by how much, and on which device. */
+static uint64_t widen(uint64_t handle, uint64_t end, int *device)
 {
-    int result = REAL(cuMemMap)(address, size, offset, handle, flags);
-    if (result != CUDA_OK || !vgpu_is_open())
-        return result;
-    int device;
+    uint64_t more = 0;
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *block = block_of(handle);
+    if (block && block->kind == KIND_BLOCK && block->part == PART_IMPORTED && block->device >= 0 && end > block->size) {
+        more = end - block->size;
+        block->size = end;
+        *device = block->device;
+    }
+    vgpu_unlock(&vgpu_process.lock);
+    return more;
+}
+
+static void narrow(uint64_t handle, uint64_t less)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *block = block_of(handle);
+    if (block)
+        block->size = vgpu_less(block->size, less);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
+static void remember_mapping(uint64_t address, uint64_t size, uint64_t handle)
+{
+    struct vgpu_freed none = {0};
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
     if (known) {
         uint64_t number = known->second;
-        change(number, 0, 1, &device);
+        change(number, 0, 1, &none);
         vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .second = number,
                                                                   .kind = KIND_MAPPING});
     }
     vgpu_unlock(&vgpu_process.lock);
+}
+
+int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
+{
+    int d = -1;
+    uint64_t more = vgpu_is_open() ? widen(handle, vgpu_add(offset, size), &d) : 0;
+    int result = more ? vgpu_reserve(d, more, PART_IMPORTED) : CUDA_OK;
+    bool charged = more && result == CUDA_OK;
+    if (result == CUDA_OK)
+        result = REAL(cuMemMap)(address, size, offset, handle, flags);
+    if (result == CUDA_OK) {
+        if (vgpu_is_open())
+            remember_mapping(address, size, handle);
+        return result;
+    }
+    if (more)
+        narrow(handle, more);
+    if (charged)
+        vgpu_uncharge(d, more, PART_IMPORTED);
     return result;
 }
 
@@ -168,21 +281,99 @@ int cuMemUnmap(uint64_t address, uint64_t size)
     int result = REAL(cuMemUnmap)(address, size);
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
-    uint64_t bytes[VGPU_DEVICES] = {0}, at = address, left = size;
+    struct vgpu_freed freed = {0};
+    uint64_t at = address, left = size;
     struct vgpu_entry gone;
     vgpu_lock(&vgpu_process.lock);
     while (left && take_mapping(at, left, &gone)) {
-        int device = -1;
-        uint64_t freed = change(gone.second, 0, -1, &device);
-        if (device >= 0)
-            bytes[device] += freed;
+        change(gone.second, 0, -1, &freed);
         if (gone.key == at) {
             at += gone.size < left ? gone.size : left;
             left = address + size - at;
         }
     }
     vgpu_unlock(&vgpu_process.lock);
-    for (int d = 0; d < VGPU_DEVICES; d++)
-        vgpu_uncharge(d, bytes[d], PART_DATA);
+    vgpu_uncharge_all(&freed);
+    return result;
+}
+
+/* An object takes no memory by itself. */
+int cuMulticastCreate(void *handle, void *properties)
+{
+    int result = REAL(cuMulticastCreate)(handle, properties);
+    if (result != CUDA_OK || !vgpu_is_open())
+        return result;
+    vgpu_lock(&vgpu_process.lock);
+    add(*(uint64_t *)handle, (struct vgpu_entry){.device = -1, .kind = KIND_MULTICAST});
+    vgpu_unlock(&vgpu_process.lock);
+    return result;
+}
+
+/* The object holds the block from now on. One that was imported is known as an object only now. Caller locks. */
+static void bind(uint64_t handle, uint64_t offset, uint64_t number, struct vgpu_freed *freed)
+{
+    struct vgpu_entry *object = block_of(handle), *block = vgpu_table_find(&vgpu_process.blocks, number);
+    if (!object || !block)
+        return;
+    if (object->kind != KIND_MULTICAST) {
+        vgpu_free_entry(freed, object);
+        object->kind = KIND_MULTICAST;
+    }
+    block->second++;
+    vgpu_table_put(&vgpu_process.bindings,
+                   &(struct vgpu_entry){.key = ++last_number, .size = offset, .owner = object->key, .second = number,
+                                        .device = block->device, .kind = KIND_BINDING});
+}
+
+/* What is bound is memory by its handle or, if that is 0, by an address where it is mapped. */
+static int bound(int result, uint64_t object, uint64_t offset, uint64_t memory, uint64_t address)
+{
+    if (result != CUDA_OK || !vgpu_is_open())
+        return result;
+    struct vgpu_freed freed = {0};
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *block = memory ? block_of(memory) : NULL;
+    bind(object, offset, block ? block->key : block_at(address), &freed);
+    vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge_all(&freed);
+    return result;
+}
+
+int cuMulticastBindMem(uint64_t object, uint64_t offset, uint64_t memory, uint64_t from, uint64_t size, uint64_t flags)
+{
+    return bound(REAL(cuMulticastBindMem)(object, offset, memory, from, size, flags), object, offset, memory, 0);
+}
+
+int cuMulticastBindMem_v2(uint64_t object, uint32_t device, uint64_t offset, uint64_t memory, uint64_t from,
+                          uint64_t size, uint64_t flags)
+{
+    return bound(REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, size, flags), object, offset, memory,
+                 0);
+}
+
+int cuMulticastBindAddr(uint64_t object, uint64_t offset, uint64_t address, uint64_t size, uint64_t flags)
+{
+    return bound(REAL(cuMulticastBindAddr)(object, offset, address, size, flags), object, offset, 0, address);
+}
+
+int cuMulticastBindAddr_v2(uint64_t object, uint32_t device, uint64_t offset, uint64_t address, uint64_t size,
+                           uint64_t flags)
+{
+    return bound(REAL(cuMulticastBindAddr_v2)(object, device, offset, address, size, flags), object, offset, 0, address);
+}
+
+int cuMulticastUnbind(uint64_t object, uint32_t device, uint64_t offset, uint64_t size)
+{
+    int result = REAL(cuMulticastUnbind)(object, device, offset, size);
+    int d = result == CUDA_OK && vgpu_is_open() ? vgpu_index_of((int)device) : -1;
+    if (d < 0)
+        return result;
+    struct vgpu_freed freed = {0};
+    vgpu_lock(&vgpu_process.lock);
+    const struct vgpu_entry *known = block_of(object);
+    if (known)
+        unbind(known->key, d, offset, size, &freed);
+    vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge_all(&freed);
     return result;
 }

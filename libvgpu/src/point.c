@@ -1,24 +1,26 @@
-/* Test builds only: kills the process at the point whose number the environment names, or lets it wait there, so that
- * others come in between. */
+/* Test builds only: kills the process at the point whose number VGPU_TEST_POINT names, and lets it wait at that of
+ * VGPU_TEST_WAIT_POINT, so that others come in between. */
 #include "types.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+static int setting(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
 void vgpu_point(int number)
 {
-    static _Atomic int chosen = -1, passed;
-    if (chosen < 0) {
-        const char *text = getenv("VGPU_TEST_POINT");
-        chosen = text ? atoi(text) : 0;
+    static _Atomic int kill_at = -1, wait_at = -1, passed;
+    if (kill_at < 0) {
+        wait_at = setting("VGPU_TEST_WAIT_POINT");
+        kill_at = setting("VGPU_TEST_POINT");
     }
-    const char *wait = number == chosen ? getenv("VGPU_TEST_WAIT_US") : NULL;
-    if (wait) {
-        usleep((unsigned)atoi(wait));
-        return;
-    }
-    const char *after = number == chosen ? getenv("VGPU_TEST_AFTER") : NULL;
-    if (number == chosen && ++passed > (after ? atoi(after) : 0))
+    if (number == wait_at)
+        usleep((unsigned)setting("VGPU_TEST_WAIT_US"));
+    if (number == kill_at && ++passed > setting("VGPU_TEST_AFTER"))
         raise(SIGKILL);
 }

@@ -163,6 +163,14 @@ bool vgpu_pools_trim(int d)
     return vgpu_counted(d) < before;
 }
 
+int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part)
+{
+    int result = vgpu_charge(d, bytes, part);
+    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
+        result = vgpu_charge(d, bytes, part);
+    return result;
+}
+
 /* Bytes to charge before the driver is asked: none if the pool has that much in reserve. -1: refused. */
 static int64_t admit(uint64_t pool, int device, uint64_t bytes)
 {
@@ -175,9 +183,7 @@ static int64_t admit(uint64_t pool, int device, uint64_t bytes)
         size = vgpu_round(size, step_of(pool));
     if (size > INT64_MAX)
         return -1;
-    if (vgpu_charge(device, size, PART_DATA) == CUDA_OK)
-        return (int64_t)size;
-    return vgpu_pools_trim(device) && vgpu_charge(device, size, PART_DATA) == CUDA_OK ? (int64_t)size : -1;
+    return vgpu_reserve(device, size, PART_DATA) == CUDA_OK ? (int64_t)size : -1;
 }
 
 static void remember(uint64_t pool, int device, uint64_t address, uint64_t bytes)

@@ -7,6 +7,9 @@
 /* Releases what the pools of device d hold in reserve. True if that has changed what is charged. */
 bool vgpu_pools_trim(int d);
 
+/* As vgpu_charge, if need be after the pools of this process have given up what they hold in reserve. */
+int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part);
+
 /* An allocation of the pool is gone. */
 void vgpu_pool_freed(uint64_t pool, uint64_t bytes);
 

@@ -108,6 +108,7 @@ static void start(struct vgpu_process *process)
         vgpu_table_clear(&process->objects);
         vgpu_table_clear(&process->handles);
         vgpu_table_clear(&process->blocks);
+        vgpu_table_clear(&process->bindings);
         vgpu_compute_close(process->compute);
         if (process->region)
             munmap(process->region, REGION_FILE);
@@ -179,9 +180,10 @@ __attribute__((destructor)) static void leave(void)
     if (slot->pid != process->pid)
         return;
     for (int d = 0; d < VGPU_DEVICES; d++)
-        if (process->counted[d][PART_DATA] || process->counted[d][PART_CONTEXT] || process->counted[d][PART_MODULE]) {
-            atomic_store(&slot->status, 0);
-            return;
-        }
+        for (int part = 0; part < PART_COUNT; part++)
+            if (process->counted[d][part]) {
+                atomic_store(&slot->status, 0);
+                return;
+            }
     vgpu_slot_release(slot);
 }

@@ -26,7 +26,8 @@ struct vgpu_process {
     struct vgpu_table memory;      /* by address */
     struct vgpu_table objects;     /* contexts, arrays, modules, graphs by handle */
     struct vgpu_table handles;     /* of physical memory; size: references */
-    struct vgpu_table blocks;      /* physical memory by number; owner: references, second: mappings */
+    struct vgpu_table blocks;      /* physical memory by number; owner: references, second: mappings and bindings */
+    struct vgpu_table bindings;    /* to multicast objects, by number */
 };
 
 extern struct vgpu_process vgpu_process;

@@ -207,7 +207,9 @@ static void zero(struct region_slot *slot)
     VGPU_POINT(20);
     for (int d = 0; d < VGPU_DEVICES; d++) {
         struct region_memory *memory = &slot->memory[d];
+        memory->exported = 0; /* first: what others still hold is missing at no instant */
         memory->context = memory->module = memory->data = memory->total = memory->uncounted = 0;
+        memory->imported = 0;
         slot->monitor_used[d] = 0;
         slot->utilisation[d].sm = 0;
     }
@@ -308,7 +310,7 @@ int vgpu_slot_claim(struct region *region, const char *path)
 static bool has_counts(struct region_slot *slot)
 {
     for (int d = 0; d < VGPU_DEVICES; d++)
-        if (slot->memory[d].total || slot->memory[d].uncounted)
+        if (slot->memory[d].total || slot->memory[d].uncounted || slot->memory[d].exported || slot->memory[d].imported)
             return true;
     return false;
 }
@@ -353,15 +355,18 @@ uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host)
     return 0;
 }
 
-uint64_t vgpu_region_others(struct region *region, int own, int d)
+void vgpu_region_others(struct region *region, int own, int d, struct vgpu_sum *sum)
 {
-    uint64_t sum = 0;
     int used = used_slots(region);
     for (int i = 0; i < used; i++) {
         struct region_memory *memory = &region->slot[i].memory[d];
-        if (i != own)
-            sum = vgpu_add(sum, atomic_load(&memory->total));
-        sum = vgpu_add(sum, atomic_load_explicit(&memory->uncounted, memory_order_relaxed));
+        sum->counted = vgpu_add(sum->counted, atomic_load_explicit(&memory->uncounted, memory_order_relaxed));
+        if (i == own)
+            continue;
+        /* The total first: its owner publishes it last. */
+        sum->counted = vgpu_add(sum->counted, atomic_load(&memory->total));
+        uint64_t imported = atomic_load_explicit(&memory->imported, memory_order_relaxed);
+        sum->exported = vgpu_add(sum->exported, atomic_load_explicit(&memory->exported, memory_order_relaxed));
+        sum->imported = imported > sum->imported ? imported : sum->imported;
     }
-    return sum;
 }

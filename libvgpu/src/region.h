@@ -2,7 +2,8 @@
  *
  * Layout 1.2 of HAMi, so that HAMi's monitor, plugin and library work with ours. Words that HAMi leaves free:
  * in each slot, `identity` tells processes with the same number apart; `uncounted` is memory that the monitor sees
- * and the limiter does not; `sampled` is when the monitor last wrote to the slot.
+ * and the limiter does not; `exported` and `imported` is memory that processes share; `sampled` is when the monitor last
+ * wrote to the slot.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
@@ -14,7 +15,8 @@ enum { REGION_MAGIC = 19920718, REGION_MAJOR = 1, REGION_MINOR = 2, REGION_SLOTS
 struct region_memory {
     _Atomic uint64_t context, module, data, offset, total;
     _Atomic uint64_t uncounted; /* by our monitor: bytes on the host beyond `total` */
-    uint64_t unused[2];
+    _Atomic uint64_t exported;  /* of `data`: what other processes may have opened */
+    _Atomic uint64_t imported;  /* what this process has opened of others; not in `total` */
 };
 
 struct region_utilisation {
@@ -98,8 +100,10 @@ void vgpu_region_forked(void);
  * the host, as far as the monitor has written it, or that it has here. 0: none. */
 uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host);
 
-/* Bytes that all other slots count on device d. */
-uint64_t vgpu_region_others(struct region *region, int own, int d);
-
+/* Adds what all other slots count on device d. Of what is imported, the largest remains. */
+struct vgpu_sum {
+    uint64_t counted, exported, imported;
+};
+void vgpu_region_others(struct region *region, int own, int d, struct vgpu_sum *sum);
 
 #endif

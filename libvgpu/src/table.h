@@ -4,12 +4,17 @@
 
 #include "types.h"
 
-enum vgpu_part { PART_DATA, PART_CONTEXT, PART_MODULE, PART_COUNT };
+/* What a process counts. The last two take no memory: what of its data others may have opened, and what it has opened of
+ * others. */
+enum vgpu_part { PART_DATA, PART_CONTEXT, PART_MODULE, PART_EXPORTED, PART_IMPORTED, PART_COUNT };
 
 enum vgpu_kind {
     KIND_MEMORY,   /* key: address; owner: context */
     KIND_POOLED,   /* key: address; owner: pool */
+    KIND_OPENED,   /* key: address of another process's memory; owner: context; second: how often it was opened */
     KIND_BLOCK,    /* key: handle of physical memory; owner: 0; second: number of the block */
+    KIND_MULTICAST, /* a block that is an object, to which others are bound */
+    KIND_BINDING,  /* key: number; owner: number of the object; second: that of the block; size: offset in the object */
     KIND_MAPPING,  /* key: address; owner: 0; second: number of the block; size: of the mapping */
     KIND_OBJECT,   /* key: array, module, library, graph; owner: context */
     KIND_CONTEXT,  /* key: context; owner: itself */
@@ -21,8 +26,9 @@ struct vgpu_entry {
     uint64_t owner;
     uint64_t second;
     int32_t device;
-    uint16_t kind;
-    uint16_t part;
+    uint8_t kind;
+    uint8_t part;
+    bool exported; /* another process may have opened it */
 };
 
 struct vgpu_table {

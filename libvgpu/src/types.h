@@ -30,6 +30,11 @@ enum {
 /* Devices of the shared region, and CUDA device numbers that are told apart. */
 enum { VGPU_DEVICES = 16, VGPU_ORDINALS = 64 };
 
+/* CUipcMemHandle, as it is passed by value. */
+struct vgpu_structure {
+    char bytes[64];
+};
+
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 

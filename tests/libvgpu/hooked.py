@@ -119,6 +119,51 @@ def physical_memory():
     change(0, "cuMemRelease", on_host)
 
 
+def multicast():
+    """What is bound to an object is held until it is unbound."""
+    where = numbers("<iiii", 1, 0, 1, 0)
+    address = make(0, "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    one = make(0, "cuMulticastCreate", numbers("<IxxxxQQQ", 1, 2 * MIB, 0, 0))
+    for suffix, device in (("", ()), ("_v2", (0,))):
+        for kind in ("Mem", "Addr"):
+            memory = make(2 * MIB, "cuMemCreate", 2 * MIB, where, 0)
+            change(0, "cuMemMap", address, 2 * MIB, 0, memory, 0)
+            given = (memory, 0) if kind == "Mem" else (address,)
+            change(0, f"cuMulticastBind{kind}{suffix}", one, *device, 0, *given, 2 * MIB, 0)
+            change(0, "cuMemUnmap", address, 2 * MIB)
+            change(0, "cuMemRelease", memory)
+            change(-2 * MIB, "cuMulticastUnbind", one, 0, 0, 2 * MIB)
+    change(0, "cuMemRelease", one)
+
+
+class Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = [("content", ctypes.c_char * 64)]
+
+
+def foreign_memory():
+    """Of another process, which here is this one, and of another interface."""
+    handle, address = Handle(), make(MIB, "cuMemAlloc_v2", MIB)
+    change(0, "cuIpcGetMemHandle", ctypes.byref(handle), address)
+    for name in ("cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"):
+        change(0, "cuIpcCloseMemHandle", make(0, name, handle, 1))
+    opened = make(0, name, handle, 1)
+    change(0, "cuMemFree_v2", address)  # still held
+    change(-MIB, "cuIpcCloseMemHandle", opened)
+    memory = make(2 * MIB, "cuMemCreate", 2 * MIB, numbers("<iiii", 1, 0, 1, 0), 0)
+    file = ctypes.c_int()
+    change(0, "cuMemExportToShareableHandle", ctypes.byref(file), memory, 1, 0)
+    imported = make(0, "cuMemImportFromShareableHandle", ctypes.c_void_p(file.value), 1)
+    place = make(0, "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    change(0, "cuMemMap", place, 2 * MIB, 0, imported, 0)
+    change(0, "cuMemRelease", memory)
+    change(0, "cuMemRelease", imported)
+    change(-2 * MIB, "cuMemUnmap", place, 2 * MIB)
+    external = make(MIB, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, 0, 0, MIB, 0))
+    change(-MIB, "cuDestroyExternalMemory", external)
+
+
 def arrays():
     """Rows of 4,096 bytes, whole 64 KiB."""
     size, real = (1000, 100), 7 * 65536
@@ -199,8 +244,8 @@ def graphs():
     change(-MODULE, "cuModuleUnload", module)
 
 
-for part in (entry, primary_context, contexts, memory, pools, physical_memory, arrays, information, modules, launches,
-             graphs):
+for part in (entry, primary_context, contexts, memory, pools, physical_memory, multicast, foreign_memory, arrays,
+             information, modules, launches, graphs):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

@@ -15,7 +15,7 @@ from tests.libvgpu.rig import MIB, SANITIZERS, uuid_of
 LIMIT = 2048 * MIB
 INIT_POINTS = (10, 11, 12, 13, 14, 24, 25, 26, 27, 28)
 CHARGE_POINTS = (40, 41, 43, 44, 50, 51, 52, 60, 61)
-REAP_POINTS = (20, 21, 22, 30, 31)
+REAP_POINTS = (20, 21, 22, 23, 30, 31)
 
 
 def test_processes_share_the_limit(rig):
@@ -287,6 +287,23 @@ def test_kill_while_it_clears_up_after_another(rig, point):
     assert rig.region.total() == LIMIT == rig.machine.used()
 
 
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
+    """Another process has come between its looking and its counting."""
+    rig.limit()
+    other = rig.client().start()
+    victim = rig.client(VGPU_TEST_POINT="42", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_US="400000").start()
+    victim.send(f"alloc plain 0 {1536 * MIB}")
+    time.sleep(0.1)
+    assert other.do(f"alloc plain 0 {1024 * MIB}") == 0
+    with pytest.raises(EOFError):
+        victim.answer()
+    begun = time.monotonic()
+    assert other.do(f"alloc plain 1 {1024 * MIB}") == 0
+    assert time.monotonic() - begun < 0.1
+    assert rig.region.total() == LIMIT == rig.machine.used()
+
+
 def test_thousand_random_kills(rig):
     """In batches of ten; after each, one process can have it all."""
     rig.limit()
@@ -335,7 +352,8 @@ def test_limit_holds_at_every_instant(rig, delay):
 def test_limit_holds_though_others_come_between_looking_and_counting(rig):
     """Each waits for a millisecond after it has seen that its request fits, before it says so."""
     rig.limit()
-    clients = [rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_POINT="40", VGPU_TEST_WAIT_US="1000").start() for _ in range(8)]
+    clients = [rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_US="1000").start()
+               for _ in range(8)]
     for number, client in enumerate(clients):
         client.send(f"churn 200 {512 * MIB} {number + 1}")
     assert min(client.answer()[0] for client in clients) > 0

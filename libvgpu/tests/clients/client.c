@@ -6,6 +6,7 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -33,7 +34,9 @@
     X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuStreamSynchronize) X(cuStreamCreate) \
     X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphCreate) X(cuGraphGetNodes) X(cuGraphAddMemAllocNode) \
     X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuDeviceGraphMemTrim) \
-    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2)
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle) X(cuMemExportToShareableHandle) \
+    X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) X(cuDestroyExternalMemory) X(cuMulticastCreate) \
+    X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2)
 
 #define DECLARE(name) static __typeof__(&name) p_##name;
 FUNCTIONS(DECLARE)
@@ -50,6 +53,7 @@ static CUmodule module;
 static CUgraph graph;
 static CUgraphExec graph_exec[64];
 static CUstream stream;
+static CUipcMemHandle ipc_handle;
 
 static uint64_t now(void)
 {
@@ -105,6 +109,14 @@ static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint6
     } else if (!strcmp(kind, "array3d")) {
         CUDA_ARRAY3D_DESCRIPTOR given = {size, second, 4, CU_AD_FORMAT_FLOAT, 1, 0};
         result = p_cuArray3DCreate_v2((CUarray *)&address, &given);
+    } else if (!strcmp(kind, "external")) {
+        CUDA_EXTERNAL_MEMORY_HANDLE_DESC given = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = size};
+        result = p_cuImportExternalMemory((CUexternalMemory *)&address, &given);
+    } else if (!strcmp(kind, "multicast")) {
+        CUmulticastObjectProp given = {.numDevices = 1, .size = size};
+        CUmemGenericAllocationHandle handle = 0;
+        result = p_cuMulticastCreate(&handle, &given);
+        address = handle;
     } else if (!strcmp(kind, "mipmap")) {
         CUDA_ARRAY3D_DESCRIPTOR given = {size, second, 0, CU_AD_FORMAT_FLOAT, 1, 0};
         result = p_cuMipmappedArrayCreate((CUmipmappedArray *)&address, &given, 2);
@@ -126,6 +138,8 @@ static CUresult release(const char *how, uint64_t address)
         return p_cuMemRelease(address);
     if (!strcmp(how, "array"))
         return p_cuArrayDestroy((CUarray)address);
+    if (!strcmp(how, "external"))
+        return p_cuDestroyExternalMemory((CUexternalMemory)address);
     if (!strcmp(how, "mipmap"))
         return p_cuMipmappedArrayDestroy((CUmipmappedArray)address);
     abort();
@@ -398,11 +412,39 @@ static void command(char *line, char **argv)
         printf("%d\n", p_cuMemRetainAllocationHandle(&handle, (void *)kept[a]));
         kept[b] = handle;
     } else if (!strcmp(verb, "ipc") && sscanf(line, "%*s %llu", &a) == 1) {
-        CUipcMemHandle handle;
-        CUdeviceptr at;
-        CUresult result = p_cuIpcGetMemHandle(&handle, kept[a]);
-        printf("%d\n", result ? result : p_cuIpcOpenMemHandle_v2(&at, handle, 1));
-    } else if (!strcmp(verb, "defaultpool") && sscanf(line, "%*s %llu %llu", &a, &b) == 2)
+        printf("%d\n", p_cuIpcGetMemHandle(&ipc_handle, kept[a]));
+    } else if (!strcmp(verb, "ipctold") && sscanf(line, "%*s %llu", &a) == 1) {
+        memset(&ipc_handle, 0, sizeof ipc_handle);
+        memcpy(ipc_handle.reserved, &a, sizeof a);
+        printf("0\n");
+    } else if (!strcmp(verb, "ipctell")) {
+        memcpy(&a, ipc_handle.reserved, sizeof a);
+        printf("%llu\n", a);
+    } else if (!strcmp(verb, "ipcopen") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUdeviceptr at = 0;
+        printf("%d\n", p_cuIpcOpenMemHandle_v2(&at, ipc_handle, 1));
+        kept[a] = at;
+    } else if (!strcmp(verb, "ipcclose") && sscanf(line, "%*s %llu", &a) == 1)
+        printf("%d\n", p_cuIpcCloseMemHandle(kept[a]));
+    else if (!strcmp(verb, "export") && sscanf(line, "%*s %llu", &a) == 1) {
+        int file = -1;
+        CUresult result = p_cuMemExportToShareableHandle(&file, kept[a], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        printf("%d %d\n", result, file);
+    } else if (!strcmp(verb, "import") && sscanf(line, "%*s %llu %llu %63s", &a, &b, text) == 3) {
+        CUmemGenericAllocationHandle handle = 0;
+        int file = open(text, O_RDWR);
+        printf("%d\n", p_cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file,
+                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        close(file);
+        kept[a] = handle;
+        kept_size[a] = b;
+    } else if (!strcmp(verb, "bind") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
+        printf("%d\n", p_cuMulticastBindMem(kept[a], b, kept[c], 0, kept_size[c], 0));
+    else if (!strcmp(verb, "bindaddr") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
+        printf("%d\n", p_cuMulticastBindAddr(kept[a], b, kept[c], kept_size[c], 0));
+    else if (!strcmp(verb, "unbind") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
+        printf("%d\n", p_cuMulticastUnbind(kept[a], 0, b, c));
+    else if (!strcmp(verb, "defaultpool") && sscanf(line, "%*s %llu %llu", &a, &b) == 2)
         printf("%d\n", p_cuDeviceGetDefaultMemPool(&pools[a], (int)b));
     else if (!strcmp(verb, "newpool") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
         CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096 };
+enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096, FAKE_SHARES = 1024, FAKE_HOLDERS = 16 };
 
 struct fake_process {
     int32_t pid;
@@ -16,6 +16,13 @@ struct fake_process {
     uint64_t space; /* inode of its PID namespace */
     int64_t used[FAKE_DEVICES];
     _Atomic uint64_t busy[FAKE_DEVICES];
+};
+
+/* Memory that several processes hold. It counts for the first of them, then for the next, and goes with the last. */
+struct fake_share {
+    int64_t size;
+    int32_t card, holders;
+    int32_t holder[FAKE_HOLDERS]; /* their places among the processes; one may hold it twice */
 };
 
 struct fake_machine {
@@ -26,6 +33,7 @@ struct fake_machine {
     _Atomic uint64_t busy_until[FAKE_DEVICES];
     _Atomic uint64_t launches[FAKE_DEVICES];
     struct fake_process process[FAKE_PROCESSES];
+    struct fake_share share[FAKE_SHARES];
     pthread_mutex_t lock; /* robust; its size is that of the architecture */
 };
 
@@ -47,6 +55,11 @@ struct fake_machine *fake_machine(void);
 void fake_lock(void);
 void fake_unlock(void);
 void fake_prune(void);
+
+/* Memory that a process, by its place, has is shared from now on: the number of the share. The caller locks. */
+int fake_share(int card, int64_t size, int holder);
+bool fake_hold(int share, int holder);
+void fake_leave(int share, int holder);
 uint64_t fake_space(void);
 void fake_uuid(int device, char *text); /* 41 bytes */
 

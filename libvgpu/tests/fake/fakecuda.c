@@ -22,7 +22,7 @@
 #define MIB(n) ((int64_t)(n) << 20)
 #define UNUSED __attribute__((unused))
 
-enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY };
+enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY };
 
 struct CUctx_st {
     int device;
@@ -52,12 +52,21 @@ struct block {
     int device, kind;
     void *owner; /* context or pool */
     struct block *next;
+    int share, opened;
 };
 
 struct physical {
     int device;
     size_t size;
-    int references, mappings;
+    int references, mappings, share;
+    bool multicast;
+    struct binding *bindings; /* of a multicast object, which takes no memory itself */
+};
+
+struct binding {
+    size_t offset;
+    struct physical *physical;
+    struct binding *next;
 };
 
 struct mapping {
@@ -385,7 +394,7 @@ static CUresult add_block(CUdeviceptr *address, size_t size, int device, int kin
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct block *block = malloc(sizeof *block);
-    *block = (struct block){(CUdeviceptr)at, size, device, kind, owner, NULL};
+    *block = (struct block){.address = (CUdeviceptr)at, .size = size, .device = device, .kind = kind, .owner = owner};
     pthread_mutex_lock(&lock);
     struct block **first = bucket(block->address);
     block->next = *first;
@@ -423,6 +432,44 @@ static struct block *find(CUdeviceptr address)
     return found;
 }
 
+/* -- memory that several processes hold */
+
+static int own_place(void)
+{
+    return (int)(process() - fake_machine()->process);
+}
+
+static void share_memory(int *share, int device, size_t size)
+{
+    fake_lock();
+    if (!*share)
+        *share = fake_share(card(device), (int64_t)size, own_place());
+    fake_unlock();
+}
+
+static bool hold(int share)
+{
+    fake_lock();
+    bool held = share > 0 && share <= FAKE_SHARES && fake_hold(share, own_place());
+    fake_unlock();
+    return held;
+}
+
+static void leave_share(int share)
+{
+    fake_lock();
+    fake_leave(share, own_place());
+    fake_unlock();
+}
+
+static int device_of(int share)
+{
+    for (int device = 0; device < settings.count; device++)
+        if (card(device) == fake_machine()->share[share - 1].card)
+            return device;
+    return 0;
+}
+
 static void release_pool(CUmemoryPool pool, cuuint64_t keep)
 {
     int64_t chunk = settings.chunk;
@@ -452,6 +499,8 @@ static CUresult release(CUdeviceptr address)
         munmap((void *)block->address, block->size);
     if (block->kind == POOL_MEMORY)
         ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
+    else if (block->share)
+        leave_share(block->share);
     else if (block->kind != HOST_MEMORY)
         occupy(block->device, -(int64_t)block->size);
     free(block);
@@ -696,6 +745,9 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, UNUSED unsigned f
 
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    struct block *block = find(address);
+    if (block && block->kind == OPENED_MEMORY)
+        return CUDA_ERROR_INVALID_VALUE;
     return release(address);
 }
 
@@ -774,27 +826,83 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
     return CUDA_SUCCESS;
 }
 
-/* An opened handle is memory of the exporting process: no more of it is used. */
+/* A handle is the number of a share. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
     struct block *block = find(address);
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(handle->reserved, &block->size, sizeof block->size);
+    share_memory(&block->share, block->device, block->size);
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle->reserved, &block->share, sizeof block->share);
     return CUDA_SUCCESS;
+}
+
+static struct block *opened(int share)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct block *block = blocks[i]; block; block = block->next)
+            if (block->kind == OPENED_MEMORY && block->share == share)
+                return block;
+    return NULL;
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, UNUSED unsigned flags)
 {
-    size_t size;
-    memcpy(&size, handle.reserved, sizeof size);
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    *address = (CUdeviceptr)at;
+    NEED_CONTEXT;
+    int share;
+    memcpy(&share, handle.reserved, sizeof share);
+    struct block *block = opened(share);
+    if (!block) {
+        if (!hold(share))
+            return CUDA_ERROR_INVALID_VALUE;
+        size_t size = (size_t)fake_machine()->share[share - 1].size;
+        CUresult result = add_block(address, size, device_of(share), OPENED_MEMORY, current());
+        if (result != CUDA_SUCCESS)
+            return result;
+        block = find(*address);
+        block->share = share;
+    }
+    block->opened++;
+    *address = block->address;
     return CUDA_SUCCESS;
 }
 
-CUresult cuIpcCloseMemHandle(UNUSED CUdeviceptr address)
+CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
 {
+    return cuIpcOpenMemHandle_v2(address, handle, flags);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    struct block *block = find(address);
+    if (!block || block->kind != OPENED_MEMORY)
+        return CUDA_ERROR_INVALID_VALUE;
+    return --block->opened ? CUDA_SUCCESS : release(address);
+}
+
+/* Memory of another interface: it is taken from the card when it is imported. */
+struct CUextMemory_st {
+    int device;
+    int64_t size;
+};
+
+CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given)
+{
+    NEED_CONTEXT;
+    if (!given->size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!occupy(current()->device, (int64_t)given->size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *memory = malloc(sizeof **memory);
+    **memory = (struct CUextMemory_st){current()->device, (int64_t)given->size};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDestroyExternalMemory(CUexternalMemory memory)
+{
+    occupy(memory->device, -memory->size);
+    free(memory);
     return CUDA_SUCCESS;
 }
 
@@ -1008,17 +1116,90 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
     if (!occupy(properties->location.id, (int64_t)size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct physical *made = malloc(sizeof *made);
-    *made = (struct physical){properties->location.id, size, 1, 0};
+    *made = (struct physical){.device = properties->location.id, .size = size, .references = 1};
     *handle = (CUmemGenericAllocationHandle)made;
     return CUDA_SUCCESS;
+}
+
+static void drop(struct physical *physical);
+
+/* Bindings of an object in a range end: those to memory of a device, or all if it is -1. */
+static void unbind(struct physical *object, int device, size_t offset, size_t size)
+{
+    for (struct binding **place = &object->bindings; *place;) {
+        struct binding *one = *place;
+        bool meant = device < 0 || one->physical->device == device;
+        if (!meant || one->offset < offset || one->offset - offset >= size) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        one->physical->mappings--;
+        drop(one->physical);
+        free(one);
+    }
 }
 
 static void drop(struct physical *physical)
 {
     if (physical->references || physical->mappings)
         return;
-    occupy(physical->device, -(int64_t)physical->size);
+    if (physical->multicast)
+        unbind(physical, -1, 0, SIZE_MAX);
+    else if (physical->share)
+        leave_share(physical->share);
+    else
+        occupy(physical->device, -(int64_t)physical->size);
     free(physical);
+}
+
+/* A shareable handle is a file with this in it. */
+struct shareable {
+    int share;
+    bool multicast;
+};
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      UNUSED CUmemAllocationHandleType type, UNUSED unsigned long long flags)
+{
+    struct physical *physical = (struct physical *)handle;
+    if (!physical->multicast)
+        share_memory(&physical->share, physical->device, physical->size);
+    struct shareable content = {physical->share, physical->multicast};
+    int file = memfd_create("shareable", MFD_CLOEXEC);
+    if (file < 0 || pwrite(file, &content, sizeof content, 0) != sizeof content)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *(int *)shareable = file;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        UNUSED CUmemAllocationHandleType type)
+{
+    struct shareable content;
+    if (pread((int)(intptr_t)shareable, &content, sizeof content, 0) != sizeof content
+        || (!content.multicast && !hold(content.share)))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct physical *made = malloc(sizeof *made);
+    *made = (struct physical){.share = content.share, .multicast = content.multicast, .references = 1};
+    if (!content.multicast) {
+        made->device = device_of(content.share);
+        made->size = (size_t)fake_machine()->share[content.share - 1].size;
+    }
+    *handle = (CUmemGenericAllocationHandle)made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
+{
+    const struct physical *physical = (const struct physical *)handle;
+    if (physical->multicast)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(properties, 0, sizeof *properties);
+    properties->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties->location.id = physical->device;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -1043,9 +1224,12 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, UNUSED size_t offset, CUmemGenericAllocationHandle handle,
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   UNUSED unsigned long long flags)
 {
+    const struct physical *physical = (const struct physical *)handle;
+    if (!physical->multicast && offset + size > physical->size)
+        return CUDA_ERROR_INVALID_VALUE;
     struct mapping *made = malloc(sizeof *made);
     *made = (struct mapping){address, size, (struct physical *)handle, mappings};
     made->physical->mappings++;
@@ -1086,6 +1270,61 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
             return CUDA_SUCCESS;
         }
     return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* -- multicast objects, which hold the memory that is bound to them */
+
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties)
+{
+    struct physical *made = malloc(sizeof *made);
+    *made = (struct physical){.size = properties->size, .references = 1, .multicast = true};
+    *handle = (CUmemGenericAllocationHandle)made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMulticastAddDevice(UNUSED CUmemGenericAllocationHandle object, UNUSED CUdevice device)
+{
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory,
+                            UNUSED size_t from, UNUSED size_t size, UNUSED unsigned long long flags)
+{
+    struct physical *one = (struct physical *)object, *other = (struct physical *)memory;
+    if (!one->multicast || other->multicast)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct binding *made = malloc(sizeof *made);
+    *made = (struct binding){offset, other, one->bindings};
+    one->bindings = made;
+    other->mappings++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, UNUSED CUdevice device, size_t offset,
+                               CUmemGenericAllocationHandle memory, size_t from, size_t size, unsigned long long flags)
+{
+    return cuMulticastBindMem(object, offset, memory, from, size, flags);
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
+                             unsigned long long flags)
+{
+    for (const struct mapping *one = mappings; one; one = one->next)
+        if (address >= one->address && address < one->address + one->size)
+            return cuMulticastBindMem(object, offset, (CUmemGenericAllocationHandle)one->physical, 0, size, flags);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, UNUSED CUdevice device, size_t offset,
+                                CUdeviceptr address, size_t size, unsigned long long flags)
+{
+    return cuMulticastBindAddr(object, offset, address, size, flags);
+}
+
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t size)
+{
+    unbind((struct physical *)object, device, offset, size);
+    return CUDA_SUCCESS;
 }
 
 /* -- copies */

@@ -86,15 +86,69 @@ static bool is_gone(const struct fake_process *process)
         || (process->start && process->start != (uint32_t)strtoull(at, NULL, 10));
 }
 
-/* Memory of processes that are gone is free. The caller locks. */
+int fake_share(int card, int64_t size, int holder)
+{
+    struct fake_machine *machine = fake_machine();
+    for (int i = 0; i < FAKE_SHARES; i++)
+        if (!machine->share[i].holders) {
+            machine->share[i] = (struct fake_share){.size = size, .card = card, .holders = 1, .holder = {holder}};
+            return i + 1;
+        }
+    abort();
+}
+
+bool fake_hold(int number, int holder)
+{
+    struct fake_share *share = &fake_machine()->share[number - 1];
+    if (!share->holders || share->holders == FAKE_HOLDERS)
+        return false;
+    share->holder[share->holders++] = holder;
+    return true;
+}
+
+static void count(const struct fake_share *share, int sign)
+{
+    struct fake_machine *machine = fake_machine();
+    machine->process[share->holder[0]].used[share->card] += sign * share->size;
+    machine->used[share->card] += sign * share->size;
+}
+
+void fake_leave(int number, int holder)
+{
+    struct fake_share *share = &fake_machine()->share[number - 1];
+    int at = 0;
+    while (at < share->holders && share->holder[at] != holder)
+        at++;
+    if (at == share->holders)
+        return;
+    count(share, -1);
+    share->holders--;
+    memmove(&share->holder[at], &share->holder[at + 1], (size_t)(share->holders - at) * sizeof *share->holder);
+    if (share->holders)
+        count(share, 1);
+}
+
+static void leave_all(int holder)
+{
+    for (int i = 0; i < FAKE_SHARES; i++)
+        for (int left = fake_machine()->share[i].holders; left; left--)
+            fake_leave(i + 1, holder);
+}
+
+/* Memory of processes that are gone is free, unless others hold it. The caller locks. */
 void fake_prune(void)
 {
     struct fake_machine *machine = fake_machine();
-    memset(machine->used, 0, sizeof machine->used);
     for (int i = 0; i < machine->processes; i++) {
         struct fake_process *process = &machine->process[i];
-        if (process->pid && is_gone(process))
+        if (process->pid && is_gone(process)) {
+            leave_all(i);
             memset(process, 0, sizeof *process);
+        }
+    }
+    memset(machine->used, 0, sizeof machine->used);
+    for (int i = 0; i < machine->processes; i++) {
+        const struct fake_process *process = &machine->process[i];
         for (int d = 0; d < FAKE_DEVICES; d++)
             machine->used[d] += process->used[d];
     }
