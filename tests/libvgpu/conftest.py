@@ -10,6 +10,19 @@ from tests.libvgpu.wheels import WheelMissing, fetch
 collect_ignore_glob = [] if rigs.supported() else ["*"]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sanitized: runs with the sanitizers, too, whichever build is chosen")
+
+
+def pytest_generate_tests(metafunc):
+    """What is marked ``sanitized`` runs with each build. It reaches most of the library.
+
+    The rest takes too long with sanitizers for every run: HAMI_LIMITER_BUILD chooses one for all.
+    """
+    if metafunc.definition.get_closest_marker("sanitized") and "HAMI_LIMITER_BUILD" not in os.environ:
+        metafunc.parametrize("rig", ["plain", *rigs.SANITIZERS], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def builds(tmp_path_factory):
     made = rigs.Builds(tmp_path_factory.mktemp("limiter"))

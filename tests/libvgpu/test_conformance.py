@@ -77,8 +77,11 @@ def test_memory_info_takes_null(client):
     assert client.do("infonull") == [0, LIMIT, 0]
 
 
-def test_umask_stays(client):
-    assert client.do("umask") == 0o022 or client.do("umask") != 0
+def test_umask_stays(rig):
+    rig.limit()
+    client = rig.client(within=("sh", "-c", 'umask 027; exec "$@"', "sh")).start()
+    assert client.do(f"alloc plain 0 {MIB}") == 0
+    assert client.do("umask") == 0o027
 
 
 def test_signal_handlers_stay(client):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.libvgpu.rig import MIB, SOURCE
 
 KINDS = ("own", "launch", "module", "unload", "nvml", "nvmllist")
@@ -11,6 +13,7 @@ PROGRAM = Path(__file__).with_name("hooked.py")
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
+@pytest.mark.sanitized
 def test_every_hooked_function_charges_what_it_takes(rig):
     """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use, test_process_lists.py."""
     rig.limit({"memory": 2048 * MIB, "cores": 90})

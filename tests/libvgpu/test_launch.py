@@ -87,6 +87,7 @@ def test_two_containers_on_one_card_get_thirty_and_seventy(builds, load):
     assert [abs(share - due) <= 6 for share, due in zip(shares, (30, 70), strict=True)] == [True, True], shares
 
 
+@pytest.mark.sanitized
 def test_capture_holds_the_programs_kernels_and_nothing_of_ours(rig):
     """And they wait for nothing: their graph will."""
     rig.limit(LIMIT | {"cores": 10})
@@ -113,6 +114,7 @@ def test_capture_is_not_broken_by_measuring_on_another_stream(rig):
     assert client.do("endcapture") == 0
 
 
+@pytest.mark.sanitized
 def test_launch_that_fails_costs_nothing(rig):
     """Autotuners try what does not work."""
     rig.limit(LIMIT | {"cores": 10})
@@ -122,6 +124,7 @@ def test_launch_that_fails_costs_nothing(rig):
     assert time.monotonic() - begun < 0.5
 
 
+@pytest.mark.sanitized
 def test_driver_without_events_leaves_a_fixed_cost(rig):
     """A kernel then counts as 20 µs: 1,000 of them are 20 ms, at 10 percent 0.2 s."""
     rig.limit(LIMIT | {"cores": 10})
@@ -155,6 +158,7 @@ def test_switch_of_the_monitor(rig, policy, limited):
     assert took > 0.6 if limited else took < 0.5
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("cores", [100, 30])
 def test_monitor_blocks_and_releases(rig, cores):
     rig.limit(LIMIT | {"cores": cores})

@@ -22,6 +22,7 @@ def pools(client):
     assert client.do("newpool 1 0") == 0
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("kind", PATHS)
 def test_limit_is_exact(rig, kind, how):
@@ -40,6 +41,7 @@ def test_limit_is_exact(rig, kind, how):
     assert rig.machine.peak() == LIMIT
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("kind", ["array", "array3d", "mipmap", "pitch"])
 def test_what_the_driver_lays_out_is_charged_as_it_lies(rig, kind):
     """A fake pitch has 512 bytes more than one would expect; arrays take whole 64 KiB."""
@@ -58,6 +60,7 @@ def test_what_the_driver_lays_out_is_charged_as_it_lies(rig, kind):
     assert client.do("info")[1] == LIMIT - rig.machine.used()
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("freed_by", ["plain", "async", "async_ptsz"])
 @pytest.mark.parametrize("kind", ["plain", "managed", "async", "pool"])
 def test_any_free_goes_with_any_allocation(rig, kind, freed_by):
@@ -72,6 +75,7 @@ def test_any_free_goes_with_any_allocation(rig, kind, freed_by):
     assert rig.machine.used() == 0
 
 
+@pytest.mark.sanitized
 def test_unknown_pointer_is_the_drivers(rig):
     rig.limit()
     client = rig.client().start()
@@ -90,6 +94,7 @@ def test_error_of_the_driver_passes_through_and_is_not_charged(rig):
     assert client.do("info") == [0, 1024 * MIB, 1024 * MIB]
 
 
+@pytest.mark.sanitized
 def test_context_is_charged_as_measured_once_and_returned(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_CTX_MIB="300").start()
@@ -124,6 +129,7 @@ def test_context_that_does_not_fit_is_refused_and_given_back(rig):
     assert rig.region.total() == 0
 
 
+@pytest.mark.sanitized
 def test_reset_returns_everything(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_CTX_MIB="100").start()
@@ -132,6 +138,7 @@ def test_reset_returns_everything(rig):
     assert rig.region.total() == 0
 
 
+@pytest.mark.sanitized
 def test_module_is_charged_as_measured(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_MODULE_MIB="64").start()
@@ -144,6 +151,7 @@ def test_module_is_charged_as_measured(rig):
     assert rig.machine.used() == LIMIT - 63 * MIB
 
 
+@pytest.mark.sanitized
 def test_pool_is_charged_what_it_holds_in_reserve(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_POOL_CHUNK_MIB="32").start()
@@ -180,6 +188,7 @@ def test_reserve_of_a_pool_makes_room_for_others(rig, kind):
     assert client.do(f"alloc {kind} 0 {size}") == 0
 
 
+@pytest.mark.sanitized
 def test_pool_that_is_destroyed_is_charged_until_its_last_allocation(rig):
     rig.limit()
     client = rig.client().start()
@@ -191,6 +200,7 @@ def test_pool_that_is_destroyed_is_charged_until_its_last_allocation(rig):
     assert client.do("info")[1] == LIMIT
 
 
+@pytest.mark.sanitized
 def test_physical_memory_is_charged_until_handles_and_mappings_are_gone(rig):
     rig.limit()
     client = rig.client().start()
@@ -207,6 +217,7 @@ def test_physical_memory_is_charged_until_handles_and_mappings_are_gone(rig):
     assert rig.machine.used() == 0
 
 
+@pytest.mark.sanitized
 def test_memory_of_graphs_is_charged_when_they_are_instantiated(rig):
     rig.limit()
     client = rig.client().start()
@@ -223,6 +234,7 @@ def test_memory_of_graphs_is_charged_when_they_are_instantiated(rig):
     assert rig.machine.peak() == 512 * MIB
 
 
+@pytest.mark.sanitized
 def test_captured_allocation_takes_no_memory_until_its_graph_does(rig):
     rig.limit()
     client = rig.client().start()
@@ -314,6 +326,7 @@ def test_card_that_was_not_given_may_not_be_used(rig):
 # -- where limits come from
 
 
+@pytest.mark.sanitized
 def test_environment_counts_where_there_is_no_file(rig):
     client = rig.client(CUDA_DEVICE_MEMORY_LIMIT_0="1g", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(rig.path)).start()
     assert client.do("info") == [0, 1024 * MIB, 1024 * MIB]
@@ -334,6 +347,7 @@ def test_region_of_the_plugin_counts_whatever_the_environment_says(rig):
     assert client.close().count("\n") == 1  # it says so once
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("text", ["", "hami-limits 2\n", "hami-limits 1\n", "hami-limits 1\ndevice GPU-0 memory=0\n",
                                   "hami-limits 1\ndevice GPU-0 memory=12x\n", "hami-limits 1\ndevice GPU-0 cores=101\n",
                                   "hami-limits 1\ndevice GPU-0 memory=1000", "hami-limits 1\nregion relative\n"])
@@ -357,6 +371,7 @@ def test_variable_that_cannot_be_read_permits_nothing(rig):
     assert rig.client(CUDA_DEVICE_MEMORY_LIMIT="3000mb").do("init") == NOT_PERMITTED
 
 
+@pytest.mark.sanitized
 def test_region_that_cannot_be_used_leaves_each_process_its_limit(rig):
     rig.path.write_bytes(b"too small")
     rig.limit()

@@ -76,6 +76,7 @@ def test_number_of_entries_that_the_program_has_room_for_counts(rig, clients):
     assert answer == [INSUFFICIENT_SIZE, 2, INSUFFICIENT_SIZE, 2, []]
 
 
+@pytest.mark.sanitized
 def test_numbers_on_the_host_are_known_by_the_monitor(rig, clients):
     """Before it has written them, a process of the container cannot be told from others."""
     _, (answer,) = ask(rig, LISTS[-1:], FAKE_NVML_HOST_PIDS=str(HOST))

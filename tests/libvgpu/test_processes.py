@@ -73,6 +73,7 @@ def test_slots_are_used_again_and_never_moved(rig):
     assert [slot.number for slot in rig.region.slots()] == [0, 1, 2]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("verb", ["fork", "clone"])
 def test_child_has_a_slot_of_its_own(rig, verb):
     rig.limit()
@@ -91,6 +92,7 @@ def test_child_has_a_slot_of_its_own(rig, verb):
     assert rig.region.slots()[0].totals[0] >= 512 * MIB
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("verb", ["fork", "clone"])
 def test_child_that_uses_no_gpu_ends_without_a_trace(rig, verb):
     rig.limit()
@@ -114,6 +116,7 @@ def test_program_that_is_run_by_a_process_changes_nothing(rig):
     assert client.do("info")[1] == LIMIT - 512 * MIB
 
 
+@pytest.mark.sanitized
 def test_threads_share_a_slot(rig):
     rig.limit()
     client = rig.client().start()
@@ -132,6 +135,7 @@ def test_children_of_a_process_whose_threads_hold_locks(rig):
     assert client.do("storm fork 50") == 0
 
 
+@pytest.mark.sanitized
 def test_exec_in_place_starts_from_nothing(rig):
     rig.limit()
     client = rig.client().start()
@@ -142,6 +146,7 @@ def test_exec_in_place_starts_from_nothing(rig):
     assert len(rig.region.slots()) == 1
 
 
+@pytest.mark.sanitized
 def test_daemon_that_closes_all_descriptors(rig):
     rig.limit()
     client = rig.client().start()
@@ -152,6 +157,7 @@ def test_daemon_that_closes_all_descriptors(rig):
     assert other.do("info")[1] == 0
 
 
+@pytest.mark.sanitized
 def test_number_that_another_process_has_now_is_not_taken_for_the_dead_one(rig):
     rig.limit()
     rig.client().start().close()

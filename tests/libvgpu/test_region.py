@@ -12,6 +12,7 @@ LIMIT = 2048 * MIB
 SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c")
 
 
+@pytest.mark.sanitized
 def test_new_region_is_what_hamis_monitor_reads(rig):
     rig.limit({"memory": LIMIT, "cores": 30}, priority=0)
     client = rig.client().start()
@@ -70,6 +71,7 @@ def test_link_and_directory_are_not_followed(rig):
     assert elsewhere.read_bytes() == b""
 
 
+@pytest.mark.sanitized
 def test_memory_that_the_monitor_sees_and_the_limiter_does_not_counts(rig):
     rig.limit()
     client = rig.client().start()
@@ -79,6 +81,7 @@ def test_memory_that_the_monitor_sees_and_the_limiter_does_not_counts(rig):
     assert client.do(f"alloc plain 0 {LIMIT - 100 * MIB}") == 0
 
 
+@pytest.mark.sanitized
 def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
     rig.limit()
     client = rig.client().start()

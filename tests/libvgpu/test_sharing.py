@@ -90,6 +90,7 @@ def pair(rig, way):
     return exporter, importer
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("how", WAYS)
 def test_shared_memory_counts_once(rig, way, how):
     rig.limit()
@@ -105,6 +106,7 @@ def test_shared_memory_counts_once(rig, way, how):
     assert rig.machine.peak() == LIMIT
 
 
+@pytest.mark.sanitized
 def test_importers_hold_what_the_exporter_has_freed(rig, way, pair):
     exporter, importer = pair
     second = rig.client().start()
@@ -120,6 +122,7 @@ def test_importers_hold_what_the_exporter_has_freed(rig, way, pair):
     assert rig.machine.allocated() == 0
 
 
+@pytest.mark.sanitized
 def test_importer_holds_what_a_killed_exporter_had(rig, way, pair):
     exporter, importer = pair
     exporter.kill()
@@ -293,6 +296,7 @@ def test_bound_memory_is_held_until_it_is_unbound(rig, bound, command):
     assert rig.machine.used() == 0
 
 
+@pytest.mark.sanitized
 def test_bound_memory_goes_with_the_object(rig, bound):
     assert bound.do("bind 0 0 1") == bound.do(f"bind 0 {SIZE} 1") == 0
     assert bound.do("map 0 3") == 0
