@@ -8,12 +8,14 @@ which print their limits. No process is left at the end.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.columns import Columns
@@ -45,6 +47,7 @@ SETTLED_SECONDS = 2
 TIMEOUT_SECONDS = 60
 PLAIN_WIDTH = 120
 DEVICE_CONFIG = MANIFESTS / "device-config.yaml"
+JOB = Path(__file__).with_name("demo_job.yaml")
 EXPLAINED = 2
 """Waiting pods that are explained."""
 
@@ -165,20 +168,25 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
 
 
 def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Outcome) -> None:
-    """Prints what users would: where the pods are, and why others wait."""
+    """Prints what users would: where the pods are, why others wait, and what would happen to more of them."""
     ask(console, cluster, sandbox, "top", "cards")
+    ask(console, cluster, sandbox, "top", "nodes")
     for name in sorted(outcome.waiting)[:EXPLAINED]:
         ask(console, cluster, sandbox, "explain", "pod", name)
+    ask(console, cluster, sandbox, "simulate", "-f", os.path.relpath(JOB), statuses=(0, 1))
     console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait: "
                   f"{', '.join(sorted(outcome.waiting)) or 'none'}.")
 
 
-def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str) -> None:
-    """Runs a command of ``hami`` for people. Raises: CalledProcessError."""
+def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, statuses: tuple[int, ...] = (0,),
+        ) -> None:
+    """Runs a command of ``hami`` for people. Raises: CalledProcessError if it ends with none of *statuses*."""
     console.print(f"[bold]$ hami {' '.join(words)}")
     sys.stdout.flush()
-    subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
-                    f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=True)
+    done = subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
+                           f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=False)
+    if done.returncode not in statuses:
+        done.check_returncode()
     console.print()
 
 
