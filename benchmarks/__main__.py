@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.admission import webhook_rows
+from benchmarks.dashboard import dashboard_rows
 from benchmarks.extender import SIZES, filter_rows
 from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
@@ -63,6 +64,7 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from limiter_rows(run)
     if "inspect" in chosen.groups:
         yield from inspect_rows(run)
+        yield from dashboard_rows(run)
     if "monitor" in chosen.groups:
         yield from monitor_rows(run)
 

@@ -8,8 +8,9 @@ import os
 import ssl
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -29,27 +30,29 @@ START_SECONDS = 120.0
 class Replica:
     """A ``hami scheduler`` that acts as leader. Use ``Replica.started``."""
 
-    def __init__(self, run: Run, kubeconfig: Path, certificates: Certificates | None) -> None:
+    def __init__(self, run: Run, kubeconfig: Path, certificates: Certificates | None,
+                 flags: Mapping[str, str]) -> None:
         self.run = run
         self.port = free_port()
         self.certificates = certificates
-        flags = {
+        given = {
             "http_bind": f"127.0.0.1:{self.port}", "metrics-bind-address": f"127.0.0.1:{free_port()}",
             "scheduler-name": "hami-scheduler", "leader-elect": "false", "node-scheduler-policy": "binpack",
             "gpu-scheduler-policy": "spread", "force-overwrite-default-scheduler": "true",
             "device-config-file": str(own_copy(run, MANIFESTS / "device-config.yaml"))}
         if certificates is not None:
-            flags |= {"cert_file": str(certificates.cert_file), "key_file": str(certificates.key_file)}
-        words = [f"--{name}={value}" for name, value in flags.items()]
+            given |= {"cert_file": str(certificates.cert_file), "key_file": str(certificates.key_file)}
+        words = [f"--{name}={value}" for name, value in {**given, **flags}.items()]
         environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAME": "", "POD_NAMESPACE": "kube-system"}
         self.program = Program("hami-scheduler", [sys.executable, "-m", "hami.cli", "scheduler", *words],
                                run.folder / f"hami-{self.port}.log", env=environment)
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, run: Run, kubeconfig: Path, certificates: Certificates | None = None) -> Iterator[Replica]:
-        """Yields a started replica, without waiting for it."""
-        replica = cls(run, kubeconfig, certificates)
+    def started(cls, run: Run, kubeconfig: Path, certificates: Certificates | None = None, *,
+                flags: Mapping[str, str] = MappingProxyType({})) -> Iterator[Replica]:
+        """Yields a started replica with more *flags*, without waiting for it."""
+        replica = cls(run, kubeconfig, certificates, flags)
         replica.program.start()
         try:
             yield replica

@@ -247,11 +247,12 @@ class NodeCache:
         with self._lock:
             return [(record.name, vendor) for record, vendor, inventory in self._inventories() if inventory.report_due]
 
-    def problems(self) -> dict[tuple[str, str], str]:
-        """Returns why inventories cannot be read, by node and vendor."""
+    def problems(self, names: Iterable[str] | None = None) -> dict[tuple[str, str], str]:
+        """Returns why inventories cannot be read, by node and vendor; of the nodes *names* only, if they are given."""
         with self._lock:
-            return {(record.name, vendor.key): inventory.problem for record, vendor, inventory in self._inventories()
-                    if inventory.problem is not None}
+            chosen = self._records if names is None else [name for name in names if name in self._records]
+            return {(name, vendor): inventory.problem for name in chosen
+                    for vendor, inventory in self._records[name].inventories.items() if inventory.problem is not None}
 
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():

@@ -20,6 +20,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, AccessDenied, Scope
+from hami.dashboard.pace import Pace
 from hami.dashboard.renderings import Busy, Rendering, Renderings
 from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
 
@@ -34,6 +35,7 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
+REST = 1.0  # pauses of rendering, as a multiple of the time for which it computes
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -135,9 +137,13 @@ def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> 
 def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
     if form == "json":
         return to_json(document), "application/json"
-    query = partial(flask.request.args.get, default="")
-    return flask.render_template(template, page=document, scope=scope, query=query, version=__version__,
-                                 here=_here), "text/html; charset=utf-8"
+    query, pace = partial(flask.request.args.get, default=""), Pace(REST)
+    pieces = []
+    for piece in flask.stream_template(template, page=document, scope=scope, query=query, version=__version__,
+                                       here=_here):
+        pieces.append(piece)
+        pace()
+    return "".join(pieces), "text/html; charset=utf-8"
 
 
 def _here(**changes: object) -> str:

@@ -63,7 +63,7 @@ class _Answer:
 
 
 class Explainer:
-    """Answers questions about pods of *live*. `run` computes; `ask` never waits."""
+    """Answers questions about pods of *live*. `answer_all` computes, in one thread; `ask` never waits."""
 
     def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
         self._live = live
@@ -88,11 +88,6 @@ class Explainer:
                 self._changed.notify()
             return known.explanation if known is not None else None
 
-    def run(self) -> None:
-        """Answers questions until it is stopped."""
-        while self._wait():
-            self.answer_all()
-
     def answer_all(self) -> None:
         """Answers the questions that wait, the oldest first."""
         while (question := self._take()) is not None:
@@ -106,18 +101,18 @@ class Explainer:
                     self._answers.popitem(last=False)
                 self.answered += 1
 
+    def wait(self, seconds: float) -> bool:
+        """Waits for a question, at most so many seconds. Returns whether to go on."""
+        beat_before_wait(seconds)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted), seconds)
+            return not self._is_stopped
+
     def stop(self) -> None:
-        """Ends the loop after the answer that is being computed."""
+        """Ends waiting, after the answer that is being computed."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
-
-    def _wait(self) -> bool:
-        """Waits for a question. Returns whether to go on."""
-        beat_before_wait()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted))
-            return not self._is_stopped
 
     def _take(self) -> tuple[_Key, Pod] | None:
         with self._changed:

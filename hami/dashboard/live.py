@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
@@ -17,7 +18,8 @@ from hami.inspect.world import World
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.amounts import cores_of
 
-NODES_AT_ONCE = 25  # whose rows are made between two pauses
+NODES_AT_ONCE = 5  # whose rows are made between two pauses
+REST = 1.0  # pauses, as a multiple of the time for which it computes
 EVERYTHING = Scope()
 
 
@@ -47,7 +49,9 @@ class LiveCluster:
     def __init__(self, cache: Cache, *, now: Callable[[], datetime]) -> None:
         self.cache = cache
         self.now = now
+        self._refreshing = threading.Lock()  # guards all that follows
         self._rows: dict[str, NodeRow] = {}
+        self._version: tuple[int, ...] = ()
         self._change = -1
         self._marks: frozenset[tuple[str, str]] = frozenset()
 
@@ -80,8 +84,8 @@ class LiveCluster:
             return Pod(ref=ref, annotations={ASSIGNED_NODE: node})
         return Pod(ref=ref, node_name=record.node, phase=record.phase)
 
-    def namespaces(self, scope: Scope) -> World:
-        """Returns a world with what pods of *scope* hold, and the nodes where they do."""
+    def namespaces(self, scope: Scope, *, with_pods: bool = False) -> World:
+        """Returns a world with what pods of *scope* hold, and the nodes where they do; on demand with these pods."""
         whole = self.cache.snapshot()
         bookings = [booking for booking in whole.bookings if booking.namespace in scope]
         names = {booking.node for booking in bookings}
@@ -89,13 +93,22 @@ class LiveCluster:
             nodes={name: whole.nodes[name] for name in names if name in whole.nodes}, bookings=bookings,
             pods=whole.pods, used={key: amounts for key, amounts in whole.used.items() if key[0] in scope},
             quotas=[quota for quota in whole.quotas if quota.namespace in scope])
-        return World(self.record((), snapshot, scope), self.cache, snapshot)
+        record = self.record((), snapshot, scope if with_pods else Scope(frozenset()))
+        return World(record, self.cache, snapshot)
 
     def node_rows(self) -> dict[str, NodeRow]:
-        """Returns the row of each node with devices, or an inventory that cannot be read. Only one thread may ask.
+        """Returns the row of each node with devices, or an inventory that cannot be read.
 
         Rows of nodes that have not changed since the last call are those of then.
         """
+        with self._refreshing:
+            version = self.cache.version()
+            if version != self._version:
+                self._refresh()
+                self._version = version
+            return self._rows.copy()
+
+    def _refresh(self) -> None:
         change, changed, present = self.cache.changed_nodes(self._change)
         problems = {node for node, _ in self.cache.nodes.problems()}
         marks = frozenset([*(("cordoned", name) for name in self.cache.nodes.cordoned()),
@@ -104,13 +117,12 @@ class LiveCluster:
         stale = {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())} & present
         for name in self._rows.keys() - present:
             del self._rows[name]
-        names, pace = sorted(stale), Pace(rest=0.5)
+        names, pace = sorted(stale), Pace(REST)
         for start in range(0, len(names), NODES_AT_ONCE):
             world = self.world(names[start:start + NODES_AT_ONCE], EVERYTHING)
             self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
             pace()
         self._change, self._marks = change, marks
-        return self._rows
 
     def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
         """Returns the cards of the nodes *names*, by node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SLICE_S = 0.0005  # of computing between two pauses
+SLICE_S = 0.00025  # of computing between two pauses
 
 
 class Pace:

@@ -17,23 +17,30 @@ from hami.kube.api import Api
 from hami.kube.reviews import Reviews
 from hami.web.apps import AppServer, TlsContexts
 
+REFRESH_S = 2.0
 AGES_S = 60  # after which ages are rendered again
 
 
 class DashboardServer:
     """The server with its thread, which computes what takes long."""
 
-    def __init__(self, server: AppServer, explainer: Explainer) -> None:
+    def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer,
+                 unready_reason: Callable[[], str]) -> None:
         self._server = server
+        self._live = live
         self._explainer = explainer
+        self._unready_reason = unready_reason
 
     def start(self) -> None:
         """Listens and serves. Raises: HamiError if the address cannot be listened on."""
         self._server.start()
 
     def run(self) -> None:
-        """Computes until `stop`."""
-        self._explainer.run()
+        """Computes until `stop`: answers, and the rows of nodes that have changed, so that no viewer waits for many."""
+        while self._explainer.wait(REFRESH_S):
+            if not self._unready_reason():
+                self._live.node_rows()
+                self._explainer.answer_all()
 
     def stop(self) -> None:
         """Stops listening and computing."""
@@ -62,4 +69,5 @@ def dashboard_server(bind: tuple[str, int], cache: Cache, api: Api, tls: TlsCont
 
     app = create_dashboard(Dashboard(Views(live, explainer), access, Renderings(clock=clock), version, unready_reason,
                                      is_local=tls is None))
-    return DashboardServer(AppServer("dashboard", bind, app, flag="--dashboard-bind-address", tls=tls), explainer)
+    server = AppServer("dashboard", bind, app, flag="--dashboard-bind-address", tls=tls)
+    return DashboardServer(server, live, explainer, unready_reason)

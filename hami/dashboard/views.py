@@ -20,7 +20,7 @@ from hami.model import Pod
 
 T = TypeVar("T")
 
-NODES_A_PAGE, PODS_A_PAGE = 50, 100
+NODES_A_PAGE, PODS_A_PAGE = 25, 100
 PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
@@ -212,7 +212,7 @@ class Views:
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: Unknown."""
-        world = self._live.namespaces(Scope(frozenset({name})))
+        world = self._live.namespaces(Scope(frozenset({name})), with_pods=True)
         items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
         pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:

@@ -145,7 +145,7 @@ def _render(rows: list[R], view: View[R], wanted: Wanted, style: Style) -> str:
 
 def node_rows(world: World, nodes: Iterable[Node]) -> list[NodeRow]:
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
-    problems = {name for name, _ in world.cache.nodes.problems()}
+    problems = {name for name, _ in world.cache.nodes.problems(world.nodes)}
     return [_node_row(world, node, node.name in problems) for node in nodes
             if node.name in world.snapshot.nodes or node.name in problems]
 

@@ -8,6 +8,7 @@ import pytest
 from hami.dashboard.access import Scope
 from hami.dashboard.pace import SLICE_S, Pace
 from hami.dashboard.renderings import KEPT, Renderings
+from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
 from hami.inspect.explain import explain_pod
@@ -121,11 +122,14 @@ def test_pods_that_ask_for_the_same_have_one_answer():
     assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
 
 
-def test_the_thread_ends_when_it_is_stopped():
+def test_the_thread_computes_until_it_is_stopped():
     stage = Stage([node("n1")], [pending("w", gpu=1, gpumem=90_000)])
-    thread = threading.Thread(target=stage.explainer.run)
+    server = DashboardServer(None, stage.live, stage.explainer, str)
+    thread = threading.Thread(target=server.run)
     thread.start()
-    stage.ask("/pending")
+    while not stage.explainer.answered:
+        stage.ask("/pending")
+    assert stage.live._rows
     stage.explainer.stop()
     thread.join(20)
     assert not thread.is_alive()
