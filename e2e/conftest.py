@@ -20,6 +20,7 @@ from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.flaky import FILE, FlakyTests, parse_flaky
+from e2e.helm_chart import Helm
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -107,6 +108,12 @@ def local(cluster: Cluster) -> LocalCluster:
     if not isinstance(cluster, LocalCluster):
         pytest.skip("needs the local control plane")
     return cluster
+
+
+@pytest.fixture
+def helm(tmp_path: Path) -> Helm:
+    """Helm without a cluster: it renders the chart."""
+    return Helm(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.binaries import DEFAULT, find_one
 from e2e.cluster import LocalCluster
 from e2e.helm_chart import CHART, ROOT, Helm, HelmError
+from hami import __version__
+from hami.cli import main
 from tools.chart import upstream_values, upstream_versions
 
 Object = dict[str, Any]
@@ -23,11 +27,6 @@ OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/mana
 RENAMED = {"ClusterRoleBinding/hami-scheduler-rights": "ClusterRoleBinding/hami-scheduler",
            "ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
 """Bindings of HAMi's chart have the names on the right, and other roles, which cannot change."""
-
-
-@pytest.fixture
-def helm(tmp_path: Path) -> Helm:
-    return Helm(tmp_path)
 
 
 def folded(item: Any) -> Any:
@@ -63,14 +62,15 @@ def normal(items: list[Object]) -> dict[str, Object]:
     return found
 
 
-def kustomized(local: LocalCluster, folder: Path, overlay: str, components: list[str], **more: object) -> list[Object]:
+def kustomized(folder: Path, overlay: str, components: list[str], **more: object) -> list[Object]:
     """Builds an overlay with the labels of a release named hami."""
     shutil.copytree(ROOT / "manifests", folder / "manifests")
     labels = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump({
         "resources": [f"manifests/{overlay}"], "components": [f"manifests/components/{name}" for name in components],
         "labels": [{"pairs": labels, "includeSelectors": True}], **more}))
-    return list(yaml.safe_load_all(local.kubectl("kustomize", str(folder))))
+    done = subprocess.run([find_one("kubectl"), "kustomize", folder], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
 
 
 SETTINGS: dict[str, tuple[str, list[str], Object]] = {
@@ -90,14 +90,14 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_chart_and_overlay_have_the_same_objects(local: LocalCluster, helm: Helm, tmp_path: Path, case: str) -> None:
+def test_chart_and_overlay_have_the_same_objects(helm: Helm, tmp_path: Path, case: str) -> None:
     overlay, components, values = SETTINGS[case]
     more: Object = {}
     if content := values.get("device-config"):
         (tmp_path / "device-config.yaml").write_text(content["content"])
         more = {"configMapGenerator": [{"name": "hami-scheduler-device", "namespace": "kube-system",
                                         "behavior": "replace", "files": ["device-config.yaml"]}]}
-    wanted, found = normal(kustomized(local, tmp_path, overlay, components, **more)), normal(helm.template(values))
+    wanted, found = normal(kustomized(tmp_path, overlay, components, **more)), normal(helm.template(values))
     assert found.keys() == wanted.keys()
     for name, item in wanted.items():
         assert found[name] == item, name
@@ -114,8 +114,9 @@ def references(item: Any, key: str = "") -> set[str]:
     return found.union(*(references(value, name) for name, value in item.items()))
 
 
-@pytest.mark.parametrize("mode", ["self-signed", "cert-manager", "secret"])
-@pytest.mark.parametrize(("release", "name"), [("hami", "hami"), ("gpu", "gpu-hami"), ("hami-test", "hami-test")])
+@pytest.mark.parametrize(("release", "name", "mode"), [
+    ("hami", "hami", "self-signed"), ("gpu", "gpu-hami", "self-signed"), ("gpu", "gpu-hami", "cert-manager"),
+    ("hami-test", "hami-test", "secret")])
 def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode: str) -> None:
     values = {"scheduler": {"certManager": {"enabled": True}}} if mode == "cert-manager" else {
         "certificates": {"mode": mode}}
@@ -196,3 +197,144 @@ def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> N
     told = helm.run("install", "hami", CHART, "--dry-run=client", values=values).partition("NOTES:")[2]
     assert "kubectl hami top" in told and "scheduler.patch.runAsUser: There is no job" in told
     assert "scheduler.livenessProbe: Both" in told and "version:" not in told
+
+
+NODE_CONFIG = '{"nodeconfig": [{"name": "n0", "operatingmode": "mig", "filterdevices": {"uuid": [], "index": [0]}}]}'
+EXAMPLES: dict[str, Object] = {
+    "defaults": {},
+    "chart of hami": upstream_values("v2.10.0"),
+    "earliest chart of hami": upstream_values("v2.4.0"),
+    "registry": {"global": {"imageRegistry": "registry.example.com/mirror", "imagePullSecrets": ["pull"]}},
+    "own images": {"scheduler": {"extender": {"image": {"registry": "r.example.com", "repository": "hami", "tag": "1"}},
+                                 "kubeScheduler": {"image": {"digest": f"sha256:{'0' * 64}"}}}},
+    "images as strings": {"devicePlugin": {"image": "r.example.com/plugin", "imagePullPolicy": "Always"}},
+    "kube-scheduler": {"scheduler": {"kubeScheduler": {"image": {"registry": "registry.k8s.io",
+                                                                 "repository": "kube-scheduler", "tag": "v1.31.2"}}}},
+    "names of resources": {"resourceName": "example.com/gpu", "resourceMem": "example.com/mem",
+                           "resourceCores": "example.com/cores", "dcuResourceName": "example.com/dcu"},
+    "policies": {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "spread",
+                                                          "gpuSchedulerPolicy": "topology-aware"}}},
+    "sharing": {"devicePlugin": {"deviceSplitCount": 5, "deviceMemoryScaling": 1.5, "disablecorelimit": "true"}},
+    "node configuration": {"devicePlugin": {"nodeConfiguration": {"config": NODE_CONFIG}, "migStrategy": "mixed"}},
+    "device configuration": {"device-config": {"content": "nvidia: {resourceCountName: nvidia.com/gpu}"}},
+    "runtime class": {"devicePlugin": {"runtimeClassName": "nvidia", "createRuntimeClass": True}},
+    "gpu operator": {"devicePlugin": {"gpuOperatorToolkitReady": {"enabled": True}, "nvidiaDriverRoot": "/run/nvidia/d",
+                                      "deviceListStrategy": "cdi-cri", "passDeviceSpecsEnabled": True}},
+    "services": {"scheduler": {"service": {"type": "ClusterIP", "labels": {"a": "b"}, "annotations": {"c": "d"}}},
+                 "devicePlugin": {"service": {"type": "ClusterIP", "httpPort": 9394}}},
+    "webhook": {"scheduler": {"admissionWebhook": {
+        "whitelistNamespaces": ["default"], "failurePolicy": "Fail", "reinvocationPolicy": "IfNeeded",
+        "objectSelector": {"matchExpressions": [{"key": "hami.io/enable", "operator": "In", "values": ["true"]}]}}}},
+    "webhook elsewhere": {"certificates": {"mode": "secret", "caBundle": CA}, "scheduler": {"admissionWebhook": {
+        "customURL": {"enabled": True, "host": "10.0.0.1", "port": 31998}, "manageNamespaceSelector": False}}},
+    "nodes": {"scheduler": {"nodeSelector": {"a": "b"}, "nodeLabelSelector": {"gpu": "on"}, "tolerations": [
+        {"key": "a", "operator": "Exists"}]}, "devicePlugin": {"nvidiaNodeSelector": {"pool": "gpu"}}},
+    "everything": {**SETTINGS["all"][2], "dashboards": {"enabled": True}, "legacyMetrics": True, "mockDevicePlugin": {
+        "enabled": True}},
+    "scheduler only": {"devicePlugin": {"enabled": False}, "scheduler": {"leaderElect": False, "replicas": 3}},
+    "few vendors": {"devices": {"ascend": {"enabled": False}, "kunlun": {"enabled": False}}, "strict": True},
+    "bare": {"policies": {"enabled": False}, "networkPolicy": {"enabled": False},
+             "disruptionBudget": {"enabled": False}},
+}
+"""Among them what the documentation of HAMi shows: its values by name."""
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Object]]:
+    helm = Helm(tmp_path_factory.mktemp("examples"))
+    return {name: {f"{item['kind']}/{item['metadata']['name']}": item for item in helm.template(values)}
+            for name, values in EXAMPLES.items()}
+
+
+def test_the_api_server_takes_the_objects_of_all_examples(local: LocalCluster, rendered: dict[str, dict[str, Object]],
+                                                          tmp_path: Path) -> None:
+    """Equal objects once."""
+    texts = {yaml.safe_dump(item) for objects in rendered.values() for item in objects.values()}
+    (tmp_path / "all.yaml").write_text("---\n".join(sorted(texts)))
+    crds = str(Path(__file__).with_name("crds.yaml"))
+    local.kubectl("apply", "-f", crds)
+    local.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", crds)
+    taken = local.kubectl("apply", "-f", str(tmp_path / "all.yaml"), "--server-side", "--field-manager=e2e",
+                          "--force-conflicts", "--dry-run=server", "--validate=strict", "--output=name")
+    local.kubectl("delete", "-f", crds)
+    assert len(EXAMPLES) >= 20 and len(taken.split()) == len(texts)
+
+
+@pytest.mark.parametrize("name", ["defaults", "chart of hami", "everything"])
+def test_helm_lint_finds_nothing(helm: Helm, name: str) -> None:
+    assert "0 chart(s) failed" in helm.run("lint", CHART, "--strict", values=EXAMPLES[name])
+
+
+def test_the_packaged_chart_is_complete(helm: Helm, rendered: dict[str, dict[str, Object]], tmp_path: Path) -> None:
+    """Helm follows the links to the manifests and to the dashboard."""
+    helm.run("package", CHART, "--destination", tmp_path)
+    text = helm.run("template", "hami", tmp_path / f"hami-{__version__}.tgz", "--namespace", "kube-system",
+                    "--kube-version", DEFAULT.kube_version, values=EXAMPLES["everything"])
+    assert [item for item in yaml.safe_load_all(text) if item] == list(rendered["everything"].values())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_our_programs_have_all_flags(rendered: dict[str, dict[str, Object]], example: str) -> None:
+    """Also those that HAMi's chart sets: their values are parsed."""
+    for item in rendered[example].values():
+        template = item.get("spec", {}).get("template", {"spec": {"containers": []}})
+        for found in template["spec"]["containers"]:
+            if found["command"][0] == "hami":
+                _, command, *flags = found["command"]
+                main.commands[command].make_context(command, flags)
+
+
+def names_of(objects: dict[str, Object], kind: str) -> str:
+    return " ".join(str(item) for key, item in objects.items() if key.startswith(f"{kind}/"))
+
+
+def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str, Object]]) -> None:
+    for old, new in (("nvidia.com/gpumem", "example.com/mem"), ("hygon.com/dcunum", "example.com/dcu")):
+        for kind in ("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"):
+            found = names_of(rendered["names of resources"], kind)
+            assert f"'{new}'" in found and f"'{old}'" not in found
+        found = names_of(rendered["names of resources"], "ConfigMap")
+        assert f"name: {new}\n" in found.replace("\\n", "\n") and f"Name: {old}\n" not in found.replace("\\n", "\n")
+
+
+@pytest.mark.parametrize(("example", "gone", "kept"), [
+    ("few vendors", "huawei.com/Ascend910A", "nvidia.com/gpu"), ("few vendors", "kunlunxin.com/xpu", "amd.com/gpu"),
+    ("device configuration", "nvidia.com/gpumem", "nvidia.com/gpu"),
+    ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu")])
+def test_resources_that_are_switched_off_are_left_to_others(rendered: dict[str, dict[str, Object]], example: str,
+                                                            gone: str, kept: str) -> None:
+    config = yaml.safe_load(rendered[example]["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"])
+    names = [resource["name"] for resource in config["extenders"][0]["managedResources"]]
+    assert kept in names and gone not in names
+    (condition,) = rendered[example]["ValidatingAdmissionPolicy/hami-placement"]["spec"]["matchConditions"]
+    assert f"'{kept}'" in condition["expression"] and f"'{gone}'" not in condition["expression"]
+
+
+def container(objects: dict[str, Object], workload: str, place: int = 0) -> Object:
+    found: Object = objects[workload]["spec"]["template"]["spec"]["containers"][place]
+    return found
+
+
+@pytest.mark.parametrize(("example", "workload", "place", "image"), [
+    ("registry", "Deployment/hami-scheduler", 1, "registry.example.com/mirror/hami:0.1.0"),
+    ("registry", "DaemonSet/hami-monitor", 0, "registry.example.com/mirror/hami-device-plugin:0.1.0"),
+    ("own images", "Deployment/hami-scheduler", 1, "r.example.com/hami:1"),
+    ("own images", "Deployment/hami-scheduler", 0, f"registry.k8s.io/kube-scheduler@sha256:{'0' * 64}"),
+    ("images as strings", "DaemonSet/hami-device-plugin", 0, "r.example.com/plugin:0.1.0"),
+    ("kube-scheduler", "Deployment/hami-scheduler", 0, "registry.k8s.io/kube-scheduler:v1.31.2")])
+def test_images_are_those_of_the_values(rendered: dict[str, dict[str, Object]], example: str, workload: str, place: int,
+                                        image: str) -> None:
+    assert container(rendered[example], workload, place)["image"] == image
+
+
+def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm) -> None:
+    """Ours waits until HAMi's has left a node, and the scheduler counts what HAMi's has written."""
+    items = normal(helm.template({"takeOver": "always"}))
+    daemon = items["DaemonSet/hami-device-plugin"]["spec"]["updateStrategy"]
+    assert daemon == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    assert "--foreign-reservations" in container(items, "Deployment/hami-scheduler", 1)["command"]
+    assert "update" in items["ClusterRole/hami-device-plugin"]["rules"][-1]["verbs"]
+    (term,) = items["DaemonSet/hami-monitor"]["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"]
+    selector = term["labelSelector"]["matchExpressions"]
+    assert {"key": "app.kubernetes.io/managed-by", "operator": "DoesNotExist"} in selector

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
+from e2e.helm_chart import Helm
 from e2e.nodes import REGISTER
 from e2e.pods import init, pod
 from e2e.realnode import RealNode
@@ -84,6 +85,21 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
     assert asking.library == "the limiter\n"
     assert annotations(sandbox.pod("asking"))[PHASE] == "success"
     assert LOCK not in annotations(real.node())
+
+
+@pytest.mark.parametrize(("more", "phase"), [({}, "Succeeded"), ({"REQUESTED": "2000m"}, "Failed")], ids=str)
+def test_the_hook_of_the_chart_checks_the_limits_of_a_container(sandbox: Sandbox, helm: Helm, plugin: DevicePlugin,
+                                                                more: dict[str, str], phase: str) -> None:
+    """With ``helm test``; on real nodes its image is that of the scheduler."""
+    image = {"registry": "docker.io", "repository": "library/busybox", "tag": "1"}
+    items = helm.template({"scheduler": {"extender": {"image": image}}})
+    (hook,) = (item for item in items if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test")
+    for variable in hook["spec"]["containers"][0]["env"]:
+        variable["value"] = more.get(variable["name"], variable["value"])
+    metadata = {"name": "hook", "labels": hook["metadata"]["labels"]}
+    sandbox.create({**hook, "metadata": metadata})
+    sandbox.kube.wait("Pod", lambda pods: pods["hook"]["status"].get("phase") == phase, sandbox.namespace,
+                      timeout=60, what=f"the hook is {phase}")
 
 
 def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:

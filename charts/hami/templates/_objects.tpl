@@ -73,6 +73,9 @@
 {{- else if eq $object.kind "NetworkPolicy" -}}
 {{- $_ := set $object.spec.podSelector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.podSelector.matchLabels) -}}
 {{- end -}}
+{{- if has $object.kind (list "Deployment" "DaemonSet" "ServiceMonitor" "PodMonitor" "PrometheusRule") -}}
+{{- $_ := set $object.metadata "labels" (merge $object.metadata.labels ($ctx.v.global.labels | default dict)) -}}
+{{- end -}}
 {{- if has $object.kind (list "Deployment" "DaemonSet") -}}
 {{- $template := $object.spec.template -}}
 {{- $_ := set $template.metadata "labels" (merge (dict "app.kubernetes.io/managed-by" $ctx.root.Release.Service) $ctx.labels $template.metadata.labels) -}}
@@ -80,7 +83,6 @@
 {{- $selector := .podAffinityTerm.labelSelector -}}
 {{- $_ := set $selector "matchLabels" (merge (deepCopy $ctx.labels) $selector.matchLabels) -}}
 {{- end -}}
-{{- $_ := set $object.metadata "labels" (merge $object.metadata.labels ($ctx.v.global.labels | default dict)) -}}
 {{- with $ctx.v.global.annotations -}}{{- $_ := set $object.metadata "annotations" (deepCopy .) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
@@ -320,12 +322,13 @@ change its role. */}}
 {{- $expressions := list (dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "hami-device-plugin")) (dict "key" "app.kubernetes.io/managed-by" "operator" "DoesNotExist") -}}
 {{- $_ := set $pod "affinity" (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" .labels "matchExpressions" $expressions))))) -}}
 {{- end -}}
-{{- if $p.service.type -}}
-{{- $port := dict "name" "monitorport" "port" (int $p.service.httpPort) "targetPort" "metrics" "protocol" "TCP" -}}
-{{- if eq $p.service.type "NodePort" -}}{{- $_ := set $port "nodePort" (int $p.service.httpPort) -}}{{- end -}}
+{{- $type := $p.service.type | default (ternary "NodePort" "" (not (empty $p.service.httpPort))) -}}
+{{- if $type -}}
+{{- $port := dict "name" "monitorport" "port" ($p.service.httpPort | default 31992 | int) "targetPort" "metrics" "protocol" "TCP" -}}
+{{- if eq $type "NodePort" -}}{{- $_ := set $port "nodePort" $port.port -}}{{- end -}}
 {{- $metadata := dict "name" (printf "%s-device-plugin-monitor" .name) "namespace" .namespace "labels" (merge (deepCopy $daemon.metadata.labels) ($p.service.labels | default dict)) -}}
 {{- with $p.service.annotations -}}{{- $_ := set $metadata "annotations" . -}}{{- end -}}
-{{- $_ := set .objects (printf "Service/%s" $metadata.name) (dict "apiVersion" "v1" "kind" "Service" "metadata" $metadata "spec" (dict "type" $p.service.type "ports" (list $port) "selector" $daemon.spec.selector.matchLabels)) -}}
+{{- $_ := set .objects (printf "Service/%s" $metadata.name) (dict "apiVersion" "v1" "kind" "Service" "metadata" $metadata "spec" (dict "type" $type "ports" (list $port) "selector" $daemon.spec.selector.matchLabels)) -}}
 {{- end -}}
 {{- end -}}
 {{- if $p.createRuntimeClass -}}
