@@ -81,6 +81,7 @@ class NodeCache:
                  now: Callable[[], datetime], on_lock_change: Callable[[str], None],
                  on_device_change: Callable[[str], None]) -> None:
         self._vendors = tuple(vendors)
+        self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._index = index
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
@@ -256,9 +257,8 @@ class NodeCache:
 
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():
-            for vendor in self._vendors:
-                if (inventory := record.inventories.get(vendor.key)) is not None:
-                    yield record, vendor, inventory
+            for key, inventory in record.inventories.items():
+                yield record, self._by_key[key], inventory
 
     def _remove_record(self, name: str) -> None:
         with self._lock:

@@ -75,6 +75,8 @@ def _config(settings: dict[str, object]) -> Config:
     config = Config(prog="hami")
     for name, value in settings.items():
         config.set(name, value)
+    # a request reads some twenty settings, which gunicorn looks up one by one unless they are plain attributes
+    vars(config).update({name: setting.get() for name, setting in config.settings.items()})
     return config
 
 
