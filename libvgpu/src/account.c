@@ -127,8 +127,9 @@ void vgpu_uncharge_all(const struct vgpu_freed *freed)
 void vgpu_export(struct vgpu_entry *entry)
 {
     struct vgpu_process *process = &vgpu_process;
-    bool owned = entry && entry->part == PART_DATA && (entry->kind == KIND_MEMORY || entry->kind == KIND_BLOCK);
-    if (!owned || entry->exported)
+    if (!entry || entry->exported || entry->part != PART_DATA)
+        return;
+    if (entry->kind != KIND_MEMORY && entry->kind != KIND_POOLED && entry->kind != KIND_BLOCK)
         return;
     entry->exported = true;
     process->counted[entry->device][PART_EXPORTED] += entry->size;

@@ -35,7 +35,7 @@ static bool is_opened(uint64_t address)
 }
 
 /* Charges what was opened. 0, or 2: the caller closes it again. */
-static int opened(uint64_t address)
+static int opened(uint64_t address, bool pooled)
 {
     uint64_t size = 0, context = 0;
     uint32_t ordinal = 0;
@@ -50,7 +50,8 @@ static int opened(uint64_t address)
     int result = vgpu_reserve(d, size, PART_IMPORTED);
     if (result != CUDA_OK)
         return result;
-    vgpu_current(&current, &context);
+    if (!pooled)
+        vgpu_current(&current, &context);
     vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .owner = context, .second = 1,
                                                               .device = d, .kind = KIND_OPENED, .part = PART_IMPORTED});
@@ -62,7 +63,7 @@ static int opened(uint64_t address)
     if (!vgpu_open())                                                          \
         return CUDA_NOT_PERMITTED;                                             \
     int result = REAL(name)(address, handle, flags);                           \
-    if (result == CUDA_OK && (result = opened(*(uint64_t *)address)) != CUDA_OK) \
+    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, false)) != CUDA_OK) \
         REAL(cuIpcCloseMemHandle)(*(uint64_t *)address);                       \
     return result
 
@@ -97,6 +98,28 @@ int cuIpcCloseMemHandle(uint64_t address)
         vgpu_table_put(&vgpu_process.memory, &entry);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
+    return result;
+}
+
+int cuMemPoolExportPointer(void *exported, uint64_t address)
+{
+    int result = REAL(cuMemPoolExportPointer)(exported, address);
+    if (result != CUDA_OK || !vgpu_is_open())
+        return result;
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_export(vgpu_table_find(&vgpu_process.memory, address));
+    vgpu_unlock(&vgpu_process.lock);
+    return result;
+}
+
+/* It is closed as memory is freed. */
+int cuMemPoolImportPointer(void *address, void *pool, void *exported)
+{
+    if (!vgpu_open())
+        return CUDA_NOT_PERMITTED;
+    int result = REAL(cuMemPoolImportPointer)(address, pool, exported);
+    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, true)) != CUDA_OK)
+        REAL(cuMemFree_v2)(*(uint64_t *)address);
     return result;
 }
 

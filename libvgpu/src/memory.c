@@ -117,7 +117,7 @@ static bool take(uint64_t address, struct vgpu_entry *entry)
         return false;
     vgpu_lock(&vgpu_process.lock);
     bool known = vgpu_table_take(&vgpu_process.memory, address, entry);
-    if (known && entry->kind != KIND_MEMORY && entry->kind != KIND_POOLED) { /* cannot be freed: the driver says so */
+    if (known && entry->kind == KIND_MAPPING) { /* not memory that can be freed: the driver says so */
         vgpu_table_put(&vgpu_process.memory, entry);
         known = false;
     }
@@ -134,12 +134,13 @@ static int freed(bool known, const struct vgpu_entry *entry, int result)
         vgpu_lock(&vgpu_process.lock);
         vgpu_table_put(&vgpu_process.memory, entry);
         vgpu_unlock(&vgpu_process.lock);
-    } else if (entry->kind == KIND_POOLED) {
-        vgpu_pool_freed(entry->owner, entry->size);
     } else {
         if (UNLIKELY(entry->exported))
             vgpu_uncharge(entry->device, entry->size, PART_EXPORTED);
-        vgpu_uncharge(entry->device, entry->size, PART_DATA);
+        if (entry->kind == KIND_POOLED)
+            vgpu_pool_freed(entry->owner, entry->size);
+        else
+            vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
     }
     VGPU_POINT(61);
     return result;

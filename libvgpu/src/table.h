@@ -11,7 +11,8 @@ enum vgpu_part { PART_DATA, PART_CONTEXT, PART_MODULE, PART_EXPORTED, PART_IMPOR
 enum vgpu_kind {
     KIND_MEMORY,   /* key: address; owner: context */
     KIND_POOLED,   /* key: address; owner: pool */
-    KIND_OPENED,   /* key: address of another process's memory; owner: context; second: how often it was opened */
+    KIND_OPENED,   /* key: address of another process's memory; owner: context, 0 for that of a pool; second: how often it
+                    * was opened */
     KIND_BLOCK,    /* key: handle of physical memory; owner: 0; second: number of the block */
     KIND_MULTICAST, /* a block that is an object, to which others are bound */
     KIND_BINDING,  /* key: number; owner: number of the object; second: that of the block; size: offset in the object */

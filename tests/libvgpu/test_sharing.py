@@ -31,6 +31,23 @@ class Ipc:
         return client.do(f"ipcclose {number}")
 
 
+class Pooled:
+    """Pointers to memory of a pool, which is given back to the card when it is freed."""
+
+    allocated_as = "pool"
+
+    def export(self, client, number=0):
+        result, exported = client.do(f"poolexport {number}")
+        assert result == 0
+        return exported
+
+    def open(self, client, handle, number=10):
+        return client.do(f"poolimport {number} {handle}")
+
+    def close(self, client, number=10):
+        return client.do(f"free async {number}")
+
+
 class Physical:
     """Shareable handles of physical memory, which are files. What is opened is a handle, and a mapping."""
 
@@ -48,17 +65,20 @@ class Physical:
         return client.do(f"unmap {number + 1}") or client.do(f"free create {number}")
 
 
-@pytest.fixture(params=[Ipc(), Physical()], ids=["ipc", "physical"])
+@pytest.fixture(params=[Ipc(), Pooled(), Physical()], ids=["ipc", "pooled", "physical"])
 def way(request):
     return request.param
 
 
 def allocate(client, way, number=0, size=SIZE):
+    client.do("defaultpool 0 0")
     return client.do(f"alloc {way.allocated_as} {number} {size} 0")
 
 
 def release(client, way, number=0):
-    return client.do(f"free {way.allocated_as} {number}")
+    if way.allocated_as != "pool":
+        return client.do(f"free {way.allocated_as} {number}")
+    return client.do(f"free async {number}") or client.do("trim 0")
 
 
 def free(client):
@@ -214,8 +234,8 @@ def test_opened_memory_goes_with_its_context(rig):
 
 def test_exported_memory_goes_with_its_context(rig, pair, way):
     exporter, importer = pair
-    if way.allocated_as == "create":
-        assert release(exporter, way) == 0  # physical memory belongs to no context
+    if way.allocated_as != "plain":
+        assert release(exporter, way) == 0  # belongs to no context
     assert exporter.do("reset 0") == 0
     assert shared(rig, EXPORTED) == 0
     check_rest(importer, LIMIT - SIZE)

@@ -35,6 +35,7 @@
     X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphCreate) X(cuGraphGetNodes) X(cuGraphAddMemAllocNode) \
     X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuDeviceGraphMemTrim) \
     X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle) X(cuMemExportToShareableHandle) \
+    X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) \
     X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) X(cuDestroyExternalMemory) X(cuMulticastCreate) \
     X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2)
 
@@ -426,7 +427,18 @@ static void command(char *line, char **argv)
         kept[a] = at;
     } else if (!strcmp(verb, "ipcclose") && sscanf(line, "%*s %llu", &a) == 1)
         printf("%d\n", p_cuIpcCloseMemHandle(kept[a]));
-    else if (!strcmp(verb, "export") && sscanf(line, "%*s %llu", &a) == 1) {
+    else if (!strcmp(verb, "poolexport") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUmemPoolPtrExportData exported = {{0}};
+        CUresult result = p_cuMemPoolExportPointer(&exported, kept[a]);
+        memcpy(&b, exported.reserved, sizeof b);
+        printf("%d %llu\n", result, b);
+    } else if (!strcmp(verb, "poolimport") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        CUmemPoolPtrExportData exported = {{0}};
+        CUdeviceptr at = 0;
+        memcpy(exported.reserved, &b, sizeof b);
+        printf("%d\n", p_cuMemPoolImportPointer(&at, pools[0], &exported));
+        kept[a] = at;
+    } else if (!strcmp(verb, "export") && sscanf(line, "%*s %llu", &a) == 1) {
         int file = -1;
         CUresult result = p_cuMemExportToShareableHandle(&file, kept[a], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         printf("%d %d\n", result, file);

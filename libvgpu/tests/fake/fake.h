@@ -23,6 +23,7 @@ struct fake_share {
     int64_t size;
     int32_t card, holders;
     int32_t holder[FAKE_HOLDERS]; /* their places among the processes; one may hold it twice */
+    int32_t pooled;               /* counted by a pool of the first holder, as long as that holds it */
 };
 
 struct fake_machine {
@@ -57,7 +58,7 @@ void fake_unlock(void);
 void fake_prune(void);
 
 /* Memory that a process, by its place, has is shared from now on: the number of the share. The caller locks. */
-int fake_share(int card, int64_t size, int holder);
+int fake_share(int card, int64_t size, int holder, bool pooled);
 bool fake_hold(int share, int holder);
 void fake_leave(int share, int holder);
 uint64_t fake_space(void);

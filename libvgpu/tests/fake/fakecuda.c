@@ -22,7 +22,7 @@
 #define MIB(n) ((int64_t)(n) << 20)
 #define UNUSED __attribute__((unused))
 
-enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY };
+enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY, OPENED_POOL_MEMORY };
 
 struct CUctx_st {
     int device;
@@ -439,11 +439,11 @@ static int own_place(void)
     return (int)(process() - fake_machine()->process);
 }
 
-static void share_memory(int *share, int device, size_t size)
+static void share_memory(int *share, int device, size_t size, bool pooled)
 {
     fake_lock();
     if (!*share)
-        *share = fake_share(card(device), (int64_t)size, own_place());
+        *share = fake_share(card(device), (int64_t)size, own_place(), pooled);
     fake_unlock();
 }
 
@@ -499,9 +499,9 @@ static CUresult release(CUdeviceptr address)
         munmap((void *)block->address, block->size);
     if (block->kind == POOL_MEMORY)
         ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
-    else if (block->share)
+    if (block->share)
         leave_share(block->share);
-    else if (block->kind != HOST_MEMORY)
+    else if (block->kind != HOST_MEMORY && block->kind != POOL_MEMORY)
         occupy(block->device, -(int64_t)block->size);
     free(block);
     return CUDA_SUCCESS;
@@ -832,7 +832,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     struct block *block = find(address);
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
-    share_memory(&block->share, block->device, block->size);
+    share_memory(&block->share, block->device, block->size, false);
     memset(handle, 0, sizeof *handle);
     memcpy(handle->reserved, &block->share, sizeof block->share);
     return CUDA_SUCCESS;
@@ -879,6 +879,30 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     if (!block || block->kind != OPENED_MEMORY)
         return CUDA_ERROR_INVALID_VALUE;
     return --block->opened ? CUDA_SUCCESS : release(address);
+}
+
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *exported, CUdeviceptr address)
+{
+    struct block *block = find(address);
+    if (!block || block->kind != POOL_MEMORY)
+        return CUDA_ERROR_INVALID_VALUE;
+    share_memory(&block->share, block->device, block->size, true);
+    memcpy(exported->reserved, &block->share, sizeof block->share);
+    return CUDA_SUCCESS;
+}
+
+/* Whatever the pool is that was imported before. */
+CUresult cuMemPoolImportPointer(CUdeviceptr *address, UNUSED CUmemoryPool pool, CUmemPoolPtrExportData *exported)
+{
+    int share;
+    memcpy(&share, exported->reserved, sizeof share);
+    if (!hold(share))
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t size = (size_t)fake_machine()->share[share - 1].size;
+    CUresult result = add_block(address, size, device_of(share), OPENED_POOL_MEMORY, NULL);
+    if (result == CUDA_SUCCESS)
+        find(*address)->share = share;
+    return result;
 }
 
 /* Memory of another interface: it is taken from the card when it is imported. */
@@ -1164,7 +1188,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 {
     struct physical *physical = (struct physical *)handle;
     if (!physical->multicast)
-        share_memory(&physical->share, physical->device, physical->size);
+        share_memory(&physical->share, physical->device, physical->size, false);
     struct shareable content = {physical->share, physical->multicast};
     int file = memfd_create("shareable", MFD_CLOEXEC);
     if (file < 0 || pwrite(file, &content, sizeof content, 0) != sizeof content)

@@ -86,12 +86,13 @@ static bool is_gone(const struct fake_process *process)
         || (process->start && process->start != (uint32_t)strtoull(at, NULL, 10));
 }
 
-int fake_share(int card, int64_t size, int holder)
+int fake_share(int card, int64_t size, int holder, bool pooled)
 {
     struct fake_machine *machine = fake_machine();
     for (int i = 0; i < FAKE_SHARES; i++)
         if (!machine->share[i].holders) {
-            machine->share[i] = (struct fake_share){.size = size, .card = card, .holders = 1, .holder = {holder}};
+            machine->share[i] = (struct fake_share){.size = size, .card = card, .holders = 1, .holder = {holder},
+                                                      .pooled = pooled};
             return i + 1;
         }
     abort();
@@ -109,6 +110,8 @@ bool fake_hold(int number, int holder)
 static void count(const struct fake_share *share, int sign)
 {
     struct fake_machine *machine = fake_machine();
+    if (share->pooled)
+        return;
     machine->process[share->holder[0]].used[share->card] += sign * share->size;
     machine->used[share->card] += sign * share->size;
 }
@@ -123,6 +126,7 @@ void fake_leave(int number, int holder)
         return;
     count(share, -1);
     share->holders--;
+    share->pooled = share->pooled && at > 0;
     memmove(&share->holder[at], &share->holder[at + 1], (size_t)(share->holders - at) * sizeof *share->holder);
     if (share->holders)
         count(share, 1);
