@@ -29,6 +29,7 @@ IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib"
 MOST_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.socket_options"},
+    "hami/scheduler/app.py": {"flask.request.max_content_length"},
     "hami/web/server.py": {"arbiter.log.error_log.propagate", "conn.timeout", "conn.deadline", "conn.patience"},
     "hami/web/tls.py": {"context.minimum_version", "context.verify_mode"},
 }

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from wsgiref.types import WSGIEnvironment
 
+import flask
 import msgspec
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
-from werkzeug.wsgi import get_content_length, get_input_stream
 
 from hami import __version__
 from hami.cache.reservations import Reservation
@@ -28,7 +27,6 @@ from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.web.bodies import FREE
-from hami.web.routes import JSON, Answer, Handler, Routes, text
 from hami.web.tls import client_is_trusted
 
 log = logging.getLogger(__name__)
@@ -42,6 +40,7 @@ REVIEWS = 32  # reviews up to FREE bytes that are decoded at a time; decoded, th
 RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the threads if there are few
 LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
+JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
@@ -58,7 +57,7 @@ class Verbs:
 
 
 def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
-               threads: int, hung_reason: Callable[[], str] = str) -> Routes:
+               threads: int, hung_reason: Callable[[], str] = str) -> flask.Flask:
     """Returns the application.
 
     *is_started* reports whether the caches have been filled, after at most so many seconds. *unready_reason* returns
@@ -69,37 +68,32 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     reserved for other requests, so that the webhook and the filter never wait for a bind. Further binds are rejected
     and retried by kube-scheduler.
     """
-    binds = threading.BoundedSemaphore(max(1, threads - RESERVED_THREADS, threads // 2))
-    return Routes({
-        "/webhook": {"POST": _webhook(verbs.admitter, observe)},
-        "/filter": {"POST": _only_the_scheduler(_filter(verbs.node_filter, is_started, observe))},
-        "/bind": {"POST": _only_the_scheduler(_bind(verbs.binder, binds, observe))},
-        "/reservations/": {"GET": _only_the_scheduler(_reserved(verbs.reservation))},
-        "/healthz": {"GET": lambda _: _healthz(is_started, hung_reason)},
-        "/readyz": {"GET": lambda _: _readyz(unready_reason)},
-        "/version": {"GET": lambda _: Answer(b'{"version":"%s"}' % __version__.encode())},
-    })
+    app = flask.Flask(__name__, static_folder=None)
+    _add_webhook(app, verbs.admitter, observe)
+    app.register_blueprint(_extender(verbs, is_started, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
+    _add_health(app, is_started, unready_reason, hung_reason)
+    app.register_error_handler(Exception, _answer_error)
+    return app
 
 
-def _webhook(admitter: Admitter, observe: Observe) -> Handler:
-    """Mutating admission of pods."""
+def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None:
     small, large = threading.BoundedSemaphore(REVIEWS), threading.BoundedSemaphore(1)
 
-    def webhook(environ: WSGIEnvironment) -> Answer:
+    @app.post("/webhook")
+    def webhook() -> flask.Response:
+        """Mutating admission of pods."""
         review: Review | None = None
 
         def act(body: bytes) -> tuple[bytes, str]:
             nonlocal review
-            if problem := _content_problem(environ) or ("" if body else "request body is empty"):
+            if problem := _content_problem() or ("" if body else "request body is empty"):
                 raise MalformedInput("body", "", problem, message=problem)
             with small if len(body) <= FREE else large:
                 review = admission.parse_review(body)
                 return _admit(admitter, review)
 
-        return _verb("webhook", environ, WEBHOOK_LIMIT, act,
-                     lambda problem, code: admission.render_denied(review, code, problem), observe)
-
-    return webhook
+        return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
+                     observe)
 
 
 def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
@@ -110,61 +104,43 @@ def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
     return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
 
 
-def _only_the_scheduler(handler: Handler) -> Handler:
-    refused = extender.render_bind("extender verbs are for callers on loopback or with a client certificate")
-    return lambda environ: handler(environ) if client_is_trusted(environ) else Answer(refused, 403)
+def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> flask.Blueprint:
+    blueprint = flask.Blueprint("extender", __name__)
+    binds = threading.BoundedSemaphore(most_binds)
 
+    @blueprint.before_request
+    def only_the_scheduler() -> flask.Response | None:
+        if client_is_trusted(flask.request.environ):
+            return None
+        return _json(extender.render_bind("extender verbs are for callers on loopback or with a client certificate"),
+                     403)
 
-def _filter(node_filter: NodeFilter, is_started: IsStarted, observe: Observe) -> Handler:
-    """Scheduler extender: names the one node that should run the pod, or why none can."""
+    @blueprint.post("/filter")
+    def filter_nodes() -> flask.Response:
+        """Scheduler extender: names the one node that should run the pod, or why none can."""
+        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
+                     lambda text, code: extender.render_filter(None, error=text), observe)
 
-    def act(body: bytes) -> tuple[bytes, str]:
-        args = extender.parse_filter(body)
-        if not is_started(START_TIMEOUT_S):
-            return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
-        if args.nodes is not None:
-            found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
-            chosen = next((raw for node, raw in args.nodes if node.name == found.chosen), None)
-            return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
-        found = node_filter.filter(args.pod, args.names)
-        return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
+    @blueprint.post("/bind")
+    def bind() -> flask.Response:
+        """Scheduler extender: binds the pod with the devices reserved for it."""
+        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs.binder, binds, body),
+                     lambda text, code: extender.render_bind(text), observe)
 
-    return lambda environ: _verb("filter", environ, FILTER_LIMIT, act,
-                                 lambda problem, code: extender.render_filter(None, error=problem), observe)
-
-
-def _bind(binder: Binder, binds: threading.BoundedSemaphore, observe: Observe) -> Handler:
-    """Scheduler extender: binds the pod with the devices reserved for it."""
-
-    def act(body: bytes) -> tuple[bytes, str]:
-        args = extender.parse_bind(body)
-        if not binds.acquire(blocking=False):
-            raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")
-        try:
-            binder.bind(args.ref, args.node)
-        finally:
-            binds.release()
-        return extender.render_bind(), "ok"
-
-    return lambda environ: _verb("bind", environ, BIND_LIMIT, act,
-                                 lambda problem, code: extender.render_bind(problem), observe)
-
-
-def _reserved(reservation_of: Callable[[str], Reservation | None]) -> Handler:
-    """Shows what the pod's Binding will carry."""
-
-    def reserved(environ: WSGIEnvironment) -> Answer:
-        reservation = reservation_of(environ["PATH_INFO"].rpartition("/")[2])
+    @blueprint.get("/reservations/<uid>")
+    def reserved(uid: str) -> flask.Response:
+        """Shows what the pod's Binding will carry."""
+        reservation = verbs.reservation(uid)
         if reservation is None:
-            return Answer(b'{"error":"nothing is reserved for this uid"}', 404)
-        return Answer(msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
-                                           "labels": reservation.labels}))
+            return _json(b'{"error":"nothing is reserved for this uid"}', 404)
+        return _json(msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
+                                          "labels": reservation.labels}))
 
-    return reserved
+    return blueprint
 
 
-def _verb(name: str, environ: WSGIEnvironment, limit: int, act: Callable[[bytes], tuple[bytes, str]],
-          refuse: Callable[[str, int], bytes], observe: Observe) -> Answer:
+def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refuse: Callable[[str, int], bytes],
+          observe: Observe) -> flask.Response:
     """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
 
     The status of the response is 200 unless the body could not be read.
@@ -172,7 +148,7 @@ def _verb(name: str, environ: WSGIEnvironment, limit: int, act: Callable[[bytes]
     begun = time.monotonic()
     outcome, status = "error", 200
     try:
-        answer, outcome = act(_body(environ, limit))
+        answer, outcome = act(_body(limit))
     except RequestEntityTooLarge:
         answer = refuse(f"request body is larger than {limit} bytes", 413)
     except HTTPException as error:  # the body does not arrive, or there is no memory for it
@@ -184,32 +160,79 @@ def _verb(name: str, environ: WSGIEnvironment, limit: int, act: Callable[[bytes]
         log.exception("verb failed", extra={"verb": name})
         answer = refuse("internal error, see the scheduler's log", 500)
     observe(name, outcome, time.monotonic() - begun)
-    return Answer(answer, status)
+    return _json(answer, status)
 
 
-def _healthz(is_started: IsStarted, hung_reason: Callable[[], str]) -> Answer:
-    """Reports ok once the caches have been filled, unless a thread has died or hangs."""
-    if reason := hung_reason():
-        return text(reason, 500)
-    return text("ok") if is_started(0) else text("starting: caches are not filled yet", 503)
+def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
+    args = extender.parse_filter(body)
+    if not is_started(START_TIMEOUT_S):
+        return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
+    if args.nodes is not None:
+        found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
+        chosen = next((raw for node, raw in args.nodes if node.name == found.chosen), None)
+        return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
+    found = node_filter.filter(args.pod, args.names)
+    return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
 
 
-def _readyz(unready_reason: Callable[[], str | None]) -> Answer:
-    """Reports ok while the caches are filled and fresh."""
-    reason = unready_reason()
-    return text("ok") if reason is None else text(reason, 503)
+def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
+    args = extender.parse_bind(body)
+    if not binds.acquire(blocking=False):
+        raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")
+    try:
+        binder.bind(args.ref, args.node)
+    finally:
+        binds.release()
+    return extender.render_bind(), "ok"
 
 
-def _body(environ: WSGIEnvironment, limit: int) -> bytes:
+def _add_health(app: flask.Flask, is_started: IsStarted, unready_reason: Callable[[], str | None],
+                hung_reason: Callable[[], str]) -> None:
+    @app.get("/healthz")
+    def healthz() -> flask.Response:
+        """Reports ok once the caches have been filled, unless a thread has died or hangs."""
+        if reason := hung_reason():
+            return _text(reason, 500)
+        return _text("ok") if is_started(0) else _text("starting: caches are not filled yet", 503)
+
+    @app.get("/readyz")
+    def readyz() -> flask.Response:
+        """Reports ok while the caches are filled and fresh."""
+        reason = unready_reason()
+        return _text("ok") if reason is None else _text(reason, 503)
+
+    @app.get("/version")
+    def version() -> flask.Response:
+        """Returns the version of HAMi."""
+        return _json(b'{"version":"%s"}' % __version__.encode())
+
+
+def _answer_error(error: Exception) -> flask.Response:
+    """Answers an error outside a verb with a status and one line, never a traceback."""
+    if isinstance(error, HTTPException):
+        return _text(f"{error.name}", error.code or 500)
+    log.exception("request failed", exc_info=error)
+    return _text("internal error, see the scheduler's log", 500)
+
+
+def _body(limit: int) -> bytes:
     """Reads the body without ever holding it twice. Raises: HTTPException."""
-    if (get_content_length(environ) or 0) > limit:
+    if (flask.request.content_length or 0) > limit:
         raise RequestEntityTooLarge
+    flask.request.max_content_length = limit + 1  # for a body without a length: its stream fails after so many bytes
     body = io.BytesIO()
-    # limit + 1: for a body without a length, whose stream fails after so many bytes
-    shutil.copyfileobj(get_input_stream(environ, max_content_length=limit + 1), body, PIECE)
+    shutil.copyfileobj(flask.request.stream, body, PIECE)
     return body.getvalue()
 
 
-def _content_problem(environ: WSGIEnvironment) -> str:
-    given = environ.get("CONTENT_TYPE", "")
+def _content_problem() -> str:
+    given = flask.request.headers.get("Content-Type", "")
     return "" if given == JSON else f"contentType={given}, expected {JSON}"
+
+
+def _json(body: bytes, status: int = 200) -> flask.Response:
+    return flask.Response(body, status=status, mimetype=JSON)
+
+
+def _text(text: str, status: int = 200) -> flask.Response:
+    return flask.Response(text + "\n", status=status, mimetype="text/plain")

@@ -35,10 +35,9 @@ class Web:
         self.replica = Replica(self.fake, Clock())
         self.observed = []
         self.started = started
-        app = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
-                         lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
-                         threads=threads, hung_reason=lambda: hung)
-        self.client = Client(lambda environ, start: app({"REMOTE_ADDR": "127.0.0.1"} | environ, start))
+        self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
+                                 lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
+                                 threads=threads, hung_reason=lambda: hung).test_client()
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
