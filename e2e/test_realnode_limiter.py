@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.libvgpu.rig import MIB, Builds, Unavailable
 from tests.libvgpu.shares import SETTLE_S, measured_shares, sampled
 
 pytestmark = pytest.mark.kind
-BLOCKED = 2_008_904  # in the region: below 0, launches wait
 MODES = ("start", "admission")
 
 
@@ -178,21 +176,3 @@ def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox: Sandbox, gpu
     for found in (unsampled, shares):
         assert all(share <= percent + 4 for share, percent in zip(found, due.values(), strict=True)), found
     assert all(share >= percent - 10 for share, percent in zip(shares, due.values(), strict=True)), shares
-
-
-def test_a_container_that_the_monitor_blocks_waits(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
-    """As for the time in which one of higher priority works."""
-    sandbox.create(client_pod("low", client("module", *["launch plain idle 1"] * 3, gpu=1, gpumem=1000, priority=1)),
-                   client_pod("high", client("module", "launch plain idle 1", gpu=1, gpumem=1000, priority=0)))
-    sandbox.running("low", "high")
-    assert gpu.answers(sandbox.pod("low"), 6)[-1] == gpu.answers(sandbox.pod("high"), 4)[-1] == [0]
-    low, high = (gpu.region(sandbox.pod(name)) for name in ("low", "high"))
-    assert (low.number(2_008_908), high.number(2_008_908)) == (1, 0)
-    low.write(BLOCKED, -1)
-    (status,) = sandbox.pod("low")["status"]["containerStatuses"]
-    with ThreadPoolExecutor() as pool:
-        launched = pool.submit(gpu.run, status["containerID"], "module", "launch plain idle 1")
-        time.sleep(1)
-        assert not launched.done()
-        low.write(BLOCKED, 0)
-        assert launched.result(timeout=20) == [[0], [0], [0], [0]]

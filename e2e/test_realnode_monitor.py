@@ -26,6 +26,8 @@ pytestmark = pytest.mark.kind
 Object = dict[str, Any]
 SECONDS = 4
 """How long the container of high priority works."""
+PRIORITY = 2_008_908
+"""Where it stands in the region, as an integer of 32 bits."""
 PROMPT_S = 5.0
 """Within a round or two, on a machine that does other things, too."""
 
@@ -126,6 +128,7 @@ def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox,
     eventually(lambda: launched() > before + 3, monitor.log, timeout=PROMPT_S)
     assert time.monotonic() - ended < PROMPT_S
     assert blocked() == {"low": 0.0, "high": 0.0}
+    assert [gpu.region(sandbox.pod(name)).number(PRIORITY) for name in ("low", "high")] == [1, 0]
 
 
 def test_a_monitor_that_ends_blocks_nobody(sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor) -> None:
