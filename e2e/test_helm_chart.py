@@ -82,11 +82,19 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "prometheus": ("overlays/self-signed", ["prometheus"], {"prometheus": {"enabled": True}}),
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
-    "all": ("overlays/cert-manager", ["hami-limiter", "mig", "selinux", "strict", "prometheus"], {
+    "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
+    "all": ("overlays/cert-manager", ["hami-limiter", "mig", "selinux", "strict", "prometheus", "dashboard"], {
+        "dashboard": {"enabled": True},
         "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True}, "mig": True, "selinux": True,
         "device-config": {"content": STRICT}, "prometheus": {"enabled": True}}),
     "kind": ("overlays/kind", [], {"mockDevicePlugin": {"enabled": True}}),
 }
+
+
+def test_every_component_has_a_value() -> None:
+    """The component self-signed is part of an overlay."""
+    components = {path.parent.name for path in (ROOT / "manifests" / "components").glob("*/kustomization.yaml")}
+    assert components == {name for _, names, _ in SETTINGS.values() for name in names} | {"self-signed"}
 
 
 @pytest.mark.parametrize("case", SETTINGS)
@@ -229,8 +237,8 @@ EXAMPLES: dict[str, Object] = {
         "customURL": {"enabled": True, "host": "10.0.0.1", "port": 31998}, "manageNamespaceSelector": False}}},
     "nodes": {"scheduler": {"nodeSelector": {"a": "b"}, "nodeLabelSelector": {"gpu": "on"}, "tolerations": [
         {"key": "a", "operator": "Exists"}]}, "devicePlugin": {"nvidiaNodeSelector": {"pool": "gpu"}}},
-    "everything": {**SETTINGS["all"][2], "dashboards": {"enabled": True}, "legacyMetrics": True, "mockDevicePlugin": {
-        "enabled": True}},
+    "everything": {**SETTINGS["all"][2], "dashboard": {"enabled": True, "grafana": True}, "legacyMetrics": True,
+                   "mockDevicePlugin": {"enabled": True}},
     "scheduler only": {"devicePlugin": {"enabled": False}, "scheduler": {"leaderElect": False, "replicas": 3}},
     "few vendors": {"devices": {"ascend": {"enabled": False}, "kunlun": {"enabled": False}}, "strict": True},
     "bare": {"policies": {"enabled": False}, "networkPolicy": {"enabled": False},

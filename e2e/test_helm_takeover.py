@@ -21,7 +21,7 @@ import yaml
 
 from e2e.cluster import SCHEDULER, LocalCluster
 from e2e.eventually import eventually
-from e2e.helm_chart import CHART, Helm
+from e2e.helm_chart import CHART, Helm, HelmError
 from e2e.kube import ApiError, Kube, path_of, summary
 from e2e.nodes import fake_node, gpu
 from e2e.pods import pod
@@ -232,3 +232,14 @@ def left(cluster: LocalCluster) -> set[str]:
 
 GENERATED = {"pods", "events", "endpoints", "endpointslices", "replicasets", "controllerrevisions"}
 """Kinds of objects that controllers make and remove."""
+
+
+@pytest.mark.parametrize(("namespace", "values", "expected"), [
+    ("nowhere", {}, 'namespaces "nowhere" not found'),
+    (NAMESPACE, {"namespaceOverride": "nowhere"}, 'names the namespace "nowhere", which does not exist: create it'),
+], ids=["namespace", "override"])
+def test_a_missing_namespace_is_refused_before_anything_is_applied(cluster: LocalCluster, helm: Helm, namespace: str,
+                                                                   values: Object, expected: str) -> None:
+    with pytest.raises(HelmError, match=expected):
+        helm.run("install", "hami", CHART, "--namespace", namespace, values=values)
+    assert not [item for item in cluster.kube.list("ClusterRole") if item["metadata"]["name"].startswith("hami")]

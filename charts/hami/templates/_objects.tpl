@@ -19,6 +19,7 @@
 {{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
+{{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
 {{- if $v.mockDevicePlugin.enabled -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
 {{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
@@ -48,7 +49,7 @@
 {{- $data := dict "kube-scheduler" (dict "config.yaml" (include "hami.schedulerConfig" .)) -}}
 {{- $_ := set $data "scheduler-device" (dict "device-config.yaml" .deviceConfig) -}}
 {{- if not $v.devicePlugin.nodeConfiguration.externalConfigName -}}{{- $_ := set $data "device-plugin" (dict "config.json" $config) -}}{{- end -}}
-{{- if $v.dashboards.enabled -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json")) -}}{{- end -}}
+{{- if $v.dashboard.grafana -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json")) -}}{{- end -}}
 {{- range $name, $content := $data -}}
 {{- $metadata := dict "name" (printf "%s-%s" $ctx.name $name) "namespace" $ctx.namespace -}}
 {{- if eq $name "dashboard" -}}{{- $_ := set $metadata "labels" (dict "grafana_dashboard" "1") -}}{{- end -}}
