@@ -13,8 +13,8 @@ from hami.errors import HamiError
 
 KEPT = 64  # renderings
 KEPT_BYTES = 32 << 20  # of them together
-LEAST_AGE_S = 1.0  # of a rendering that is replaced because the cluster has changed
-REST = 50.0  # how much longer a rendering is used than it took, at least
+LEAST_AGE_S, MOST_AGE_S = 1.0, 10.0  # until a rendering is replaced because the cluster has changed
+REST = 20.0  # how much longer a rendering is used than it took, between these
 WAIT_S = 10.0  # for a rendering that others are waiting for
 
 
@@ -65,7 +65,8 @@ class Renderings:
             begun = self._clock()
             text, content_type = make()
             made = _rendering(text.encode(), content_type)
-            until = self._clock() + max(LEAST_AGE_S, REST * (self._clock() - begun))
+            ended = self._clock()
+            until = ended + min(MOST_AGE_S, max(LEAST_AGE_S, REST * (ended - begun)))
             self._keep(key, _Kept(made, now, until))
             return made
         finally:

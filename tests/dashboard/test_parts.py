@@ -49,7 +49,7 @@ def test_what_takes_long_is_made_less_often():
     for version in range(60):
         renderings.get("a", lambda: version, make)  # noqa: B023
         clock.seconds += 1
-    assert make.made == 2
+    assert 5 <= make.made <= 7
 
 
 def test_a_failure_is_not_kept():
