@@ -1,0 +1,205 @@
+"""The dashboard over a real API server: who sees what, that only pages are served, and how it looks in a browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from e2e.browser import SCHEMES, WIDTHS, Visit, browser, missing
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
+from e2e.kube import Kube
+from e2e.nodes import gpu, gpus
+from e2e.pods import pod
+from e2e.processes import free_port
+from e2e.sandbox import LABEL, Sandbox
+from e2e.scheduler import NAMESPACE, Certificates, Scheduler
+
+Object = dict[str, Any]
+PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
+PAGES = {
+    "cards": "/", "pending": "/pending", "node": "/nodes/{node}", "card": "/cards/{node}/{uuid}",
+    "pod": "/pods/{namespace}/a", "waiting-pod": "/pods/{namespace}/waits", "namespaces": "/namespaces",
+    "namespace": "/namespaces/{namespace}",
+}
+
+
+class Site:
+    """The dashboard of a scheduler. *token*: of the viewer."""
+
+    def __init__(self, port: int, *, ca: Path | None = None) -> None:
+        self.base = f"{'https' if ca else 'http'}://localhost:{port}"
+        self._pool = urllib3.PoolManager(ca_certs=str(ca) if ca else None, retries=False, timeout=20)
+
+    def ask(self, path: str, token: str = "", method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
+        given = {"Authorization": f"Bearer {token}"} if token else {}
+        return self._pool.request(method, self.base + path, headers=given | headers)
+
+
+def viewer(kube: Kube, name: str, namespace: str, *, everywhere: bool) -> str:
+    """Returns a token of a new account that may see pods, in *namespace* or everywhere."""
+    kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, namespace)
+    if name != "nobody":
+        kind = "ClusterRoleBinding" if everywhere else "RoleBinding"
+        binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
+                   "metadata": {"name": f"{namespace}-{name}"},
+                   "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+                   "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]}
+        kube.create(binding, None if everywhere else namespace)
+    return kube.token(name, namespace)
+
+
+@pytest.fixture
+def site(scheduler: Scheduler) -> Site:
+    """The dashboard on loopback."""
+    port = free_port()
+    scheduler.run_with(dashboard_bind_address=f"127.0.0.1:{port}")
+    return Site(port)
+
+
+@pytest.fixture
+def guarded(scheduler: Scheduler, local: LocalCluster, certificates: Certificates) -> Site:
+    """The dashboard on all addresses, with the rights of the component."""
+    component = MANIFESTS.parent / "components" / "dashboard" / "rbac.yaml"
+    local.kube.apply_yaml(component.read_text(), NAMESPACE)
+    port = free_port()
+    scheduler.run_with(dashboard_bind_address=f":{port}")
+    return Site(port, ca=certificates.ca_file)
+
+
+@pytest.fixture
+def tokens(sandbox: Sandbox) -> Iterator[dict[str, str]]:
+    """Tokens of accounts with different rights."""
+    kube, namespace = sandbox.kube, sandbox.namespace
+    yield {name: viewer(kube, name, namespace, everywhere=name == "everything")
+           for name in ("everything", "own", "nobody")}
+    kube.delete("ClusterRoleBinding", f"{namespace}-everything")
+
+
+def filled(sandbox: Sandbox) -> dict[str, str]:
+    """Creates nodes and pods, one of which waits. Returns what the addresses of pages name."""
+    sandbox.add_gpu_nodes({"n0": gpus(8), "n1": [gpu(model="NVIDIA-L40S", memory_mib=46_068) for _ in range(4)]})
+    for number, name in enumerate("abcdef"):
+        sandbox.create(pod(name, gpu=1 + number % 2, gpumem=9000 + 4000 * number, gpucores=10 + 5 * number))
+    nodes = sandbox.started(wait_for=6)
+    sandbox.create(pod("waits", gpu=8, gpumem=60_000, gpucores=90))
+    sandbox.refusal("waits")
+    return {"node": sandbox.node(nodes["a"])["metadata"]["name"], "uuid": sandbox.uuid(nodes["a"]),
+            "namespace": sandbox.namespace}
+
+
+def explained(site: Site, path: str) -> Object:
+    """Returns the explanation of a pod that waits, once it has been computed."""
+    def answer() -> Any:
+        return (site.ask(path).json()["waits"] or {}).get("explanation")
+    return dict(eventually(answer, "the pod is explained", timeout=30))
+
+
+def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None:
+    names = filled(sandbox)
+    for path in PAGES.values():
+        answer = site.ask(path.format(**names))
+        assert answer.status == 200, path
+    row = site.ask(f"/?node={sandbox.namespace}&format=json").json()["total"]
+    assert (row["nodes"], row["cards"], row["pods"]) == (2, 12, 6)
+    page = site.ask(f"/pods/{sandbox.namespace}/a?format=json").json()
+    assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (names["node"], 9000, "Running")
+    why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
+    assert why["unfit"] == 2
+    assert any("at most" in text for change in why["helps"] for text in change["changes"])
+
+
+def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox, site: Site) -> None:
+    sandbox.add_gpu_node("n0")
+    etag = str(site.ask("/").headers["ETag"])
+    eventually(lambda: site.ask("/", **{"If-None-Match": str(site.ask("/").headers["ETag"])}).status == 304,
+               "nothing changes", timeout=30)
+    sandbox.create(pod("a", gpu=1, gpumem=1000))
+    sandbox.started()
+    eventually(lambda: site.ask("/", **{"If-None-Match": etag}).status == 200, "the change is shown", timeout=30)
+
+
+def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
+    for path in ("/filter", "/bind", "/webhook", "/healthz", "/metrics"):
+        assert site.ask(path).status == 404
+        assert site.ask(path, method="POST").status == 405
+    assert scheduler.status("/pending") == 404
+    assert scheduler.status("/") == 404
+    assert site.ask("/", Host="rebound.example").status == 403
+
+
+def test_viewers_see_what_they_may_list(sandbox: Sandbox, guarded: Site, tokens: dict[str, str]) -> None:
+    sandbox.add_gpu_node("n0", gpu())
+    node = sandbox.node("n0")["metadata"]["name"]
+    with Sandbox.opened(sandbox.kube) as other:
+        theirs = pod("theirs", gpu=1, gpumem=9000)
+        sandbox.kube.create(theirs | {"spec": theirs["spec"] | {"nodeSelector": {LABEL: sandbox.namespace}}},
+                            other.namespace)
+        other.started()
+        sandbox.create(pod("mine", gpu=1, gpumem=9000))
+        sandbox.started()
+        own, foreign = f"?namespace={sandbox.namespace}", f"?namespace={other.namespace}"
+        expected = {
+            ("/", ""): 401, ("/", "forged"): 401, ("/", "nobody"): 403, ("/", "own"): 403, ("/", "everything"): 200,
+            (f"/{own}", "nobody"): 403, (f"/{own}", "own"): 200, (f"/{own}", "everything"): 200,
+            (f"/{foreign}", "own"): 403, (f"/{foreign}", "everything"): 200,
+            (f"/pods/{sandbox.namespace}/mine", "own"): 200, (f"/pods/{other.namespace}/theirs", "own"): 403,
+            (f"/namespaces/{other.namespace}", "own"): 403,
+        }
+        assert {key: guarded.ask(key[0], tokens.get(key[1], key[1])).status for key in expected} == expected
+        eventually(lambda: "mine" in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode(),
+                   "the pod is shown", timeout=30)
+        assert "theirs" not in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode()
+        assert "theirs" in guarded.ask(f"/nodes/{node}", tokens["everything"]).data.decode()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_in_a_browser(sandbox: Sandbox, site: Site) -> None:
+    """Pages at two widths, light and dark; each is accessible and complains about nothing. Pictures are kept."""
+    names = filled(sandbox)
+    explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with browser() as started:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                with Visit.started(started, width=width, scheme=scheme) as visit:
+                    for kind in PAGES if (width, scheme) in ((375, "light"), (1440, "dark")) else ("cards", "pending"):
+                        visit.page.goto(site.base + PAGES[kind].format(**names))
+                        visit.picture(PICTURES / f"{kind}-{width}-{scheme}.png")
+                        assert visit.violations() == [], kind
+                        assert not visit.is_wider_than_the_window(), kind
+                    assert visit.complaints == []
+        follows_the_cluster(started, sandbox, site)
+        works_without_scripts_and_with_the_keyboard(started, site)
+
+
+def follows_the_cluster(started: Any, sandbox: Sandbox, site: Site) -> None:
+    """A pod that comes is shown without loading the page again."""
+    with Visit.started(started) as visit:
+        visit.page.goto(site.base + "/")
+        sandbox.create(pod("newcomer", gpu=1, gpumem=1000))
+        sandbox.started(wait_for=7)
+        visit.page.get_by_role("link", name="newcomer").wait_for(timeout=30_000)
+        visit.page.get_by_role("button", name="Pause updates").click()
+        assert "paused" in visit.page.locator("#updated").inner_text()
+        assert visit.complaints == []
+
+
+def works_without_scripts_and_with_the_keyboard(started: Any, site: Site) -> None:
+    """The filters are a form; the first stop of the keyboard leads to the content."""
+    with Visit.started(started, script=False) as visit:
+        visit.page.goto(site.base + "/")
+        visit.page.keyboard.press("Tab")
+        visit.page.keyboard.press("Enter")
+        assert visit.page.url.endswith("#main")
+        visit.page.get_by_label("Model").fill("L40S")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_url("**/?*model=L40S*")
+        assert visit.page.locator("tbody tr").count() == 1
+        visit.page.get_by_role("link", name="Pending").click()
+        assert visit.page.get_by_role("heading", name="Pending pods").is_visible()
