@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import msgspec
@@ -84,17 +85,18 @@ class LiveCluster:
             return Pod(ref=ref, annotations={ASSIGNED_NODE: node})
         return Pod(ref=ref, node_name=record.node, phase=record.phase)
 
-    def namespaces(self, scope: Scope, *, with_pods: bool = False) -> World:
-        """Returns a world with what pods of *scope* hold, and the nodes where they do; on demand with these pods."""
-        whole = self.cache.snapshot()
-        bookings = [booking for booking in whole.bookings if booking.namespace in scope]
-        names = {booking.node for booking in bookings}
-        snapshot = Snapshot(
-            nodes={name: whole.nodes[name] for name in names if name in whole.nodes}, bookings=bookings,
-            pods=whole.pods, used={key: amounts for key, amounts in whole.used.items() if key[0] in scope},
-            quotas=[quota for quota in whole.quotas if quota.namespace in scope])
-        record = self.record((), snapshot, scope if with_pods else Scope(frozenset()))
-        return World(record, self.cache, snapshot)
+    def namespaces(self, scope: Scope) -> World:
+        """Returns a world without nodes and pods, with what pods of *scope* hold."""
+        snapshot = _scoped(self.cache.snapshot(), scope)
+        return World(self.record((), replace(snapshot, bookings=()), scope), self.cache, snapshot)
+
+    def namespace(self, name: str) -> World:
+        """Returns a world with the pods of one namespace and the nodes where they hold devices."""
+        whole, scope = self.cache.snapshot(), Scope(frozenset({name}))
+        snapshot = _scoped(whole, scope)
+        names = {booking.node for booking in snapshot.bookings} & whole.nodes.keys()
+        snapshot = replace(snapshot, nodes={node: whole.nodes[node] for node in names})
+        return World(self.record((), snapshot, scope), self.cache, snapshot)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -128,6 +130,16 @@ class LiveCluster:
         """Returns the cards of the nodes *names*, by node."""
         world = self.world(names, scope)
         return {name: _cards(world, world.nodes[name]) for name in names if name in world.nodes}
+
+
+def _scoped(snapshot: Snapshot, scope: Scope) -> Snapshot:
+    """Returns the bookings, sums and quotas of *snapshot* that are in *scope*, without nodes."""
+    bookings = snapshot.bookings
+    if scope.namespaces is not None:
+        bookings = [booking for booking in bookings if booking.namespace in scope]
+    return replace(snapshot, nodes={}, bookings=bookings,
+                   used={key: amounts for key, amounts in snapshot.used.items() if key[0] in scope},
+                   quotas=[quota for quota in snapshot.quotas if quota.namespace in scope])
 
 
 def _cards(world: World, node: Node) -> list[CardParts]:

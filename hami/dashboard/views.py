@@ -212,7 +212,7 @@ class Views:
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: Unknown."""
-        world = self._live.namespaces(Scope(frozenset({name})), with_pods=True)
+        world = self._live.namespace(name)
         items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
         pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
