@@ -195,9 +195,9 @@ class Stage:
         return counts
 
     def clear(self) -> None:
-        """Deletes all pods."""
-        self.kube.delete_all("Pod", NAMESPACE, grace_seconds=0)
-        self.kube.wait("Pod", lambda pods: not pods, NAMESPACE, timeout=60, what="the pods are gone")
+        """Deletes all pods; 2,000 take longer than a minute on a busy machine."""
+        self.kube.delete_all("Pod", NAMESPACE, grace_seconds=0, timeout=180)
+        self.kube.wait("Pod", lambda pods: not pods, NAMESPACE, timeout=180, what="the pods are gone")
 
     @contextlib.contextmanager
     def kube_scheduler(self, case: Case) -> Iterator[int]:

@@ -189,10 +189,11 @@ class Kube:
             if error.status != 404:
                 raise
 
-    def delete_all(self, kind: str, namespace: str, *, grace_seconds: int | None = None) -> None:
+    def delete_all(self, kind: str, namespace: str, *, grace_seconds: int | None = None, timeout: float = 30) -> None:
         """Deletes the collection in *namespace*."""
         query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
-        self.call("DELETE", path_of(kind, namespace), query=query | {"propagationPolicy": "Background"})
+        self.call("DELETE", path_of(kind, namespace), query=query | {"propagationPolicy": "Background"},
+                  timeout=timeout)
 
     # -- watching
 
