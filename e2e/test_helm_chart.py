@@ -207,6 +207,14 @@ def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> N
     assert "scheduler.livenessProbe: Both" in told and "version:" not in told
 
 
+@pytest.mark.parametrize(("values", "is_told"), [
+    ({"mode": "secret"}, True), ({"mode": "secret", "caBundle": CA}, False), ({"mode": "self-signed"}, False)])
+def test_a_certificate_without_its_ca_is_named_after_the_installation(helm: Helm, values: Object,
+                                                                      is_told: bool) -> None:
+    output = helm.run("install", "hami", CHART, "--dry-run=client", values={"certificates": values})
+    assert ("set certificates.caBundle" in output.partition("NOTES:")[2]) == is_told
+
+
 NODE_CONFIG = '{"nodeconfig": [{"name": "n0", "operatingmode": "mig", "filterdevices": {"uuid": [], "index": [0]}}]}'
 EXAMPLES: dict[str, Object] = {
     "defaults": {},
