@@ -6,6 +6,7 @@ pods it believes what they carry when they are first seen bound. Later edits of 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from datetime import datetime
 from hami.cache.binding import assigned_at, assigned_node, bound_at, expected_label, is_allocating
 from hami.cache.nodes import NodeCache
 from hami.cache.reservations import BindingStage, Reservations
+from hami.codec.allocation import LONGEST_CACHED, parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
+from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.read_booking import read_booking, refines
@@ -112,6 +115,7 @@ class PodCache:
     def upsert(self, pod: Pod) -> None:
         """Stores *pod* unless a later version is known."""
         uid, version = pod.ref.uid, parse_resource_version(pod.resource_version)
+        self._parse_long_allocations(pod)
         with self._lock:
             known = self._records.get(uid)
             if (known is not None and version < known.version) or uid in self._tombstones:
@@ -122,6 +126,17 @@ class PodCache:
                 self._store(pod, version, requesting)
             else:
                 self._remove_record(uid)
+
+    def _parse_long_allocations(self, pod: Pod) -> None:
+        """Parses what takes milliseconds before the lock is taken: filters wait for it. The results are remembered."""
+        long = {key: text for key, text in pod.annotations.items()
+                if len(text) > LONGEST_CACHED and key in self._allocation_keys}
+        if not long or ((known := self._records.get(pod.ref.uid)) is not None
+                        and known.allocation == self._allocation(pod)):
+            return
+        for vendor in self._vendors.allocated_in(long):
+            with contextlib.suppress(MalformedInput):  # raised again when the booking is read
+                parse_shares(vendor.allocated, long[vendor.allocated])
 
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""

@@ -14,6 +14,8 @@ LONGEST = 131_072  # characters
 MOST = 2048  # shares, and also containers
 # Parsed, a text takes up to 20 times as much memory; 512 characters are 8 shares.
 LONGEST_CACHED = 512
+# Longer texts are parsed before a lock is taken and used under it: those of one pod are remembered until then.
+RECENT = 4
 
 
 def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
@@ -29,7 +31,10 @@ def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
         return _cached_shares(field, text)
     if len(text) > LONGEST or text.count(":") > MOST or text.count(";") > MOST:
         raise MalformedInput(field, text, f"expected at most {LONGEST} characters, {MOST} shares and {MOST} containers")
-    return _shares(field, text)
+    found = _recent_shares(field, text)
+    if isinstance(found, MalformedInput):
+        raise found.with_traceback(None)  # each raise adds to the one that is remembered
+    return found
 
 
 def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
@@ -38,6 +43,15 @@ def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
         entries.pop()
     return tuple(tuple(share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid)
                  for entry in entries)
+
+
+@functools.lru_cache(maxsize=RECENT)
+def _recent_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...] | MalformedInput:
+    """Returns the shares, or the error: it takes as long to find."""
+    try:
+        return _shares(field, text)
+    except MalformedInput as error:
+        return error
 
 
 _cached_shares = functools.lru_cache(maxsize=4096)(_shares)

@@ -1,14 +1,16 @@
 """Pods as the watch delivers them: late, twice, out of order, unreadable, forged, assigned by another scheduler."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
 from hami.cache.cache import Cache, Policies
 from hami.cache.pods import FOREIGN_TTL_S
+from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.vendors.spec import Catalog, Vendor
-from tests.builders import INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
+from tests.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
 from tests.cache.caches import BOUND, SmallCache, bound_to
 from tests.world import Clock
 
@@ -20,6 +22,34 @@ def assigned_elsewhere(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **f
     """An unbound pod that another scheduler has assigned *age* seconds ago."""
     return pod(*containers, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": str(int(cache.time.unix() - age)),
                                          NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
+
+
+LONG = "".join("".join(f"GPU-{number},NVIDIA,1,1:" for number in range(8)) + ";" for _ in range(8))
+
+
+@pytest.mark.parametrize("text", [LONG, f"{LONG}GPU-0,NVIDIA,x,1:;"], ids=["readable", "unreadable"])
+@pytest.mark.parametrize("first", [APP, INIT], ids=["apps", "with an init container"])
+def test_long_allocations_are_parsed_once_and_not_under_the_lock(monkeypatch, text, first):
+    cache, parsed, parse = SmallCache(), [], allocation._shares
+    monkeypatch.setattr(allocation, "_shares", lambda *args: parsed.append(is_held(cache.pods._lock)) or parse(*args))
+    allocation._recent_shares.cache_clear()
+    containers = [gpus(8, memory=1, kind=first), *[gpus(8, memory=1)] * 7]
+    for version in ("50", "51"):
+        cache.pods.upsert(bound_to("a", text, *containers, version=version))
+    assert parsed == [False]
+    assert not cache.free()
+
+
+def is_held(lock):
+    """Reports whether another thread would have to wait for *lock*."""
+    def take():
+        if lock.acquire(blocking=False):
+            lock.release()
+            return False
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(take).result()
 
 
 # order

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.allocation import LONGEST, LONGEST_CACHED, MOST, parse_shares, render_shares
+from hami.codec.allocation import LONGEST, LONGEST_CACHED, MOST, RECENT, parse_shares, render_shares
 from hami.errors import MalformedInput
 from hami.model import Share
 from tests.builders import share
@@ -82,8 +82,23 @@ def test_a_text_that_is_too_long_is_not_parsed(text):
         parse_shares("allocated", text)
 
 
-def test_only_short_texts_are_cached():
+def test_few_long_texts_are_remembered():
     """A tenant who writes long texts could otherwise fill the memory."""
     short = "a,T,1,2:" * (LONGEST_CACHED // 8)
-    assert parse_shares("allocated", short) is parse_shares("allocated", short)
-    assert parse_shares("allocated", short + ";") is not parse_shares("allocated", short + ";")
+    longer = [short + ";" * number for number in range(1, RECENT + 2)]
+    first = parse_shares("allocated", short), parse_shares("allocated", longer[0])
+    assert parse_shares("allocated", longer[0]) is first[1]
+    for text in longer:
+        parse_shares("allocated", text)
+    assert parse_shares("allocated", short) is first[0]
+    assert parse_shares("allocated", longer[0]) is not first[1]
+
+
+def test_the_error_of_a_long_text_is_remembered_without_the_places_that_raised_it():
+    text = "a,T,1,2:" * (LONGEST_CACHED // 8) + "a,T,x,2:;"
+    depths = []
+    for _ in range(3):
+        with pytest.raises(MalformedInput, match="invalid memory field") as raised:
+            parse_shares("allocated", text)
+        depths.append(len(raised.traceback))
+    assert depths[0] == depths[1] == depths[2]
