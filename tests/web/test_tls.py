@@ -28,7 +28,8 @@ class Authority:
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.certificate = self._sign(self.name, self.key, x509.BasicConstraints(True, None), x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False))
+            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False),
+            x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()))
 
     def _sign(self, subject, key, *extensions):
         builder = (x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
@@ -36,7 +37,7 @@ class Authority:
                    .not_valid_before(TODAY - datetime.timedelta(days=3650))
                    .not_valid_after(TODAY + datetime.timedelta(days=36500)))
         for extension in extensions:
-            builder = builder.add_extension(extension, critical=False)
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
         return builder.sign(self.key, hashes.SHA256())
 
     def issue(self, name):
@@ -45,7 +46,8 @@ class Authority:
         certificate = self._sign(
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key,
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]))
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()))  # Python 3.13 asks for it
         return (certificate.public_bytes(serialization.Encoding.PEM),
                 key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
                                   serialization.NoEncryption()))
