@@ -164,7 +164,7 @@ def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
         cluster.revive()
         request.getfixturevalue("replica").run_with()
     plugins.reset()
-    with Sandbox.opened(cluster.kube, keeps_namespace=isinstance(cluster, LocalCluster)) as opened:
+    with Sandbox.opened(cluster.kube) as opened:
         yield opened
 
 

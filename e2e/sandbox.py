@@ -46,34 +46,27 @@ class Sandbox:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t",
-               keeps_namespace: bool = False) -> Iterator[Sandbox]:
-        """Yields a new sandbox. *keeps_namespace*: at the end only its pods and nodes are deleted.
-
-        To delete a namespace, the controller manager lists every type in it, which takes as much CPU time as a short
-        test. A cluster that ends with the tests can do without.
-        """
+    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t") -> Iterator[Sandbox]:
         sandbox = cls(kube, f"{name}-{secrets.token_hex(3)}")
         sandbox._open(labels or {})
         try:
             yield sandbox
         finally:
-            sandbox.empty()
-            if not keeps_namespace:
-                kube.delete("Namespace", sandbox.namespace)
+            sandbox.close()
 
     def _open(self, labels: Mapping[str, str]) -> None:
         self.kube.create(named("Namespace", self.namespace, labels=dict(labels)))
         with contextlib.suppress(ApiError):  # the controller manager has created it
             self.kube.create(named("ServiceAccount", "default"), self.namespace)
 
-    def empty(self) -> None:
-        """Deletes the pods at once, then the nodes."""
+    def close(self) -> None:
+        """Deletes the pods at once, then the nodes, and the namespace in the background."""
         self.kube.delete_all("Job", self.namespace)
         self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
         self.kube.wait("Pod", lambda pods: not pods, self.namespace, what="the sandbox's pods are gone")
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
+        self.kube.delete("Namespace", self.namespace)
 
     # -- nodes
 

@@ -57,5 +57,4 @@ def restore_logging():
     yield
     logging.getLogger().handlers[:] = handlers
     for name, level in levels.items():
-        if logging.getLogger(name).level != level:  # to set it would clear the caches of all loggers
-            logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).setLevel(level)
