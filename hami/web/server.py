@@ -24,8 +24,8 @@ from gunicorn.config import Config
 from gunicorn.workers.gthread import ThreadWorker
 
 from hami.runtime.signals import STOP_SIGNALS
+from hami.web.bounded import listen
 from hami.web.connection import Connection
-from hami.web.pages import listen
 from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)
