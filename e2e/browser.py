@@ -57,11 +57,16 @@ class Visit:
         yield visit
         context.close()
 
-    def violations(self) -> list[str]:
-        """Returns the rules of accessibility that the page breaks, each with an example."""
+    def violations(self, *rules: str) -> list[str]:
+        """Returns the rules of accessibility that the page breaks, each with an example. *rules*: only these."""
         self.page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
-        found = self.page.evaluate("rules => axe.run({runOnly: rules})", RULES)["violations"]
+        found = self.page.evaluate("rules => axe.run({runOnly: rules})", rules or RULES)["violations"]
         return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in found]
+
+    def rename_links(self, text: str) -> None:
+        """Gives all links of tables and lists the same *text*, as objects with such names would have."""
+        self.page.evaluate("text => document.querySelectorAll('main :is(table, ul) a')"
+                           ".forEach(link => link.textContent = text)", text)
 
     def is_wider_than_the_window(self) -> bool:
         """Reports whether one has to scroll sideways."""

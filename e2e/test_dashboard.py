@@ -178,6 +178,20 @@ def test_in_a_browser(sandbox: Sandbox, site: Site) -> None:
         works_without_scripts_and_with_the_keyboard(started, site)
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_links_can_be_hit_whatever_their_names(sandbox: Sandbox, site: Site) -> None:
+    names = filled(sandbox)
+    explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
+    with browser() as started:
+        for width in WIDTHS:
+            with Visit.started(started, width=width) as visit:
+                for kind, path in PAGES.items():
+                    visit.page.goto(site.base + path.format(**names))
+                    for text in ("i", "m" * 12):
+                        visit.rename_links(text)
+                        assert visit.violations("target-size") == [], (kind, text)
+
+
 def follows_the_cluster(started: Any, sandbox: Sandbox, site: Site) -> None:
     """A pod that comes is shown without loading the page again."""
     with Visit.started(started) as visit:
