@@ -27,6 +27,9 @@ from e2e.vendors import (
 __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violations"]
 
 Object = dict[str, Any]
+PATIENCE_S = 20.0
+"""The scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
+kubelet may still call (DELETED_S in hami/scheduler/node_lock.py). The rest is for a slow machine."""
 ASSIGNED = "hami.io/vgpu-node"
 PLACES = "hami.io/vgpu-mig-allocations"
 QUALITY = "metax-tech.com/sgpu-qos-policy"
@@ -61,7 +64,7 @@ class Inventory:
         return Hold(sum(h.memory for h in holds), sum(h.cores for h in holds), sum(h.slots for h in holds))
 
 
-def audit(kube: Kube, *, wait: float = 10) -> list[str]:
+def audit(kube: Kube, *, wait: float = PATIENCE_S) -> list[str]:
     """Returns the violations, as sentences.
 
     An overcommitted device is reported at once. Locks and unfinished pods are reported if they last *wait* seconds.

@@ -385,6 +385,7 @@ def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running
         "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": running}})
     sandbox.kube.wait("Pod", lambda pods: not pods, sandbox.namespace, what="the pod is evicted")
     tenant.create(pod("next", gpu=1, annotations={"nvidia.com/use-gputype": "A100"}), sandbox.namespace)
+    sandbox.started()  # deleted before, its lock would stay for ten seconds
     tenant.delete("Pod", "next", sandbox.namespace, grace_seconds=0)
 
 
