@@ -57,9 +57,10 @@ class LocalCluster:
     """A control plane of processes on this machine. Use ``LocalCluster.started()``."""
 
     def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
-                 extender_port: int, *, audited: bool = False) -> None:
+                 extender_port: int, *, audited: bool = False, durable: bool = True) -> None:
         self.folder = folder
         self._audited = audited
+        self._durable = durable
         self.binaries = programs
         self.webhook_port = webhook_port
         self.extender_port = extender_port
@@ -72,11 +73,13 @@ class LocalCluster:
     @classmethod
     @contextlib.contextmanager
     def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
-                audited: bool = False, say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
+                audited: bool = False, durable: bool = True,
+                say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
         """Yields a ready cluster.
 
         *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
-        *audited*: the API server logs the requests of HAMi's accounts. *say* receives progress lines of a first build.
+        *audited*: the API server logs the requests of HAMi's accounts. *durable* False: etcd waits for no disk; a
+        killed process loses nothing by that. *say* receives progress lines of a first build.
         The extender is expected at ``cluster.extender_port`` and the webhook at ``cluster.webhook_port``; neither needs
         to run yet.
         """
@@ -84,7 +87,7 @@ class LocalCluster:
         reaper.remove_leftovers()
         folder = reaper.claim()
         guard = reaper.guard(folder)
-        cluster = cls(folder, programs, free_port(), free_port(), audited=audited)
+        cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable)
         try:
             config = scheduler_config(cluster.extender_port if extender else None)
             adjust(config)
@@ -140,7 +143,9 @@ class LocalCluster:
             "componentsPatches": [{"name": "kwok-controller", "extraArgs": [
                 {"key": "manage-all-nodes", "value": "false", "override": True},
                 {"key": "manage-nodes-with-annotation-selector", "value": f"{FAKE_NODE}=fake"},
-            ]}],
+            ]}, *([] if self._durable else [{"name": "etcd", "extraArgs": [
+                {"key": "unsafe-no-fsync", "value": "true"},
+            ]}])],
         }
 
     def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -72,7 +72,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             yield external
             external.kube.close()
     else:
-        with LocalCluster.started(audited=True) as started:
+        with LocalCluster.started(audited=True, durable=False) as started:
             yield started
             started.kube.close()
 

@@ -42,7 +42,7 @@ def cluster() -> Iterator[LocalCluster]:
     def with_default(config: Object) -> None:
         config["profiles"].append({"schedulerName": "default-scheduler"})
 
-    with LocalCluster.started(adjust=with_default, extender=False) as started:
+    with LocalCluster.started(adjust=with_default, extender=False, durable=False) as started:
         started.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         for name in NODES:
             started.kube.create(fake_node(name, [gpu()]))
