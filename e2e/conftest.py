@@ -21,6 +21,7 @@ from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.flaky import FILE, FlakyTests, parse_flaky
 from e2e.helm_chart import Helm
+from e2e.order import longest_first
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -38,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+    items[:] = longest_first(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
