@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from e2e.browser import SCHEMES, WIDTHS, Visit, browser, missing
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import Kube
+from e2e.measured import MonitorProcess, announced, own_address, served
 from e2e.nodes import gpu, gpus
 from e2e.pods import pod
 from e2e.processes import free_port
@@ -55,10 +57,16 @@ def viewer(kube: Kube, name: str, namespace: str, *, everywhere: bool) -> str:
 
 
 @pytest.fixture
-def site(scheduler: Scheduler) -> Site:
+def monitor_port() -> int:
+    """The port of monitors."""
+    return free_port()
+
+
+@pytest.fixture
+def site(scheduler: Scheduler, monitor_port: int) -> Site:
     """The dashboard on loopback."""
     port = free_port()
-    scheduler.run_with(dashboard_bind_address=f"127.0.0.1:{port}")
+    scheduler.run_with(dashboard_bind_address=f"127.0.0.1:{port}", dashboard_monitor_port=str(monitor_port))
     return Site(port)
 
 
@@ -112,6 +120,9 @@ def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     assert why["unfit"] == 2
     assert any("at most" in text for change in why["helps"] for text in change["changes"])
+    said = eventually(lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["said"],
+                      "kube-scheduler's words are shown", timeout=30)
+    assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
 
 
 def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox, site: Site) -> None:
@@ -158,13 +169,57 @@ def test_viewers_see_what_they_may_list(sandbox: Sandbox, guarded: Site, tokens:
         assert "theirs" in guarded.ask(f"/nodes/{node}", tokens["everything"]).data.decode()
 
 
+def segments(site: Site, path: str) -> list[Object]:
+    """Returns the parts of all cards of a node's page."""
+    return [part for card in site.ask(path).json()["cards"] for part in card["segments"]]
+
+
+@pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
+def test_what_pods_really_use_is_shown(sandbox: Sandbox, local: LocalCluster, site: Site, monitor_port: int,
+                                       tmp_path: Path) -> None:
+    sandbox.add_gpu_node("n0", gpu())
+    sandbox.create(pod("a", gpu=1, gpumem=8192, gpucores=50))
+    sandbox.started()
+    node = sandbox.node("n0")["metadata"]["name"]
+    page = f"/nodes/{node}?format=json"
+    assert [part["use"] for part in segments(site, page)] == [None]
+    monitor = MonitorProcess(local.kubeconfig, node, tmp_path, monitor_port)
+    monitor.write_region(sandbox.pod("a"), sandbox.uuid("n0"), mib=700, percent=33)
+    with monitor.running(), announced(sandbox.kube, node):
+        (use,) = eventually(lambda: [part["use"] for part in segments(site, page) if part["use"]],
+                            "the use is shown", timeout=60)
+        assert (use["memoryMib"], use["computePercent"]) == (700, 33)
+        assert "700 MiB, 33% busy" in site.ask(f"/pods/{sandbox.namespace}/a").data.decode()
+
+
+def recorded(sandbox: Sandbox) -> str:
+    """Returns the metrics of monitors of all nodes of *sandbox*: of each card, and of the pod ``a``."""
+    lines = []
+    for name in ("n0", "n1"):
+        for index in range(8 if name == "n0" else 4):
+            card = f'device_uuid="{sandbox.uuid(name, index)}",zone="vGPU"'
+            lines += [f"hami_host_gpu_memory_used_bytes{{{card}}} {index * 4 << 30}",
+                      f"hami_host_gpu_utilization_ratio{{{card}}} {12 * index}"]
+    ((share,),) = sandbox.shares("a")
+    node, index = share.card.split("/")
+    part = f'device_uuid="{sandbox.uuid(node, int(index))}",namespace="{sandbox.namespace}",pod="a"'
+    return "\n".join([*lines, f"hami_vgpu_memory_used_bytes{{{part}}} {4 << 30}", ""])
+
+
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_in_a_browser(sandbox: Sandbox, site: Site) -> None:
+def test_in_a_browser(sandbox: Sandbox, site: Site, monitor_port: int) -> None:
     """Pages at two widths, light and dark; each is accessible and complains about nothing. Pictures are kept."""
     names = filled(sandbox)
     explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     PICTURES.mkdir(parents=True, exist_ok=True)
-    with browser() as started:
+    with contextlib.ExitStack() as stack:
+        if own_address():
+            stack.enter_context(served(recorded(sandbox), monitor_port))
+            nodes = [sandbox.node(name)["metadata"]["name"] for name in sandbox.nodes]
+            stack.enter_context(announced(sandbox.kube, *nodes))
+            eventually(lambda: site.ask(f"/nodes/{names['node']}?format=json").json()["use"],
+                       "the use is shown", timeout=60)
+        started = stack.enter_context(browser())
         for width in WIDTHS:
             for scheme in SCHEMES:
                 with Visit.started(started, width=width, scheme=scheme) as visit:

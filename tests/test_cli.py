@@ -52,6 +52,8 @@ def test_without_flags_the_defaults_hold():
     (["--extender-bind-address=127.0.0.1:2"], "extender_bind_address", Address("127.0.0.1", 2)),
     (["--extender_bind_address", "[::1]:2"], "extender_bind_address", Address("::1", 2)),
     (["--dashboard-bind-address=127.0.0.1:3"], "dashboard_bind_address", Address("127.0.0.1", 3)),
+    (["--dashboard-monitor-selector="], "dashboard_monitor_selector", ""),
+    (["--dashboard-monitor-port=3"], "dashboard_monitor_port", 3),
     (["--self-signed-cert-secret=s"], "self_signed_cert_secret", "s"),
     (["--self-signed-webhook=w"], "self_signed_webhook", "w"),
     (["--self-signed-cert-lifetime=48h"], "self_signed_cert_lifetime", 172_800.0),

@@ -195,7 +195,9 @@ def test_metrics_are_for_labelled_namespaces_only():
     assert webhook == {"ports": [{"port": "https"}]}
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
-    assert policies["hami-monitor"]["ingress"] == [metrics]
+    of_dashboard = metrics | {"from": [{"podSelector": {"matchLabels": {
+        "app.kubernetes.io/component": "hami-scheduler"}}}]}
+    assert policies["hami-monitor"]["ingress"] == [metrics, of_dashboard]
 
 
 def test_the_limiter_of_hami_comes_with_the_checksums_that_the_device_plugin_verifies(tmp_path):

@@ -49,6 +49,10 @@ LISTENING = (
     Flag("--dashboard-bind-address", ADDRESS, "Address of the dashboard, pages to look at; without it there is none. A "
          "loopback address serves plain HTTP to whoever reaches it, for kubectl port-forward. Any other serves HTTPS "
          "with the certificate of --http_bind, to bearer tokens that may list pods."),
+    Flag("--dashboard-monitor-selector", Value("selector", str), "Label selector of the monitor's pods, in the "
+         "namespace POD_NAMESPACE. The dashboard asks those of the nodes that somebody looks at what their cards "
+         "really use; empty: it asks none."),
+    Flag("--dashboard-monitor-port", whole_number(1), "Port of the monitor's /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
          "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "
          "for other requests; further binds are rejected and retried."),

@@ -13,6 +13,7 @@ from hami.cache.cache import Cache, Snapshot
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.pace import Pace
+from hami.dashboard.use import NodeUse, Use
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
 from hami.inspect.world import World
@@ -27,7 +28,7 @@ EVERYTHING = Scope()
 class Segment(msgspec.Struct, rename="camel", frozen=True):
     """The part of a card that one pod holds. *pod*: ``None`` where the viewer may not know it.
 
-    *is_reserved*: it is not bound yet.
+    *is_reserved*: it is not bound yet. *use*: what the pod really uses of the card; ``None``: unknown.
     """
 
     namespace: str | None
@@ -35,13 +36,15 @@ class Segment(msgspec.Struct, rename="camel", frozen=True):
     memory_mib: int
     cores: int
     is_reserved: bool
+    use: Use | None = None
 
 
 class CardParts(msgspec.Struct, rename="camel", frozen=True):
-    """A device with the parts that pods hold of it, largest first."""
+    """A device with the parts that pods hold of it, largest first. *use*: what is really in use; ``None``: unknown."""
 
     row: CardRow
     segments: tuple[Segment, ...]
+    use: Use | None = None
 
 
 class LiveCluster:
@@ -130,6 +133,14 @@ class LiveCluster:
         """Returns the cards of the nodes *names*, by node."""
         world = self.world(names, scope)
         return {name: _cards(world, world.nodes[name]) for name in names if name in world.nodes}
+
+
+def with_use(card: CardParts, use: NodeUse) -> CardParts:
+    """Returns *card* with what is in use of it. Parts of other pods than those that the viewer may see have none."""
+    uuid = card.row.uuid
+    segments = tuple(msgspec.structs.replace(part, use=use.of_part(uuid, part.namespace, part.pod))
+                     if part.namespace is not None and part.pod is not None else part for part in card.segments)
+    return CardParts(card.row, segments, use.of_card(uuid))
 
 
 def _scoped(snapshot: Snapshot, scope: Scope) -> Snapshot:

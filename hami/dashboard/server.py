@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 
 from hami.cache.cache import Cache
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
+from hami.dashboard.collector import Collector
 from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
+from hami.dashboard.monitors import Monitors
 from hami.dashboard.renderings import Renderings
+from hami.dashboard.said import read_said
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
@@ -22,13 +26,14 @@ AGES_S = 60  # after which ages are rendered again
 
 
 class DashboardServer:
-    """The server with its thread, which computes what takes long."""
+    """The server with its two threads: one computes what takes long, the other asks others than the cache."""
 
-    def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer,
+    def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer, collector: Collector,
                  unready_reason: Callable[[], str]) -> None:
         self._server = server
         self._live = live
         self._explainer = explainer
+        self._collector = collector
         self._unready_reason = unready_reason
 
     def start(self) -> None:
@@ -42,10 +47,15 @@ class DashboardServer:
                 self._live.node_rows()
                 self._explainer.answer_all()
 
+    def collect(self) -> None:
+        """Asks for what somebody looks at and the cache does not know, until `stop`."""
+        self._collector.run()
+
     def stop(self) -> None:
-        """Stops listening and computing."""
+        """Stops listening, computing and asking."""
         self._server.stop()
         self._explainer.stop()
+        self._collector.stop()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -54,20 +64,24 @@ class DashboardServer:
 
 
 def dashboard_server(bind: tuple[str, int], cache: Cache, api: Api, tls: TlsContexts | None, *,
-                     now: Callable[[], datetime], unready_reason: Callable[[], str]) -> DashboardServer:
+                     monitors: Monitors | None, now: Callable[[], datetime],
+                     unready_reason: Callable[[], str]) -> DashboardServer:
     """Returns the dashboard of *cache* on *bind*. Without *tls*, nobody is asked who they are: for loopback only.
 
-    *unready_reason*: why the cache cannot be shown yet; empty if it can. Nothing listens yet.
+    *monitors*: ``None``: none is asked for the use of cards. *unready_reason*: why the cache cannot be shown
+    yet; empty if it can. Nothing listens yet.
     """
     clock = time.monotonic
     live = LiveCluster(cache, now=now)
     explainer = Explainer(live, clock=clock)
+    collector = Collector(monitors.page if monitors is not None else None, partial(read_said, api), clock=clock,
+                          now=now)
     access = Access(Reviews(api) if tls is not None else None, clock=clock)
 
     def version() -> tuple[int, ...]:
-        return *cache.version(), explainer.answered, int(now().timestamp()) // AGES_S
+        return *cache.version(), explainer.answered, collector.changes(), int(now().timestamp()) // AGES_S
 
-    app = create_dashboard(Dashboard(Views(live, explainer), access, Renderings(clock=clock), version, unready_reason,
-                                     is_local=tls is None))
+    app = create_dashboard(Dashboard(Views(live, explainer, collector), access, Renderings(clock=clock), version,
+                                     unready_reason, is_local=tls is None))
     server = AppServer("dashboard", bind, app, flag="--dashboard-bind-address", tls=tls)
-    return DashboardServer(server, live, explainer, unready_reason)
+    return DashboardServer(server, live, explainer, collector, unready_reason)

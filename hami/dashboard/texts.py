@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from hami.dashboard.use import Use
 from hami.inspect.explain import lacks
 from hami.inspect.top import age_text
 
@@ -44,8 +45,15 @@ def timestamp(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def in_words(use: Use) -> str:
+    """Returns what is in use, such as ``512 MiB, 40% busy``."""
+    memory = [] if use.memory_mib is None else [mib(use.memory_mib)]
+    compute = [] if use.compute_percent is None else [f"{use.compute_percent}% busy"]
+    return ", ".join(memory + compute)
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "percent": percent, "width": width, "hue": hue, "number": number, "mib": mib, "age": age_text,
-    "timestamp": timestamp, "lacks": lacks,
+    "timestamp": timestamp, "lacks": lacks, "in_words": in_words,
 }
 """Filters of templates by name."""

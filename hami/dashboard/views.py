@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from hami.dashboard.access import Scope
 from hami.dashboard.explainer import Explainer, Explanation
-from hami.dashboard.live import CardParts, LiveCluster
+from hami.dashboard.live import CardParts, LiveCluster, with_use
+from hami.dashboard.said import Said
+from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
 from hami.inspect.explain import ContainerAsk, asks_of
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
 from hami.inspect.world import World, unknown_name
-from hami.model import Pod
+from hami.model import Pod, PodRef
 
 T = TypeVar("T")
 
@@ -68,10 +70,11 @@ class Total(msgspec.Struct, rename="camel", frozen=True):
 
 
 class NodeItem(msgspec.Struct, rename="camel", frozen=True):
-    """A node with its cards."""
+    """A node with its cards. *use*: of all of them; ``None`` unless that of each is known."""
 
     node: NodeRow
     cards: tuple[CardParts, ...]
+    use: Use | None
 
 
 class NodeList(msgspec.Struct, rename="camel", frozen=True):
@@ -84,7 +87,10 @@ class NodeList(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Waiting(msgspec.Struct, rename="camel", frozen=True):
-    """A pod that waits. *explanation*: ``None`` while it is being computed."""
+    """A pod that waits. *explanation*: ``None`` while it is being computed.
+
+    *said*: by kube-scheduler; ``None`` where it is not known, and in lists.
+    """
 
     namespace: str
     name: str
@@ -93,6 +99,7 @@ class Waiting(msgspec.Struct, rename="camel", frozen=True):
     scheduler: str
     asks: tuple[ContainerAsk, ...]
     explanation: Explanation | None
+    said: Said | None = None
 
 
 class WaitingList(msgspec.Struct, rename="camel", frozen=True):
@@ -145,12 +152,23 @@ class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
+class Asked(Protocol):
+    """Asks while somebody looks, as :class:`hami.dashboard.collector.Collector` does."""
+
+    def use(self, node: str) -> NodeUse | None:
+        """Returns the use of the cards of *node*; ``None`` if it is not known."""
+
+    def said(self, ref: PodRef) -> Said | None:
+        """Returns what kube-scheduler said about a pod; ``None`` if it is not known."""
+
+
 class Views:
     """The pages about *live*. The thread that renders calls them, one at a time."""
 
-    def __init__(self, live: LiveCluster, explainer: Explainer) -> None:
+    def __init__(self, live: LiveCluster, explainer: Explainer, asked: Asked) -> None:
         self._live = live
         self._explainer = explainer
+        self._asked = asked
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -159,8 +177,8 @@ class Views:
         if query.sort != "name":
             rows.sort(key=NODES.orders[query.sort], reverse=True)
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
-        cards = self._live.cards([row.name for row in shown], scope)
-        items = tuple(NodeItem(row, tuple(cards.get(row.name, ()))) for row in shown)
+        cards = self._cards([row.name for row in shown], scope)
+        items = tuple(_item(row, cards.get(row.name, ())) for row in shown)
         return NodeList(_total(rows), items, page, pages)
 
     def node(self, scope: Scope, name: str) -> NodeItem:
@@ -168,7 +186,7 @@ class Views:
         rows = self._live.node_rows()
         if name not in rows:
             raise _unknown("node with devices:", name, rows)
-        return NodeItem(rows[name], tuple(self._live.cards([name], scope).get(name, ())))
+        return _item(rows[name], self._cards([name], scope).get(name, ()))
 
     def card(self, scope: Scope, node: str, uuid: str) -> CardPage:
         """Returns one card. Raises: Unknown."""
@@ -198,12 +216,15 @@ class Views:
         booking = cache.booking(record.ref.uid)
         world = self._live.world([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
         pod = world.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
-        cards = self._live.cards([booking.node], scope)[booking.node] if booking is not None else []
+        cards = self._cards([booking.node], scope).get(booking.node, ()) if booking is not None else ()
         held = {charge.uuid for _, charges in booking.charges for charge in charges} if booking is not None else set()
+        waits = None
+        if waiting is not None and booking is None:
+            waits = msgspec.structs.replace(self._waiting(world, waiting, scope), said=self._asked.said(waiting.ref))
         return PodPage(
             row=pod_rows(world, [pod])[0], bound_at=record.bound_at, problems=record.problems,
             cards=tuple(Neighbours(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
-            waits=self._waiting(world, waiting, scope) if waiting is not None and booking is None else None)
+            waits=waits)
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
@@ -220,6 +241,14 @@ class Views:
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
         rows = sorted(pod_rows(world, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
+
+    def _cards(self, names: Sequence[str], scope: Scope) -> dict[str, tuple[CardParts, ...]]:
+        """Returns the cards of the nodes *names*, by node, with their use where it is known."""
+        found = {}
+        for name, cards in self._live.cards(names, scope).items():
+            use = self._asked.use(name)
+            found[name] = tuple(cards) if use is None else tuple(with_use(card, use) for card in cards)
+        return found
 
     def _waiting(self, world: World, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(
@@ -264,6 +293,10 @@ def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
     return (query.node.lower() in row.name.lower()
             and (not query.model or any(query.model.lower() in model.lower() for model in row.models))
             and (not query.state or STATES[query.state](row)))
+
+
+def _item(row: NodeRow, cards: Sequence[CardParts]) -> NodeItem:
+    return NodeItem(row, tuple(cards), total_use([card.use for card in cards]))
 
 
 def _total(rows: Sequence[NodeRow]) -> Total:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from hami.cache.cache import Cache, Policies
 from hami.certificates.manager import CertificateManager, CertificateSettings
 from hami.certificates.revision import Lifetimes
+from hami.dashboard.monitors import Monitors
 from hami.dashboard.server import dashboard_server
 from hami.errors import ClusterError
 from hami.kube.api import Api
@@ -62,6 +63,12 @@ def _certificate_settings(settings: Settings) -> CertificateSettings:
                             authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
 
 
+def _monitors(settings: Settings, api: Api) -> Monitors | None:
+    """Returns the monitors that the dashboard asks; ``None`` for none."""
+    selector = settings.dashboard_monitor_selector
+    return Monitors(api, settings.pod_namespace, selector, settings.dashboard_monitor_port) if selector else None
+
+
 class SchedulerProgram:
     """All parts of ``hami scheduler`` in one process. Constructed in the worker, after the fork."""
 
@@ -109,13 +116,13 @@ class SchedulerProgram:
         self._dashboard = None
         if (address := settings.dashboard_bind_address) is not None:
             self._dashboard = dashboard_server(address, self._cache, api, self._dashboard_tls(), now=_now,
-                                               unready_reason=self._unread_reason)
+                                               monitors=_monitors(settings, api), unready_reason=self._unread_reason)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:
             loops["certificates"] = self._certificates.run
         if self._dashboard is not None:
-            loops["dashboard"] = self._dashboard.run
+            loops |= {"dashboard": self._dashboard.run, "dashboard-questions": self._dashboard.collect}
         self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
     def app(self) -> WSGIApplication:

@@ -36,14 +36,17 @@ class Settings:
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *dashboard_bind_address*:
-    ``None`` for no dashboard. *node_selector*: a label selector; empty for all nodes. *kube_qps*: 0 for no limit.
-    *kube_timeout*: 0 for the built-in one. *pod_name*: empty if unknown. *devices*: without a file, the chart's.
+    ``None`` for no dashboard. *dashboard_monitor_selector*: of the monitor's pods; empty to ask none. *node_selector*:
+    a label selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the
+    built-in one. *pod_name*: empty if unknown. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
     extender_bind_address: Address | None = None
     metrics_bind_address: Address = Address("", 9395)
     dashboard_bind_address: Address | None = None
+    dashboard_monitor_selector: str = "app.kubernetes.io/component=hami-monitor"
+    dashboard_monitor_port: int = 9394
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
@@ -123,6 +126,8 @@ def _check(settings: Settings) -> None:
     if address is not None and not is_loopback(address.host) and not settings.cert_file:
         raise HamiError(f"--dashboard-bind-address={address}: needs --cert_file and --key_file, or "
                         "--self-signed-cert-dir, since only a loopback address is served without TLS")
+    if settings.dashboard_monitor_port > 65_535:
+        raise HamiError("--dashboard-monitor-port: expected a port from 1 to 65535")
     if settings.node_lock_timeout <= 0:
         raise HamiError("--node-lock-timeout: expected more than 0s")
 

@@ -1,6 +1,7 @@
 """A dashboard over a cache of the tests' own, with viewers whose rights the tests choose."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -8,9 +9,12 @@ from hami.cache.cache import Cache, Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
+from hami.dashboard.collector import Collector
 from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
+from hami.dashboard.monitors import NoMonitor
 from hami.dashboard.renderings import Renderings
+from hami.dashboard.said import Said
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.world import catalog_of
@@ -46,6 +50,8 @@ class Stage:
     """A dashboard with these objects. *rights*: ``None`` for a loopback address."""
 
     def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready=""):
+        self.monitors = {}  # metrics pages by node
+        self.said = {}  # words of kube-scheduler by name of a pod
         self.clock = Clock()
         self.cache = Cache(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
         for one in nodes:
@@ -57,14 +63,21 @@ class Stage:
         self.live = LiveCluster(self.cache, now=lambda: NOW)
         self.explainer = Explainer(self.live, clock=self.clock)
         self.rendered = 0
-        views = Views(self.live, self.explainer)
+        self.collector = Collector(self._page, lambda ref: self.said.get(ref.name, Said()), clock=self.clock,
+                                   now=lambda: NOW)
+        views = Views(self.live, self.explainer, self.collector)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             is_local=rights is None))
         self.client = self.app.test_client()
 
     def _version(self):
-        return *self.cache.version(), self.explainer.answered
+        return *self.cache.version(), self.explainer.answered, self.collector.changes()
+
+    def _page(self, node):
+        if node not in self.monitors:
+            raise NoMonitor(node)
+        return self.monitors[node]
 
     def add(self, pod):
         self.cache.pods.upsert(parse_pod(json.dumps(pod).encode()))
@@ -81,6 +94,12 @@ class Stage:
         answer = self.ask(path + ("&" if "?" in path else "?") + "format=json", token)
         assert answer.status_code == 200, answer.text
         return answer.json
+
+    def collect(self):
+        """Asks what pages want to know, and lets a second pass."""
+        with ThreadPoolExecutor(1) as pool:
+            self.collector.ask_all(pool)
+        self.clock.seconds += 1
 
     def explain(self):
         """Answers the questions that wait, and lets time pass until the answers are shown."""

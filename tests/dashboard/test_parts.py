@@ -124,7 +124,7 @@ def test_pods_that_ask_for_the_same_have_one_answer():
 
 def test_the_thread_computes_until_it_is_stopped():
     stage = Stage([node("n1")], [pending("w", gpu=1, gpumem=90_000)])
-    server = DashboardServer(None, stage.live, stage.explainer, str)
+    server = DashboardServer(None, stage.live, stage.explainer, stage.collector, str)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not stage.explainer.answered:

@@ -16,7 +16,8 @@
       const units = [["d", 86400, 2], ["h", 3600, 3], ["m", 60, 2]];
       const unit = units.find(([, length, enough]) => seconds >= enough * length);
       time.title = time.dateTime;
-      time.textContent = unit ? Math.floor(seconds / unit[1]) + unit[0] : seconds + "s";
+      const age = unit ? Math.floor(seconds / unit[1]) + unit[0] : seconds + "s";
+      time.textContent = "ago" in time.dataset ? age + " ago" : age;
     }
   }
 

@@ -1,0 +1,156 @@
+"""Asks the monitor of a node for its metrics page. The answer has a limit on its size and on its time as a whole."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
+from typing import cast
+
+import msgspec
+
+from hami.codec.documents import decode
+from hami.errors import HamiError
+from hami.kube.api import Api
+
+PAGE_LIMIT = 4 << 20  # bytes of an answer
+TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
+ADDRESS_S = 60.0  # for which the address of a monitor is believed
+MOST_ADDRESSES = 1024
+
+_REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
+
+
+class _MonitorCondition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _MonitorStatus(msgspec.Struct, rename="camel"):
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    conditions: list[_MonitorCondition] | None = None
+
+
+class _MonitorPod(msgspec.Struct):
+    status: _MonitorStatus = msgspec.field(default_factory=_MonitorStatus)
+
+
+class _MonitorPods(msgspec.Struct):
+    items: list[_MonitorPod] | None = None
+
+
+_PODS = msgspec.json.Decoder(_MonitorPods)
+
+
+class NoMonitor(HamiError):
+    """The node has no monitor, or its answer cannot be used."""
+
+
+class Monitors:
+    """The monitors of the nodes: pods with the labels *selector* in *namespace*, which serve *port*."""
+
+    def __init__(self, api: Api, namespace: str, selector: str, port: int, *,
+                 clock: Callable[[], float] = time.monotonic, read: Callable[[str, int], str] | None = None) -> None:
+        """*read*: returns the metrics page of a host; raises NoMonitor."""
+        self._api = api
+        self._namespace = namespace
+        self._selector = selector
+        self._port = port
+        self._clock = clock
+        self._read = read or read_page
+        self._lock = threading.Lock()  # guards _addresses
+        self._addresses: dict[str, tuple[str, float]] = {}
+
+    def page(self, node: str) -> str:
+        """Returns the metrics page of the monitor of *node*. Raises: NoMonitor, ClusterError, MalformedInput."""
+        with self._lock:
+            address, until = self._addresses.get(node, ("", 0.0))
+        if not address or self._clock() >= until:
+            address = self._find(node)
+        try:
+            return self._read(address, self._port)
+        except NoMonitor:
+            with self._lock:
+                self._addresses.pop(node, None)
+            raise
+
+    def _find(self, node: str) -> str:
+        query = {"labelSelector": self._selector, "fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        found = decode("pods of the monitor", _PODS, self._api.request("GET", path, query=query))
+        ready = [pod.status.pod_ip for pod in found.items or ()
+                 if any((one.type, one.status) == ("Ready", "True") for one in pod.status.conditions or ())]
+        address = next(filter(is_host, ready), "")
+        if not address:
+            raise NoMonitor(f"node {node} has no monitor that is ready")
+        with self._lock:
+            if len(self._addresses) >= MOST_ADDRESSES:
+                self._addresses.clear()
+            self._addresses[node] = address, self._clock() + ADDRESS_S
+        return address
+
+
+def is_host(address: str) -> bool:
+    """Reports whether *address* can be that of a pod. What a kubelet says must not lead to this pod or its node."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.scope_id is not None:  # any text
+            return False
+        parsed = parsed.ipv4_mapped or parsed
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+
+
+def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = PAGE_LIMIT,
+              clock: Callable[[], float] = time.monotonic) -> str:
+    """Returns the page ``/metrics`` of *host*. Raises: NoMonitor if there is no answer within the bounds."""
+    until = clock() + timeout
+    try:
+        return _text(_exchange(host, port, lambda: until - clock(), limit))
+    except (OSError, HTTPException, ValueError) as error:
+        raise NoMonitor(f"the monitor at {host} does not answer: {type(error).__name__}") from error
+
+
+def _exchange(host: str, port: int, left: Callable[[], float], limit: int) -> bytes:
+    """Returns all bytes of the answer. *left*: returns the seconds that are left for it."""
+    answer = bytearray()
+    with socket.create_connection((host, port), timeout=_some(left())) as connection:
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        connection.sendall(_REQUEST.format(host=shown).encode())
+        while len(answer) <= limit:
+            connection.settimeout(_some(left()))
+            data = connection.recv(65_536)
+            if not data:
+                return bytes(answer)
+            answer += data
+    raise NoMonitor(f"the metrics page of the monitor at {host} has more than {limit} bytes")
+
+
+def _some(seconds: float) -> float:
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+class _Received:
+    """An answer that has been received, as a socket from which it can be read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _text(answer: bytes) -> str:
+    response = HTTPResponse(cast(socket.socket, _Received(answer)), method="GET")
+    response.begin()
+    if response.status != 200:
+        raise HTTPException(f"status {response.status}")
+    return response.read().decode(errors="replace")

@@ -1,0 +1,107 @@
+"""The real use of cards, as the monitor of a node reports it on its metrics page. Nothing on the page is trusted.
+
+Only lines of known metrics are parsed, up to a number, and only names of pods and bounded numbers are taken from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+CARD_MEMORY, CARD_COMPUTE = "hami_host_gpu_memory_used_bytes", "hami_host_gpu_utilization_ratio"
+POD_MEMORY, POD_COMPUTE = "hami_vgpu_memory_used_bytes", "hami_container_device_utilization_ratio"
+MOST_SAMPLES = 4096  # of a page: two for each card, and for each device of a container
+LINE_LIMIT = 1024  # characters; that of the longest names of Kubernetes is shorter
+MIB = 1 << 20
+MOST_MIB = 1 << 24
+GREATEST = 2.0 ** 62
+
+Labels = tuple[str, ...]
+"""The UUID of a card; or that, and the namespace and the name of a pod that holds a part of it."""
+
+_CARD, _PART = ("device_uuid",), ("device_uuid", "namespace", "pod")
+METRICS: Mapping[str, tuple[str, ...]] = {CARD_MEMORY: _CARD, CARD_COMPUTE: _CARD, POD_MEMORY: _PART,
+                                          POD_COMPUTE: _PART}
+"""The labels that tell the samples of each metric apart. Samples that only differ in others are added up."""
+_BEGINNINGS = tuple(f"{name}{{" for name in METRICS)
+
+
+class Use(msgspec.Struct, rename="camel", frozen=True):
+    """The use of a card, or of a part of it: memory in MiB, compute in percent of a card.
+
+    ``None``: the monitor does not say. *as_of*: when the monitor said so, in the API server's format.
+    """
+
+    memory_mib: int | None
+    compute_percent: int | None
+    as_of: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """The use of a node's cards, and of the parts that pods hold of them."""
+
+    uses: Mapping[Labels, Use] = field(default_factory=dict)
+
+    def of_card(self, uuid: str) -> Use | None:
+        """Returns the use of a card; ``None`` if it is not known."""
+        return self.uses.get((uuid,))
+
+    def of_part(self, uuid: str, namespace: str, pod: str) -> Use | None:
+        """Returns the use of the part of a card that a pod holds; ``None`` if it is not known."""
+        return self.uses.get((uuid, namespace, pod))
+
+
+def parse_use(page: str, as_of: str, pace: Callable[[], None] = lambda: None) -> NodeUse:
+    """Returns what the metrics *page* of a monitor says, without the lines that cannot be read.
+
+    *pace*: called after each line.
+    """
+    sums: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
+    for sample in _samples(page):
+        labels = tuple(sample.labels.get(name, "") for name in METRICS[sample.name])
+        if all(labels):
+            known = sums[sample.name]
+            known[labels] = known.get(labels, 0.0) + max(0.0, sample.value)
+        pace()
+    return NodeUse(_uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of)
+                   | _uses(sums[POD_MEMORY], sums[POD_COMPUTE], as_of))
+
+
+def total_use(uses: Collection[Use | None]) -> Use | None:
+    """Returns the sum of the memory and the mean of the compute of *uses*; ``None`` unless all of them are known."""
+    known = [use for use in uses if use is not None]
+    if not known or len(known) < len(uses):
+        return None
+    memory = [use.memory_mib for use in known if use.memory_mib is not None]
+    compute = [use.compute_percent for use in known if use.compute_percent is not None]
+    return Use(sum(memory) if len(memory) == len(known) else None,
+               sum(compute) // len(known) if len(compute) == len(known) else None, min(use.as_of for use in known))
+
+
+def _samples(page: str) -> Iterator[Sample]:
+    """Yields the samples of known metrics. The parser sees one short line at a time, without a backslash: no name of
+    Kubernetes has one, and the parser's time grows with their square."""
+    count = 0
+    for line in page.splitlines():
+        if not line.startswith(_BEGINNINGS) or len(line) > LINE_LIMIT or "\\" in line:
+            continue
+        count += 1
+        if count > MOST_SAMPLES:
+            return
+        try:
+            found = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+        except (ValueError, IndexError, OverflowError):
+            continue
+        # integers of any length pass the parser, and so do NaN and infinity
+        yield from (sample for sample in found if sample.name in METRICS and abs(sample.value) <= GREATEST)
+
+
+def _uses(memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str) -> dict[Labels, Use]:
+    return {labels: Use(min(MOST_MIB, round(memory[labels] / MIB)) if labels in memory else None,
+                        min(100, round(compute[labels])) if labels in compute else None, as_of)
+            for labels in memory.keys() | compute.keys()}

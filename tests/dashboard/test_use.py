@@ -1,0 +1,508 @@
+"""The real use of cards beside what was given out: hostile monitors, bounds, and who sees which number."""
+
+import random
+import socket
+import string
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from e2e.nodes import gpu
+from hami.dashboard.collector import FAILED_S, MOST_NODES, USE_TIMES, Collector
+from hami.dashboard.looked import Looked, Times
+from hami.dashboard.monitors import Monitors, NoMonitor, is_host, read_page
+from hami.dashboard.said import MESSAGE_LIMIT, Said, read_said
+from hami.dashboard.use import LINE_LIMIT, MOST_MIB, MOST_SAMPLES, Use, parse_use, total_use
+from hami.errors import ClusterError, MalformedInput
+from hami.model import PodRef
+from hami.monitor.metrics import families
+from hami.web.exposition import render
+from tests.dashboard.stage import Rights
+from tests.dashboard.stage import Stage as DashboardStage
+from tests.devices.fake_nvml import GIB, MIB
+from tests.inspect.clusters import bound, node, pending
+from tests.monitor.region_bytes import Process as Slot
+from tests.monitor.stage import CARD, OTHER, Stage, node_pod
+from tests.world import Clock
+
+AT = "2026-08-21T12:30:00Z"
+CARD_LABELS = 'device_index="0",device_type="NVIDIA-A100",device_uuid="GPU-n1-0",node="n1",zone="vGPU"'
+
+
+def card_lines(memory=3 * GIB, percent=45, uuid="GPU-n1-0"):
+    labels = CARD_LABELS.replace("GPU-n1-0", uuid)
+    return (f"hami_host_gpu_memory_used_bytes{{{labels}}} {memory}\n"
+            f"hami_host_gpu_utilization_ratio{{{labels}}} {percent}\n")
+
+
+def pod_lines(memory=GIB, percent=20, *, pod="a", namespace="default", uuid="GPU-n1-0", container="main"):
+    labels = f'container="{container}",device_uuid="{uuid}",namespace="{namespace}",pod="{pod}",vdevice_index="0"'
+    return (f"hami_vgpu_memory_used_bytes{{{labels}}} {memory}\n"
+            f"hami_container_device_utilization_ratio{{{labels}}} {percent}\n")
+
+
+# What is read
+
+
+def test_the_page_of_our_monitor_is_read(tmp_path):
+    stage = Stage(tmp_path)
+    stage.pods = [node_pod("a", CARD)]
+    stage.region("a", processes=[Slot(used={0: 400 * MIB}, sm={0: 30})])
+    stage.work("a", 4007, 500 * MIB, 33)
+    stage.nvml.gpus[0].used, stage.nvml.gpus[0].rates = GIB, (60, 20)
+    found = parse_use("".join(render(families(stage.run(), legacy=True))), AT)
+    assert found.of_card(CARD) == Use(1024, 60, AT)
+    assert found.of_part(CARD, "default", "a") == Use(500, 33, AT)
+    assert found.of_card(OTHER).memory_mib == 0
+    assert found.of_part(OTHER, "default", "a") is None
+
+
+@pytest.mark.parametrize("page, expected", [
+    ("", {}),
+    ("# HELP x\n# TYPE hami_host_gpu_memory_used_bytes gauge\n", {}),
+    (card_lines(), {("GPU-n1-0",): Use(3072, 45, AT)}),
+    (card_lines().partition("\n")[0], {("GPU-n1-0",): Use(3072, None, AT)}),
+    (card_lines(memory="NaN", percent="+Inf"), {}),
+    (card_lines(memory=-5, percent=-1), {("GPU-n1-0",): Use(0, 0, AT)}),
+    (card_lines(memory="4e18", percent=10**15), {("GPU-n1-0",): Use(MOST_MIB, 100, AT)}),
+    (card_lines(memory="1e999", percent="9" * 500), {}),
+    (card_lines(memory="1e300", percent="-9e300"), {}),
+    (card_lines(memory="<script>", percent="1_0"), {}),
+    (pod_lines(container="main") + pod_lines(container="side"),
+     {("GPU-n1-0", "default", "a"): Use(2048, 40, AT)}),
+    (pod_lines(pod=""), {}),
+    (pod_lines(pod="x" * LINE_LIMIT), {}),
+    (pod_lines(pod='a\\"b'), {}),
+    ("hami_host_gpu_memory_used_bytes{\n", {}),
+    ("hami_host_gpu_memory_used_bytes{}\n", {}),
+    ("hami_host_gpu_memory_used_bytes{,} 5\n", {}),
+    ('hami_host_gpu_memory_used_bytes{device_uuid="a",device_uuid="b"} 5\n', {}),
+    ('hami_host_gpu_memory_used_bytes{__name__="up",device_uuid="a"} 5\n', {}),
+    ('hami_host_gpu_memory_used_bytes{device_uuid="a"} 5 1 # {x="y"} 3\n', {("a",): Use(0, None, AT)}),
+    ('hami_host_gpu_memory_used_bytes_total{device_uuid="a"} 5\n', {}),
+    ('up{device_uuid="a"} 5\n', {}),
+], ids=lambda value: repr(value)[:60])
+def test_pages(page, expected):
+    assert parse_use(page, AT).uses == expected
+
+
+def test_only_so_many_samples_are_read():
+    page = "".join(pod_lines(pod=f"p{number}") for number in range(MOST_SAMPLES))
+    assert len(parse_use(page, AT).uses) == MOST_SAMPLES // 2
+
+
+@given(some.text(alphabet=string.printable + "é\0\u2028", max_size=200), some.integers(0, 200))
+def test_no_page_is_an_error(text, place):
+    line = card_lines().splitlines()[0]
+    parse_use(line[:place] + text + line[place:], AT)
+
+
+def test_a_page_is_read_with_pauses():
+    paused = []
+    parse_use(card_lines() + pod_lines(), AT, lambda: paused.append(1))
+    assert len(paused) == 4
+
+
+@pytest.mark.parametrize("uses, expected", [
+    ([], None), ([None], None), ([Use(1, 2, "b"), None], None),
+    ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),
+    ([Use(1, None, "b"), Use(None, 2, "a")], Use(None, None, "a")),
+])
+def test_the_use_of_a_node_is_that_of_all_its_cards(uses, expected):
+    assert total_use(uses) == expected
+
+
+# Who is asked
+
+
+class Speaker:
+    """Answers each connection with *parts*, one after the other; ``None``: waits until the client has gone."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        client, _ = self.listener.accept()
+        with client:
+            client.recv(65_536)
+            for part in self.parts:
+                try:
+                    if part is None:
+                        client.recv(1)
+                    else:
+                        client.sendall(part)
+                except OSError:
+                    return
+
+    def close(self):
+        self.listener.close()
+        self.thread.join(20)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("parts, expected", [
+    ([OK, b"Content-Length: 3\r\n\r\nabc"], "abc"),
+    ([OK, b"\r\nabc"], "abc"),
+    ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"], "abc"),
+    ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"], None),
+    ([OK, b"Content-Length: 5\r\n\r\nabc"], None),
+    ([OK, b"Content-Length: 3\r\n\r\n\xff\xfe\xfd"], "\ufffd" * 3),
+    ([b"HTTP/1.1 503 no\r\n\r\nabc"], None),
+    ([b"HTTP/1.1 302 no\r\nLocation: http://127.0.0.1/\r\n\r\n"], None),
+    ([b"SSH-2.0-x\r\n"], None),
+    ([], None),
+    ([OK, b"X: y\r\n" * 1000, b"\r\nabc"], None),
+    ([OK, b"X: " + b"y" * 70_000, b"\r\n\r\nabc"], None),
+    ([OK, b"\r\n", *[b"x" * 10_000] * 20], None),
+    ([OK, None], None),
+], ids=lambda value: repr(value)[:50])
+def test_answers_of_monitors(parts, expected):
+    speaker = Speaker(*parts)
+    try:
+        if expected is None:
+            with pytest.raises(NoMonitor):
+                read_page("127.0.0.1", speaker.port, timeout=0.5, limit=100_000)
+        else:
+            assert read_page("127.0.0.1", speaker.port, timeout=20) == expected
+    finally:
+        speaker.close()
+
+
+def test_a_monitor_that_sends_slowly_is_ended_in_time():
+    clock = iter(range(100))
+    speaker = Speaker(OK, b"\r\n", *[b"x"] * 50, None)
+    try:
+        with pytest.raises(NoMonitor, match="TimeoutError"):
+            read_page("127.0.0.1", speaker.port, timeout=30, clock=lambda: 10.0 * next(clock))
+    finally:
+        speaker.close()
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(NoMonitor):
+        read_page("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("address, expected", [
+    ("10.0.0.7", True), ("fd00::7", True), ("192.0.2.2", True), ("", False), ("127.0.0.1", False), ("::1", False),
+    ("169.254.169.254", False), ("fe80::1", False), ("224.0.0.1", False), ("0.0.0.0", False), ("::", False),
+    ("::ffff:127.0.0.1", False), ("::ffff:169.254.169.254", False), ("localhost", False), ("10.0.0.7:80", False),
+    ("10.0.0.7 x", False), ("fe80::1%eth0", False), ("fd00::7%a\r\nX: y", False)])
+def test_addresses_of_monitors(address, expected):
+    assert is_host(address) is expected
+
+
+class Pods:
+    """An API server with these pods of the monitor, by node."""
+
+    def __init__(self, **addresses):
+        self.addresses = addresses
+        self.asked = []
+        self.is_ready = "True"
+
+    def request(self, method, path, *, query=None):
+        self.asked.append((method, path, query["labelSelector"]))
+        name = query["fieldSelector"].removeprefix("spec.nodeName=")
+        items = [{"status": {"podIP": address, "conditions": [{"type": "Ready", "status": self.is_ready}]}}
+                 for address in self.addresses.get(name, ())]
+        return msgspec.json.encode({"items": items})
+
+
+def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answer():
+    pods, clock, read = Pods(n1=["127.0.0.1", "10.0.0.1"], n2=[]), Clock(), []
+
+    def answer(host, port):
+        read.append((host, port))
+        if len(read) == 3:
+            raise NoMonitor("gone")
+        return "page"
+
+    monitors = Monitors(pods, "hami", "a=b", 7, clock=clock, read=answer)
+    assert [monitors.page("n1") for _ in range(2)] == ["page"] * 2
+    assert pods.asked == [("GET", "/api/v1/namespaces/hami/pods", "a=b")]
+    assert read == [("10.0.0.1", 7)] * 2
+    with pytest.raises(NoMonitor):
+        monitors.page("n1")
+    monitors.page("n1")
+    clock.seconds += 3600
+    monitors.page("n1")
+    assert len(pods.asked) == 3
+    with pytest.raises(NoMonitor, match="n2"):
+        monitors.page("n2")
+    pods.is_ready = "False"
+    with pytest.raises(NoMonitor):
+        Monitors(pods, "hami", "a=b", 7, clock=clock, read=answer).page("n1")
+
+
+# What is kept
+
+
+def test_answers_are_asked_for_while_somebody_looks_and_shown_while_they_are_young():
+    clock = Clock()
+    kept = Looked(Times(every=10, shown=60, looked=90), 3, clock=clock)
+    assert (kept.due(), kept.get("a"), kept.due()) == ([], None, ["a"])
+    kept.put("a", 1)
+    assert (kept.get("a"), kept.changes, kept.due()) == (1, 1, [])
+    clock.seconds += 10
+    assert kept.due() == ["a"]
+    kept.put("a", 1)
+    assert kept.changes == 1
+    kept.put("a", None, wait=5)
+    assert (kept.get("a"), kept.due()) == (1, [])
+    clock.seconds += 60
+    assert (kept.get("a"), kept.due(), kept.changes) == (None, ["a"], 2)
+    clock.seconds += 91
+    assert kept.due() == []
+    kept.put("a", 5)
+    assert (kept.get("a"), kept.changes) == (None, 2)
+
+
+def test_the_number_of_things_that_are_looked_at_is_bounded():
+    kept = Looked(Times(every=10, shown=60, looked=90), 3, clock=Clock())
+    for name in "abcde":
+        kept.get(name)
+    assert kept.due() == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_old_is_shown_and_nothing_is_asked_for_too_often(seed):
+    chance, clock, times = random.Random(seed), Clock(), Times(every=10, shown=60, looked=90)
+    kept, answered = Looked(times, 4, clock=clock), {}
+    for step in range(400):
+        clock.seconds += chance.choice((0, 1, 7, 40))
+        name = chance.choice("abcdef")
+        match chance.randrange(3):
+            case 0:
+                shown = kept.get(name)
+                assert shown is None or clock.seconds - answered[name][0] < times.shown and answered[name][1] == shown
+            case 1:
+                for due in kept.due():
+                    assert due not in answered or clock.seconds - answered[due][0] >= times.every
+            case 2 if name in kept.due():
+                kept.put(name, step)
+                answered[name] = clock.seconds, step
+
+
+# What is shown
+
+
+@pytest.fixture
+def stage():
+    """A node with two cards and a monitor, and one without a monitor."""
+    made = DashboardStage(
+        [node("n1", gpu(memory_mib=10_000), gpu(memory_mib=10_000)), node("n2")],
+        [bound("a", "n1", (0, 6000, 50), gpu=1), bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1),
+         pending("waits", gpu=8, gpumem=9500)],
+        rights=Rights({"t-admin": "admin", "t-dev": "dev"}, {"admin": {""}, "dev": {"default"}}))
+    made.monitors["n1"] = (card_lines() + card_lines(0, 0, "GPU-n1-1") + pod_lines()
+                           + pod_lines(777 * MIB, 7, pod="secret", namespace="other"))
+    return made
+
+
+def test_the_numbers_of_the_monitor_are_beside_what_was_given_out(stage):
+    for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
+        assert "in use" not in stage.ask(path, "t-admin").text
+    stage.collect()
+    item = stage.json("/", "t-admin")["items"][0]
+    assert item["use"] == {"memoryMib": 3072, "computePercent": 22, "asOf": AT}
+    assert item["cards"][0]["use"] == {"memoryMib": 3072, "computePercent": 45, "asOf": AT}
+    assert [part["use"]["memoryMib"] for part in item["cards"][0]["segments"]] == [1024, 777]
+    assert stage.json("/cards/n1/GPU-n1-0", "t-admin")["card"]["use"]["computePercent"] == 45
+    assert stage.json("/pods/default/a", "t-admin")["cards"][0]["card"]["segments"][0]["use"]["computePercent"] == 20
+    for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
+        text = stage.ask(path, "t-admin").text
+        assert "3 GiB in use" in text and "45% busy" in text and f'<time datetime="{AT}" data-ago>' in text, path
+
+
+def test_without_a_number_nothing_is_shown(stage):
+    stage.ask("/nodes/n2", "t-admin")
+    stage.collect()
+    page = stage.json("/nodes/n2", "t-admin")
+    assert page["use"] is None and page["cards"][0]["use"] is None
+    assert "measured" not in stage.ask("/nodes/n2", "t-admin").text
+
+
+def test_the_use_of_pods_that_a_viewer_may_not_see_is_not_told(stage):
+    stage.ask("/?namespace=default", "t-dev")
+    stage.collect()
+    card = stage.json("/?namespace=default", "t-dev")["items"][0]["cards"][0]
+    assert [(part["pod"], part["use"] and part["use"]["memoryMib"]) for part in card["segments"]] == [
+        ("a", 1024), (None, None)]
+    for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
+        assert "777" not in stage.ask(f"{path}?namespace=default", "t-dev").text
+
+
+def test_a_monitor_says_nothing_about_cards_of_other_nodes(stage):
+    stage.monitors["n1"] += card_lines(GIB, 1, "GPU-n2-0")
+    for _ in range(2):
+        stage.ask("/", "t-admin")
+        stage.collect()
+    assert stage.json("/nodes/n2", "t-admin")["cards"][0]["use"] is None
+
+
+def test_new_numbers_change_the_etag_and_the_same_do_not(stage):
+    def etag():
+        stage.clock.seconds += 2
+        return stage.ask("/nodes/n1", "t-admin").headers["ETag"]
+
+    def next_answer():
+        stage.clock.seconds += USE_TIMES.every
+        stage.collect()
+
+    before = etag()
+    stage.collect()
+    with_numbers = etag()
+    assert with_numbers != before
+    assert stage.ask("/nodes/n1", "t-admin", If_None_Match=with_numbers).status_code == 304
+    next_answer()
+    assert etag() == with_numbers
+    stage.monitors["n1"] = card_lines(5 * GIB)
+    next_answer()
+    assert etag() != with_numbers
+    assert stage.ask("/nodes/n1", "t-admin", If_None_Match=with_numbers).status_code == 200
+
+
+def test_old_numbers_disappear(stage):
+    stage.ask("/nodes/n1", "t-admin")
+    stage.collect()
+    stage.monitors.clear()
+    assert stage.json("/nodes/n1", "t-admin")["use"] is not None
+    for _ in range(8):
+        stage.clock.seconds += 10
+        stage.collect()
+    assert stage.json("/nodes/n1", "t-admin")["use"] is None
+
+
+# Who asks
+
+
+class Asked:
+    """Monitors that remember who was asked; some raise."""
+
+    def __init__(self, **errors):
+        self.errors = errors
+        self.nodes = []
+
+    def __call__(self, node):
+        self.nodes.append(node)
+        if node in self.errors:
+            raise self.errors[node]
+        return card_lines()
+
+
+def collector(page, clock, said=lambda ref: Said()):
+    return Collector(page, said, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("error", [
+    NoMonitor("n2"), ClusterError("no", 500), MalformedInput("x", "y", "z"), ValueError("a defect")], ids=repr)
+def test_a_monitor_that_fails_disturbs_no_other_and_is_left_alone_for_some_time(error):
+    clock, asked = Clock(), Asked(n2=error)
+    made = collector(asked, clock)
+    with ThreadPoolExecutor(2) as pool:
+        for name in ("n1", "n2", "n3"):
+            assert made.use(name) is None
+        made.ask_all(pool)
+        assert [made.use(name) is not None for name in ("n1", "n2", "n3")] == [True, False, True]
+        clock.seconds += USE_TIMES.every
+        made.ask_all(pool)
+        assert sorted(asked.nodes) == ["n1", "n1", "n2", "n3", "n3"]
+        clock.seconds += FAILED_S
+        made.ask_all(pool)
+        assert asked.nodes.count("n2") == 2
+
+
+def test_nodes_at_which_nobody_looks_are_not_asked():
+    clock, asked = Clock(), Asked()
+    made = collector(asked, clock)
+    with ThreadPoolExecutor(2) as pool:
+        made.use("n1")
+        for _ in range(60):
+            made.ask_all(pool)
+            clock.seconds += 10
+        assert len(asked.nodes) < 10
+        for number in range(2 * MOST_NODES):
+            made.use(f"n{number}")
+        asked.nodes.clear()
+        made.ask_all(pool)
+        assert len(asked.nodes) == MOST_NODES
+
+
+def test_without_monitors_nobody_is_asked():
+    made = collector(None, Clock())
+    assert made.use("n1") is None
+    with ThreadPoolExecutor(1) as pool:
+        made.ask_all(pool)
+    assert made.use("n1") is None
+
+
+def test_the_thread_asks_until_it_is_stopped():
+    asked = threading.Event()
+
+    def page(node):
+        asked.set()
+        return card_lines()
+
+    made = collector(page, Clock())
+    made.use("n1")
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    assert asked.wait(20)
+    made.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# What kube-scheduler said
+
+
+class Conditions:
+    """An API server with one pod."""
+
+    def __init__(self, *conditions):
+        self.conditions = conditions
+        self.paths = []
+
+    def request(self, method, path):
+        self.paths.append(path)
+        return msgspec.json.encode({"status": {"conditions": self.conditions}})
+
+
+WHY = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available",
+       "lastTransitionTime": AT}
+
+
+@pytest.mark.parametrize("conditions, expected", [
+    ([], Said()), ([WHY], Said("Unschedulable", "0/2 nodes are available", AT)), ([WHY | {"status": "True"}], Said()),
+    ([{"type": "Ready", "status": "False", "message": "x"}], Said()),
+    ([WHY | {"message": "a\x1b[31mb\n"}], Said("Unschedulable", "a?[31mb?", AT)),
+    ([WHY | {"message": "x" * 10_000}], Said("Unschedulable", "x" * MESSAGE_LIMIT, AT)),
+    ([{"type": "PodScheduled", "status": "False", "message": None}], Said()),
+], ids=repr)
+def test_the_words_of_kube_scheduler(conditions, expected):
+    api = Conditions(*conditions)
+    assert read_said(api, PodRef("ns", "p", "u")) == expected
+    assert api.paths == ["/api/v1/namespaces/ns/pods/p"]
+
+
+def test_a_pod_that_waits_shows_what_kube_scheduler_said(stage):
+    stage.said["waits"] = Said("Unschedulable", "0/2 nodes are <b>available</b>", AT)
+    assert stage.json("/pods/default/waits", "t-admin")["waits"]["said"] is None
+    stage.collect()
+    stage.clock.seconds += 2
+    assert stage.json("/pods/default/waits", "t-admin")["waits"]["said"]["reason"] == "Unschedulable"
+    assert "0/2 nodes are &lt;b&gt;available" in stage.ask("/pods/default/waits", "t-admin").text
+    assert stage.json("/pending", "t-admin")["items"][0]["said"] is None
