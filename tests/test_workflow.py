@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
+from e2e.browser import PROGRAM
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
@@ -77,6 +78,12 @@ def test_end_to_end_is_what_ci_run_does():
     ours = (ROOT / ".ci" / "run").read_text()
     for command in ("-m e2e.binaries --kubelet", "-qq run -e e2e"):
         assert command in ours and any(command in run for run in RUNS)
+
+
+def test_end_to_end_has_a_browser():
+    ours = (ROOT / ".ci" / "run").read_text()
+    assert f"packages+=({PROGRAM})" in ours
+    assert f"{PROGRAM} --version" in [step.get("run") for step in JOBS["e2e"]["steps"]]
 
 
 def test_all_random_examples_run_on_each_python_of_the_workflow_and_on_the_first_of_ci_run():
