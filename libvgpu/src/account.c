@@ -2,6 +2,7 @@
 
 #include "compute.h"
 #include "process.h"
+#include "shares.h"
 
 #include <time.h>
 
@@ -24,12 +25,25 @@ static void publish(struct vgpu_process *process, int d)
     atomic_store(&memory->total, own(process, d));
 }
 
-/* What the container would use if this process counted so many bytes more. */
-static uint64_t usage_with(const struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part)
+/* Bytes in records, which are only read again after a change. Caller locks. */
+static uint64_t shared(struct vgpu_process *process, int d)
 {
-    struct vgpu_sum sum = {0};
+    uint64_t version = vgpu_shares_version(process->region);
+    if (UNLIKELY(version != process->shared[d].version)) {
+        process->shared[d].bytes = vgpu_shares_sum(process->region, d, NULL, 0);
+        process->shared[d].version = version;
+    }
+    return process->shared[d].bytes;
+}
+
+/* What the container would use if this process counted so many bytes more, and records that many. */
+static uint64_t usage_with(const struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part,
+                           uint64_t recorded)
+{
+    struct vgpu_sum sum = {.counted = recorded};
     if (process->slot >= 0)
-        sum = (struct vgpu_sum){.counted = own(process, d), .exported = process->counted[d][PART_EXPORTED],
+        sum = (struct vgpu_sum){.counted = vgpu_add(recorded, own(process, d)),
+                                .exported = process->counted[d][PART_EXPORTED],
                                 .imported = process->counted[d][PART_IMPORTED]};
     if (part == PART_IMPORTED)
         sum.imported = vgpu_add(sum.imported, more);
@@ -39,14 +53,14 @@ static uint64_t usage_with(const struct vgpu_process *process, int d, uint64_t m
     return vgpu_add(sum.counted, vgpu_less(sum.imported, sum.exported));
 }
 
-static bool fits(const struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part)
+static bool fits(struct vgpu_process *process, int d, uint64_t more, enum vgpu_part part)
 {
     uint64_t limit = process->memory_limit[d];
     if (limit == 0)
         return true;
     if (limit == UINT64_MAX)
         return more == 0 && own(process, d) == 0;
-    return usage_with(process, d, more, part) <= limit;
+    return usage_with(process, d, more, part, shared(process, d)) <= limit;
 }
 
 /* Adds, then checks, then takes back: of two processes that do so at once, at least one sees the other's sum. */
@@ -70,24 +84,79 @@ static bool try(struct vgpu_process *process, int d, uint64_t bytes, enum vgpu_p
     return granted;
 }
 
-int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part)
+/* Writes the record of an import, changes it, or removes it. False: there is none left. Caller locks. */
+static bool record(struct vgpu_process *process, int d, uint64_t bytes, struct vgpu_share *share)
+{
+    if (share->record && bytes) {
+        vgpu_share_resize(process->region, process->slot, share->record, bytes);
+    } else if (share->record) {
+        vgpu_share_remove(process->region, process->slot, share->record);
+        process->imports--;
+        share->record = 0;
+    } else if (bytes) {
+        share->record = vgpu_share_add(process->region, process->slot, d, bytes, share, false);
+        process->imports += share->record != 0;
+    }
+    return share->record || !bytes;
+}
+
+/* As try, for a block that others may count already. */
+static bool try_import(struct vgpu_process *process, int d, uint64_t before, uint64_t after, enum vgpu_part part,
+                       struct vgpu_share *share)
+{
+    uint64_t limit = process->memory_limit[d];
+    vgpu_lock(&process->lock);
+    bool granted = limit != UINT64_MAX, recorded = true;
+    if (granted && limit)
+        granted = usage_with(process, d, 0, part, vgpu_shares_sum(process->region, d, share, after)) <= limit;
+    if (granted)
+        recorded = record(process, d, after, share);
+    if (granted && recorded && !fits(process, d, 0, part)) {
+        record(process, d, before, share);
+        granted = false;
+    }
+    vgpu_unlock(&process->lock);
+    return recorded ? granted : try(process, d, after, part);
+}
+
+/* What a process asks for: bytes, or a block that was imported. */
+struct request {
+    int d;
+    uint64_t before, after;
+    enum vgpu_part part;
+    struct vgpu_share *share; /* NULL: bytes */
+};
+
+__attribute__((noinline)) static bool admit(struct vgpu_process *process, const struct request *asked)
+{
+    if (asked->share)
+        return try_import(process, asked->d, asked->before, asked->after, asked->part, asked->share);
+    return try(process, asked->d, asked->after, asked->part);
+}
+
+/* What was refused at once: too much, or others were counting at the same time, or dead processes still count. */
+__attribute__((noinline, cold)) static int insist(const struct request *asked)
 {
     struct vgpu_process *process = &vgpu_process;
     if (!vgpu_attach())
         return vgpu_is_open() && !process->config.valid ? CUDA_NOT_PERMITTED : CUDA_OUT_OF_MEMORY;
-    if (bytes == 0 || LIKELY(try(process, d, bytes, part)))
-        return CUDA_OK;
-    /* Too much, or others were counting at the same time, or dead processes still count. */
-    if (bytes > process->memory_limit[d] || !process->shares)
+    if (asked->after > process->memory_limit[asked->d] || !process->shares)
         return CUDA_OUT_OF_MEMORY;
     for (int i = 0; i < TRIES; i++) {
         vgpu_region_reap(process->region, process->config.region);
-        if (try(process, d, bytes, part))
+        if (admit(process, asked))
             return CUDA_OK;
         struct timespec pause = {0, 20000L << i};
         nanosleep(&pause, NULL);
     }
     return CUDA_OUT_OF_MEMORY;
+}
+
+int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part)
+{
+    if (LIKELY(vgpu_attach() && (bytes == 0 || try(&vgpu_process, d, bytes, part))))
+        return CUDA_OK;
+    return insist(&(struct request){.d = d, .after = bytes, .part = part});
 }
 
 static void add(int d, uint64_t more, uint64_t less, enum vgpu_part part)
@@ -109,11 +178,18 @@ void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
 
 void vgpu_free_entry(struct vgpu_freed *freed, const struct vgpu_entry *entry)
 {
+    struct vgpu_process *process = &vgpu_process;
     if (entry->device < 0)
         return;
-    freed->bytes[entry->device][entry->part] += entry->size;
-    if (entry->exported)
+    struct vgpu_share share = entry->share;
+    if (share.record)
+        record(process, entry->device, 0, &share);
+    else
+        freed->bytes[entry->device][entry->part] += entry->size;
+    if (entry->exported) {
+        vgpu_unexport(entry);
         freed->bytes[entry->device][PART_EXPORTED] += entry->size;
+    }
 }
 
 /* What was exported no longer covers what others hold before it is no longer counted itself: nothing is ever missing. */
@@ -124,16 +200,51 @@ void vgpu_uncharge_all(const struct vgpu_freed *freed)
             vgpu_uncharge(d, freed->bytes[d][part], (enum vgpu_part)part);
 }
 
-void vgpu_export(struct vgpu_entry *entry)
+void vgpu_export(struct vgpu_entry *entry, uint64_t name)
 {
     struct vgpu_process *process = &vgpu_process;
-    if (!entry || entry->exported || entry->part != PART_DATA)
+    if (!entry || entry->part != PART_DATA)
         return;
     if (entry->kind != KIND_MEMORY && entry->kind != KIND_POOLED && entry->kind != KIND_BLOCK)
         return;
+    if (name && name != entry->share.name) {
+        struct vgpu_share share = {.name = name, .block = entry->share.block ? entry->share.block : name};
+        vgpu_share_add(process->region, process->slot, entry->device, entry->size, &share, true);
+        entry->share = share;
+    }
+    if (!entry->exported)
+        process->counted[entry->device][PART_EXPORTED] += entry->size;
     entry->exported = true;
-    process->counted[entry->device][PART_EXPORTED] += entry->size;
     publish(process, entry->device);
+}
+
+void vgpu_unexport(const struct vgpu_entry *entry)
+{
+    if (entry->share.block)
+        vgpu_shares_drop(vgpu_process.region, vgpu_process.slot, true, entry->share.block);
+}
+
+int vgpu_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share)
+{
+    bool named = share->name && (share->record || !before) && vgpu_attach();
+    if (!named)
+        return vgpu_charge(d, after - before, part);
+    if (!share->block)
+        share->block = vgpu_share_block(vgpu_process.region, share->name);
+    struct request asked = {.d = d, .before = before, .after = after, .part = part, .share = share};
+    return admit(&vgpu_process, &asked) ? CUDA_OK : insist(&asked);
+}
+
+void vgpu_unimport(int d, uint64_t before, uint64_t after, enum vgpu_part part, const struct vgpu_share *share)
+{
+    struct vgpu_share held = *share;
+    if (!held.record) {
+        vgpu_uncharge(d, before - after, part);
+        return;
+    }
+    vgpu_lock(&vgpu_process.lock);
+    record(&vgpu_process, d, after, &held);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part)
@@ -157,7 +268,14 @@ bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
 
 uint64_t vgpu_usage(int d)
 {
-    return usage_with(&vgpu_process, d, 0, PART_DATA);
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t recorded = 0;
+    if (UNLIKELY(vgpu_shares_version(process->region) != 0)) {
+        vgpu_lock(&process->lock);
+        recorded = shared(process, d);
+        vgpu_unlock(&process->lock);
+    }
+    return usage_with(process, d, 0, PART_DATA, recorded);
 }
 
 uint64_t vgpu_counted(int d)

@@ -15,19 +15,29 @@ int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 /* As vgpu_recharge where the memory is already there: never refused. Returns false if it is over the limit now. */
 bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 
-/* What is to be returned once no lock is held. */
+/* What is to be returned once no lock is held. The caller of vgpu_free_entry holds the process's lock. */
 struct vgpu_freed {
     uint64_t bytes[VGPU_DEVICES][PART_COUNT];
 };
 void vgpu_free_entry(struct vgpu_freed *freed, const struct vgpu_entry *entry);
 void vgpu_uncharge_all(const struct vgpu_freed *freed);
 
-/* Other processes may open what the entry stands for, NULL if it is not known. The caller holds the process's lock. */
-void vgpu_export(struct vgpu_entry *entry);
+/* Other processes may open what the entry stands for, NULL if it is not known, by a handle with that name, 0 if it has
+ * none. The caller holds the process's lock. */
+void vgpu_export(struct vgpu_entry *entry, uint64_t name);
+void vgpu_unexport(const struct vgpu_entry *entry);
+
+/* This process holds `after` bytes of a block that was imported, in place of `before`. A block with a name gets a record; one
+ * without is charged to `part`. As vgpu_charge. */
+int vgpu_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share);
+
+/* Takes that back: fewer bytes, or none. */
+void vgpu_unimport(int d, uint64_t before, uint64_t after, enum vgpu_part part, const struct vgpu_share *share);
 
 /* Bytes that the container uses on device d: what its processes count, and what they hold of memory that was imported and
- * that none of them counts. How much that is can only be told by sums: a handle does not say whose memory it means. What is
- * exported covers imports of as many bytes, and since several importers may hold the same, the largest counts. */
+ * that none of them counts. Records in the region tell blocks apart. Imports without a name, and those for which there is
+ * no record left, can only be told by sums: what is exported covers as many bytes, and since several importers may hold
+ * the same, the largest counts. */
 uint64_t vgpu_usage(int d);
 uint64_t vgpu_counted(int d); /* by this process */
 

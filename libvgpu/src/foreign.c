@@ -5,6 +5,7 @@
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
+#include "tag.h"
 
 enum { GRANULE = 512 };
 
@@ -16,8 +17,9 @@ int cuIpcGetMemHandle(void *handle, uint64_t address)
     uint64_t base = address;
     if (REAL(cuMemGetAddressRange_v2)(&base, NULL, address) != CUDA_OK)
         base = address;
+    uint64_t name = vgpu_name_of(handle, sizeof(struct vgpu_structure), 0);
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(vgpu_table_find(&vgpu_process.memory, base));
+    vgpu_export(vgpu_table_find(&vgpu_process.memory, base), name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -34,9 +36,10 @@ static bool is_opened(uint64_t address)
     return opened;
 }
 
-/* Charges what was opened. 0, or 2: the caller closes it again. */
-static int opened(uint64_t address, bool pooled)
+/* Charges what was opened by a handle with that name. 0, or 2: the caller closes it again. */
+static int opened(uint64_t address, bool pooled, uint64_t name)
 {
+    struct vgpu_share share = {.name = name};
     uint64_t size = 0, context = 0;
     uint32_t ordinal = 0;
     int current;
@@ -47,14 +50,15 @@ static int opened(uint64_t address, bool pooled)
     if (d < 0)
         return CUDA_OK;
     size = vgpu_round(size, GRANULE);
-    int result = vgpu_reserve(d, size, PART_IMPORTED);
+    int result = vgpu_reserve_import(d, 0, size, PART_IMPORTED, &share);
     if (result != CUDA_OK)
         return result;
     if (!pooled)
         vgpu_current(&current, &context);
     vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .owner = context, .second = 1,
-                                                              .device = d, .kind = KIND_OPENED, .part = PART_IMPORTED});
+                                                              .device = d, .kind = KIND_OPENED, .part = PART_IMPORTED,
+                                                              .share = share});
     vgpu_unlock(&vgpu_process.lock);
     return CUDA_OK;
 }
@@ -63,7 +67,7 @@ static int opened(uint64_t address, bool pooled)
     if (!vgpu_open())                                                          \
         return CUDA_NOT_PERMITTED;                                             \
     int result = REAL(name)(address, handle, flags);                           \
-    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, false)) != CUDA_OK) \
+    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, false, vgpu_name_of(&handle, sizeof handle, 0))) != CUDA_OK) \
         REAL(cuIpcCloseMemHandle)(*(uint64_t *)address);                       \
     return result
 
@@ -81,6 +85,7 @@ int cuIpcCloseMemHandle(uint64_t address)
 {
     struct vgpu_freed freed = {0};
     struct vgpu_entry entry = {0};
+    bool closed = false;
     if (vgpu_is_open()) {
         vgpu_lock(&vgpu_process.lock);
         struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
@@ -92,13 +97,21 @@ int cuIpcCloseMemHandle(uint64_t address)
     if (!entry.key)
         return result;
     if (result == CUDA_OK && --entry.second == 0)
-        vgpu_free_entry(&freed, &entry);
+        closed = true;
     vgpu_lock(&vgpu_process.lock);
-    if (entry.second)
+    if (closed)
+        vgpu_free_entry(&freed, &entry);
+    else
         vgpu_table_put(&vgpu_process.memory, &entry);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
     return result;
+}
+
+/* The driver tells pointers of one pool apart; other pools may have the same. */
+static uint64_t pointer_name(const void *exported, uint64_t pool)
+{
+    return pool ? vgpu_name_of(exported, sizeof(struct vgpu_structure), pool) : 0;
 }
 
 int cuMemPoolExportPointer(void *exported, uint64_t address)
@@ -107,7 +120,12 @@ int cuMemPoolExportPointer(void *exported, uint64_t address)
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(vgpu_table_find(&vgpu_process.memory, address));
+    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
+    uint64_t pool = known && known->kind == KIND_POOLED ? known->owner : 0;
+    vgpu_unlock(&vgpu_process.lock);
+    uint64_t name = pointer_name(exported, vgpu_pool_name(pool, true));
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_export(vgpu_table_find(&vgpu_process.memory, address), name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -118,7 +136,8 @@ int cuMemPoolImportPointer(void *address, void *pool, void *exported)
     if (!vgpu_open())
         return CUDA_NOT_PERMITTED;
     int result = REAL(cuMemPoolImportPointer)(address, pool, exported);
-    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, true)) != CUDA_OK)
+    uint64_t name = pointer_name(exported, vgpu_pool_name((uint64_t)(uintptr_t)pool, false));
+    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, true, name)) != CUDA_OK)
         REAL(cuMemFree_v2)(*(uint64_t *)address);
     return result;
 }
@@ -129,7 +148,8 @@ struct external {
     uint32_t flags;
 };
 
-/* Nobody else is charged for memory of another interface: who imports it is. */
+/* Memory of another interface counts for who imports it: once for all that were passed the same file. The driver keeps the
+ * file. */
 int cuImportExternalMemory(void *memory, void *description)
 {
     const struct external *given = description;
@@ -138,13 +158,16 @@ int cuImportExternalMemory(void *memory, void *description)
     if (!memory || !given || !vgpu_current(&d, &context))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuImportExternalMemory)(memory, description);
     uint64_t size = vgpu_round(given->size, GRANULE);
-    int result = vgpu_reserve(d, size, PART_DATA);
+    struct vgpu_share share = {.name = given->type == EXTERNAL_FILE ? vgpu_tag_of((int)given->handle[0]) : 0};
+    int result = vgpu_reserve_import(d, 0, size, PART_DATA, &share);
     if (result != CUDA_OK)
         return result;
     result = REAL(cuImportExternalMemory)(memory, description);
-    if (result == CUDA_OK)
-        vgpu_object_put(*(void **)memory, d, size, context, KIND_OBJECT, PART_DATA);
-    else
-        vgpu_uncharge(d, size, PART_DATA);
+    if (result != CUDA_OK) {
+        vgpu_unimport(d, size, 0, PART_DATA, &share);
+        return result;
+    }
+    vgpu_object_keep(&(struct vgpu_entry){.key = *(uint64_t *)memory, .size = size, .owner = context, .device = d,
+                                          .kind = KIND_OBJECT, .part = PART_DATA, .share = share});
     return result;
 }

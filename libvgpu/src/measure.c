@@ -34,15 +34,19 @@ uint64_t vgpu_measure_taken(const struct vgpu_measure *measure, uint64_t most)
     return taken <= 0 ? 0 : (uint64_t)taken > most ? most : (uint64_t)taken;
 }
 
-void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part)
+void vgpu_object_keep(const struct vgpu_entry *entry)
 {
-    struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)handle, .size = bytes, .owner = owner, .device = index,
-                               .kind = (uint8_t)kind, .part = (uint8_t)part};
-    if (!entry.key)
+    if (!entry->key)
         return;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.objects, &entry);
+    vgpu_table_put(&vgpu_process.objects, entry);
     vgpu_unlock(&vgpu_process.lock);
+}
+
+void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part)
+{
+    vgpu_object_keep(&(struct vgpu_entry){.key = (uint64_t)(uintptr_t)handle, .size = bytes, .owner = owner,
+                                          .device = index, .kind = (uint8_t)kind, .part = (uint8_t)part});
 }
 
 int vgpu_measure_module(const struct vgpu_measure *measure, void *handle)
@@ -70,13 +74,14 @@ void vgpu_object_end(bool known, const struct vgpu_entry *entry, int result)
 {
     if (!known)
         return;
-    if (result == CUDA_OK) {
-        vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
-        return;
-    }
+    struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.objects, entry);
+    if (result == CUDA_OK)
+        vgpu_free_entry(&freed, entry);
+    else
+        vgpu_table_put(&vgpu_process.objects, entry);
     vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge_all(&freed);
 }
 
 /* Takes one entry that belongs to the context. Entries are few when a context goes, or the process ends with it. */

@@ -21,6 +21,7 @@ int vgpu_measure_module(const struct vgpu_measure *measure, void *handle);
 
 /* Remembers a charge that is returned when the handle goes. */
 void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part);
+void vgpu_object_keep(const struct vgpu_entry *entry);
 
 /* Before the handle goes, and after it: charges are returned if the driver has agreed. */
 bool vgpu_object_take(void *handle, struct vgpu_entry *entry);

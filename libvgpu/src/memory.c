@@ -125,6 +125,18 @@ static bool take(uint64_t address, struct vgpu_entry *entry)
     return known;
 }
 
+/* What other processes may hold, too. */
+static void freed_of_others(const struct vgpu_entry *entry)
+{
+    struct vgpu_freed freed = {0};
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_free_entry(&freed, entry);
+    vgpu_unlock(&vgpu_process.lock);
+    if (entry->kind == KIND_POOLED)
+        freed.bytes[entry->device][entry->part] = 0; /* the pool counts it */
+    vgpu_uncharge_all(&freed);
+}
+
 static int freed(bool known, const struct vgpu_entry *entry, int result)
 {
     if (!known)
@@ -135,12 +147,12 @@ static int freed(bool known, const struct vgpu_entry *entry, int result)
         vgpu_table_put(&vgpu_process.memory, entry);
         vgpu_unlock(&vgpu_process.lock);
     } else {
-        if (UNLIKELY(entry->exported))
-            vgpu_uncharge(entry->device, entry->size, PART_EXPORTED);
+        if (UNLIKELY(entry->exported || entry->share.record))
+            freed_of_others(entry);
+        else if (entry->kind != KIND_POOLED)
+            vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
         if (entry->kind == KIND_POOLED)
             vgpu_pool_freed(entry->owner, entry->size);
-        else
-            vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
     }
     VGPU_POINT(61);
     return result;

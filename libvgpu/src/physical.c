@@ -5,6 +5,8 @@
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
+#include "shares.h"
+#include "tag.h"
 
 struct properties {
     uint32_t type, handles, location, id;
@@ -135,7 +137,15 @@ int cuMemExportToShareableHandle(void *shareable, uint64_t handle, uint32_t type
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(block_of(handle));
+    const struct vgpu_entry *known = block_of(handle);
+    uint64_t name = known ? known->share.block : 0;
+    vgpu_unlock(&vgpu_process.lock);
+    if (type == HANDLE_FILE)
+        name = vgpu_tag(*(int *)shareable, name ? name : vgpu_new_name());
+    else
+        name = type == HANDLE_FABRIC ? vgpu_name_of(shareable, sizeof(struct vgpu_structure), 0) : 0;
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_export(block_of(handle), name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -154,11 +164,20 @@ static int device_of(uint64_t handle)
     return vgpu_index_of((int)properties.known.id);
 }
 
+/* By which other processes know the memory of a handle that was passed to this one; 0: nobody does. */
+static uint64_t name_of(void *shareable, uint32_t type)
+{
+    if (type == HANDLE_FILE)
+        return vgpu_tag_of((int)(intptr_t)shareable);
+    return type == HANDLE_FABRIC && shareable ? vgpu_name_of(shareable, sizeof(struct vgpu_structure), 0) : 0;
+}
+
 /* The size is not known before the memory is mapped. Two handles of one block may be the same number. */
 int cuMemImportFromShareableHandle(void *handle, void *shareable, uint32_t type)
 {
     if (!vgpu_open())
         return CUDA_NOT_PERMITTED;
+    uint64_t name = name_of(shareable, type);
     int result = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (result != CUDA_OK || !handle)
         return result;
@@ -170,7 +189,9 @@ int cuMemImportFromShareableHandle(void *handle, void *shareable, uint32_t type)
         known->owner++;
         refer(given, known->key);
     } else {
-        add(given, (struct vgpu_entry){.device = d, .kind = KIND_BLOCK, .part = PART_IMPORTED});
+        uint64_t block = name ? vgpu_share_block(vgpu_process.region, name) : 0;
+        add(given, (struct vgpu_entry){.device = d, .kind = KIND_BLOCK, .part = PART_IMPORTED,
+                                       .share = {.name = name, .block = block}});
     }
     vgpu_unlock(&vgpu_process.lock);
     return result;
@@ -204,27 +225,30 @@ int cuMemRetainAllocationHandle(void *handle, void *address)
     return result;
 }
 
-/* A mapping shows that an imported block is larger than was known: by how much, and on which device. */
-static uint64_t widen(uint64_t handle, uint64_t end, int *device)
+/* A mapping shows that an imported block is larger than was known. The block as it was before; size UINT64_MAX: nothing is
+ * to be charged. */
+static struct vgpu_entry widen(uint64_t handle, uint64_t end)
 {
-    uint64_t more = 0;
+    struct vgpu_entry before = {.size = UINT64_MAX};
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *block = block_of(handle);
     if (block && block->kind == KIND_BLOCK && block->part == PART_IMPORTED && block->device >= 0 && end > block->size) {
-        more = end - block->size;
+        before = *block;
         block->size = end;
-        *device = block->device;
     }
     vgpu_unlock(&vgpu_process.lock);
-    return more;
+    return before;
 }
 
-static void narrow(uint64_t handle, uint64_t less)
+/* What became of it: the size, and the record of it. */
+static void widened(uint64_t handle, uint64_t size, const struct vgpu_share *share)
 {
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *block = block_of(handle);
-    if (block)
-        block->size = vgpu_less(block->size, less);
+    if (block) {
+        block->size = size;
+        block->share = *share;
+    }
     vgpu_unlock(&vgpu_process.lock);
 }
 
@@ -244,21 +268,23 @@ static void remember_mapping(uint64_t address, uint64_t size, uint64_t handle)
 
 int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
-    int d = -1;
-    uint64_t more = vgpu_is_open() ? widen(handle, vgpu_add(offset, size), &d) : 0;
-    int result = more ? vgpu_reserve(d, more, PART_IMPORTED) : CUDA_OK;
+    uint64_t end = vgpu_add(offset, size);
+    struct vgpu_entry block = vgpu_is_open() ? widen(handle, end) : (struct vgpu_entry){.size = UINT64_MAX};
+    struct vgpu_share share = block.share;
+    bool more = block.size != UINT64_MAX;
+    int result = more ? vgpu_reserve_import(block.device, block.size, end, PART_IMPORTED, &share) : CUDA_OK;
+    if (more)
+        widened(handle, result == CUDA_OK ? end : block.size, &share);
     bool charged = more && result == CUDA_OK;
     if (result == CUDA_OK)
         result = REAL(cuMemMap)(address, size, offset, handle, flags);
     if (result == CUDA_OK) {
         if (vgpu_is_open())
             remember_mapping(address, size, handle);
-        return result;
+    } else if (charged) {
+        vgpu_unimport(block.device, end, block.size, PART_IMPORTED, &share);
+        widened(handle, block.size, &block.share);
     }
-    if (more)
-        narrow(handle, more);
-    if (charged)
-        vgpu_uncharge(d, more, PART_IMPORTED);
     return result;
 }
 

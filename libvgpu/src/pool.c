@@ -5,6 +5,7 @@
 #include "log.h"
 #include "process.h"
 #include "resolve.h"
+#include "tag.h"
 
 #include <string.h>
 
@@ -16,6 +17,7 @@ struct pool {
     uint64_t handle; /* 0: free */
     int device;      /* -1: not memory of a device */
     bool destroyed;
+    uint64_t name; /* of the file by which processes share it; 0: none yet */
     uint64_t live;
     uint64_t charged;
     uint64_t step; /* by which the driver lets it grow */
@@ -171,6 +173,14 @@ int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part)
     return result;
 }
 
+int vgpu_reserve_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share)
+{
+    int result = vgpu_import(d, before, after, part, share);
+    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
+        result = vgpu_import(d, before, after, part, share);
+    return result;
+}
+
 /* Bytes to charge before the driver is asked: none if the pool has that much in reserve. -1: refused. */
 static int64_t admit(uint64_t pool, int device, uint64_t bytes)
 {
@@ -315,6 +325,46 @@ int cuMemPoolDestroy(void *pool)
     vgpu_unlock(&vgpu_process.lock);
     if (device >= 0)
         vgpu_uncharge(device, less, PART_DATA);
+    return result;
+}
+
+/* Of a pool of this process, or one that was imported: 0 if that cannot be told. `otherwise`: the name of one without. */
+static uint64_t name_pool(uint64_t handle, uint64_t otherwise)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    if (pool && !pool->name)
+        pool->name = otherwise;
+    uint64_t name = pool ? pool->name : 0;
+    vgpu_unlock(&vgpu_process.lock);
+    return name;
+}
+
+uint64_t vgpu_pool_name(uint64_t handle, bool own)
+{
+    return handle ? name_pool(handle, own ? vgpu_new_name() : 0) : 0;
+}
+
+int cuMemPoolExportToShareableHandle(void *shareable, void *pool, uint32_t type, uint64_t flags)
+{
+    int result = REAL(cuMemPoolExportToShareableHandle)(shareable, pool, type, flags);
+    if (result == CUDA_OK && type == HANDLE_FILE && vgpu_is_open()) {
+        pool_device(pool);
+        vgpu_tag(*(int *)shareable, name_pool((uint64_t)(uintptr_t)pool, vgpu_new_name()));
+    }
+    return result;
+}
+
+int cuMemPoolImportFromShareableHandle(void *pool, void *shareable, uint32_t type, uint64_t flags)
+{
+    if (!vgpu_open())
+        return CUDA_NOT_PERMITTED;
+    uint64_t name = type == HANDLE_FILE ? vgpu_tag_of((int)(intptr_t)shareable) : 0;
+    int result = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
+    if (result == CUDA_OK) {
+        pool_device(*(void **)pool);
+        name_pool(*(uint64_t *)pool, name);
+    }
     return result;
 }
 

@@ -10,6 +10,12 @@ bool vgpu_pools_trim(int d);
 /* As vgpu_charge, if need be after the pools of this process have given up what they hold in reserve. */
 int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part);
 
+/* As vgpu_import, in the same way. */
+int vgpu_reserve_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share);
+
+/* The name by which processes know a pool, 0 if that cannot be told. Its own process gives it one. */
+uint64_t vgpu_pool_name(uint64_t pool, bool own);
+
 /* An allocation of the pool is gone. */
 void vgpu_pool_freed(uint64_t pool, uint64_t bytes);
 

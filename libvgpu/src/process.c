@@ -179,11 +179,13 @@ __attribute__((destructor)) static void leave(void)
     struct region_slot *slot = &process->region->slot[process->slot];
     if (slot->pid != process->pid)
         return;
+    bool has_memory = process->imports != 0;
     for (int d = 0; d < VGPU_DEVICES; d++)
         for (int part = 0; part < PART_COUNT; part++)
-            if (process->counted[d][part]) {
-                atomic_store(&slot->status, 0);
-                return;
-            }
-    vgpu_slot_release(slot);
+            has_memory |= process->counted[d][part] != 0;
+    if (has_memory) {
+        atomic_store(&slot->status, 0);
+        return;
+    }
+    vgpu_slot_release(process->region, slot);
 }

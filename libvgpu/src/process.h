@@ -20,6 +20,10 @@ struct vgpu_process {
     struct region *region;
     struct vgpu_compute *compute;
     uint64_t counted[VGPU_DEVICES][PART_COUNT];
+    struct {
+        uint64_t version, bytes;
+    } shared[VGPU_DEVICES];              /* what vgpu_shares_sum said of that version of the records */
+    uint64_t imports;                    /* records of what this process has imported */
     uint64_t memory_limit[VGPU_DEVICES]; /* bytes, 0: none; UINT64_MAX: nothing may be used */
     int core_limit[VGPU_DEVICES];        /* percent, 100: none */
     _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */

@@ -7,6 +7,7 @@
 #include "liveness.h"
 #include "lock.h"
 #include "log.h"
+#include "shares.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -201,27 +202,30 @@ static int used_slots(struct region *region)
 }
 
 /* Counters first, the number last: whoever is killed in between leaves a slot that still belongs to a dead process. */
-static void zero(struct region_slot *slot)
+static void zero(struct region *region, struct region_slot *slot)
 {
+    int number = (int)(slot - region->slot);
     atomic_store(&slot->status, 0);
     VGPU_POINT(20);
+    vgpu_shares_drop(region, number, true, 0); /* first: what others still hold is missing at no instant */
     for (int d = 0; d < VGPU_DEVICES; d++) {
         struct region_memory *memory = &slot->memory[d];
-        memory->exported = 0; /* first: what others still hold is missing at no instant */
+        memory->exported = 0;
         memory->context = memory->module = memory->data = memory->total = memory->uncounted = 0;
         memory->imported = 0;
         slot->monitor_used[d] = 0;
         slot->utilisation[d].sm = 0;
     }
+    vgpu_shares_drop(region, number, false, 0);
     VGPU_POINT(21);
     atomic_store(&slot->host_pid, 0);
     atomic_store(&slot->sampled, 0);
     atomic_store(&slot->identity, 0);
 }
 
-void vgpu_slot_release(struct region_slot *slot)
+void vgpu_slot_release(struct region *region, struct region_slot *slot)
 {
-    zero(slot);
+    zero(region, slot);
     VGPU_POINT(22);
     atomic_store(&slot->pid, 0);
     VGPU_POINT(23);
@@ -235,7 +239,7 @@ static int take(struct region *region, int32_t pid, uint64_t identity)
         struct region_slot *slot = &region->slot[i];
         uint64_t other = slot->identity;
         if (slot->pid == pid && (other == 0 || other >> 32 == identity >> 32)) {
-            zero(slot);
+            zero(region, slot);
             return i;
         }
     }
@@ -243,7 +247,7 @@ static int take(struct region *region, int32_t pid, uint64_t identity)
         int32_t none = 0;
         if (region->slot[i].pid == 0 && atomic_compare_exchange_strong(&region->slot[i].pid, &none, pid)) {
             VGPU_POINT(24);
-            zero(&region->slot[i]);
+            zero(region, &region->slot[i]);
             return i;
         }
     }
@@ -320,6 +324,8 @@ int vgpu_region_reap(struct region *region, const char *path)
     int lock = vgpu_file_lock(path, 20);
     if (lock < 0)
         return 0;
+    bool has_records[REGION_SLOTS] = {false};
+    vgpu_shares_owners(region, has_records);
     int reaped = 0, used = used_slots(region);
     int32_t self = (int32_t)getpid();
     for (int i = 0; i < used; i++) {
@@ -327,13 +333,13 @@ int vgpu_region_reap(struct region *region, const char *path)
         int32_t pid = slot->pid, none = 0;
         if (pid == 0) {
             /* Never left so by us. The slot is taken before it is cleared: it may be claimed at this moment. */
-            if (!has_counts(slot) || !atomic_compare_exchange_strong(&slot->pid, &none, self))
+            if ((!has_counts(slot) && !has_records[i]) || !atomic_compare_exchange_strong(&slot->pid, &none, self))
                 continue;
         } else if (!vgpu_is_dead(pid, slot->identity) && !is_abandoned(lock, i, slot)) {
             continue;
         }
         VGPU_POINT(30);
-        vgpu_slot_release(slot);
+        vgpu_slot_release(region, slot);
         VGPU_POINT(31);
         reaped++;
     }

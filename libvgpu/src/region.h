@@ -2,8 +2,8 @@
  *
  * Layout 1.2 of HAMi, so that HAMi's monitor, plugin and library work with ours. Words that HAMi leaves free:
  * in each slot, `identity` tells processes with the same number apart; `uncounted` is memory that the monitor sees
- * and the limiter does not; `exported` and `imported` is memory that processes share; `sampled` is when the monitor last
- * wrote to the slot.
+ * and the limiter does not; `exported`, `imported` and the records are memory that processes share; `sampled` is when the
+ * monitor last wrote to the slot.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
@@ -16,12 +16,19 @@ struct region_memory {
     _Atomic uint64_t context, module, data, offset, total;
     _Atomic uint64_t uncounted; /* by our monitor: bytes on the host beyond `total` */
     _Atomic uint64_t exported;  /* of `data`: what other processes may have opened */
-    _Atomic uint64_t imported;  /* what this process has opened of others; not in `total` */
+    _Atomic uint64_t imported;  /* what this process has opened of others and no record tells apart; not in `total` */
+};
+
+/* A block of memory that a process holds, and others may hold, too. It lies in any slot, not in that of the process. */
+struct region_record {
+    _Atomic uint64_t state; /* 0: free; whose it is, device, size: shares.c */
+    _Atomic uint64_t name;  /* of the handle by which others open the block */
+    _Atomic uint64_t block; /* the same for all handles of a block */
 };
 
 struct region_utilisation {
     _Atomic uint64_t decoder, encoder, sm;
-    uint64_t unused[3];
+    struct region_record record;
 };
 
 struct region_slot {
@@ -66,6 +73,7 @@ _Static_assert(sizeof(struct region_slot) == 1960, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, memory) == 8, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, monitor_used) == 1032, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, utilisation) == 1160, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, utilisation[0].record) == 1184, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, status) == 1928, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, identity) == 1944, "layout 1.2");
 _Static_assert(offsetof(struct region, slots_used) == 2008896, "layout 1.2");
@@ -84,7 +92,7 @@ struct region *vgpu_region_private(const struct vgpu_config *config);
 int vgpu_slot_claim(struct region *region, const char *path);
 
 /* Gives the slot back. Counters must be zero before, or the process must be gone. */
-void vgpu_slot_release(struct region_slot *slot);
+void vgpu_slot_release(struct region *region, struct region_slot *slot);
 
 /* Frees the slots of processes that are gone. Skipped if another process does so just now. Returns how many. */
 int vgpu_region_reap(struct region *region, const char *path);

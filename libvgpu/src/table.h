@@ -21,6 +21,13 @@ enum vgpu_kind {
     KIND_CONTEXT,  /* key: context; owner: itself */
 };
 
+/* Memory that other processes hold, too. */
+struct vgpu_share {
+    uint64_t name;   /* of a handle of it; 0: none that others would recognise */
+    uint64_t block;  /* the same for all its handles */
+    uint32_t record; /* in the region, of what was imported; 0: none */
+};
+
 struct vgpu_entry {
     uint64_t key; /* 0: free */
     uint64_t size;
@@ -30,6 +37,7 @@ struct vgpu_entry {
     uint8_t kind;
     uint8_t part;
     bool exported; /* another process may have opened it */
+    struct vgpu_share share;
 };
 
 struct vgpu_table {

@@ -25,12 +25,15 @@ enum {
     GRAPH_RESERVED_CURRENT = 2,
     GRAPH_NODE_MEM_ALLOC = 10,
     CAPTURE_MODE_RELAXED = 2,
+    HANDLE_FILE = 1,
+    HANDLE_FABRIC = 8,
+    EXTERNAL_FILE = 1,
 };
 
 /* Devices of the shared region, and CUDA device numbers that are told apart. */
 enum { VGPU_DEVICES = 16, VGPU_ORDINALS = 64 };
 
-/* CUipcMemHandle, as it is passed by value. */
+/* CUipcMemHandle, as it is passed by value. Pointers into pools and fabric handles have that size, too. */
 struct vgpu_structure {
     char bytes[64];
 };

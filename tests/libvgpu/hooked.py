@@ -4,6 +4,7 @@ Prints the names of the functions. Usage: hooked.py COMPUTE_FILE, as test_hooks.
 """
 
 import ctypes
+import os
 import struct
 import sys
 from pathlib import Path
@@ -160,16 +161,21 @@ def foreign_memory():
     change(0, "cuMemRelease", memory)
     change(0, "cuMemRelease", imported)
     change(-2 * MIB, "cuMemUnmap", place, 2 * MIB)
-    pointer, default, exported = ctypes.c_uint64(), ctypes.c_uint64(), numbers("<Q", 0)
+    pointer, default, exported = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.create_string_buffer(64)
     call("cuDeviceGetDefaultMemPool", ctypes.byref(default), 0)
     call("cuMemAllocAsync", ctypes.byref(pointer), 2 * MIB, 0)
     call("cuMemPoolExportPointer", exported, pointer.value)
-    imported = make(0, "cuMemPoolImportPointer", 0, exported)
+    change(0, "cuMemPoolExportToShareableHandle", ctypes.byref(file), default, 1, 0)
+    pool = make(0, "cuMemPoolImportFromShareableHandle", ctypes.c_void_p(file.value), 1, 0)
+    imported = make(0, "cuMemPoolImportPointer", pool, exported)
     call("cuMemFreeAsync", pointer.value, 0)
     call("cuMemPoolTrimTo", default.value, 0)
     change(-2 * MIB, "cuMemFreeAsync", imported, 0)
-    external = make(MIB, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, 0, 0, MIB, 0))
-    change(-MIB, "cuDestroyExternalMemory", external)
+    kept = os.memfd_create("external")
+    external, again = (make(bytes, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, os.dup(kept), 0, MIB, 0))
+                       for bytes in (MIB, 0))  # the same memory
+    change(0, "cuDestroyExternalMemory", external)
+    change(-MIB, "cuDestroyExternalMemory", again)
 
 
 def arrays():

@@ -10,6 +10,7 @@ from pathlib import Path
 __all__ = ["FILE_SIZE", "MAGIC", "Machine", "Region", "Slot", "make_region"]
 
 MAGIC, FILE_SIZE, SLOTS, SLOT, FIRST_SLOT = 19920718, 2_008_953, 1024, 1960, 1856
+RECORDS = SLOTS * 16
 SEMAPHORE = struct.pack("<QI20x", 1, 128)
 
 
@@ -25,6 +26,11 @@ class Slot:
     contexts: tuple[int, ...]
     modules: tuple[int, ...]
     data: tuple[int, ...]
+
+
+def _record(number: int) -> int:
+    slot, device = divmod(number, 16)
+    return FIRST_SLOT + SLOT * slot + 1160 + 48 * device + 24
 
 
 def make_region(path: Path, limits: list[int], cores: list[int] | None = None, uuids: list[str] | None = None,
@@ -81,6 +87,17 @@ class Region:
 
     def total(self, device: int = 0) -> int:
         return sum(slot.totals[device] for slot in self.slots())
+
+    def records(self) -> list[int]:
+        """States of the records of memory that processes share, without the free ones."""
+        states = (self.number(_record(number), "<Q") for number in range(1, RECORDS))
+        return [state for state in states if state]
+
+    def fill_records(self, slot: int) -> None:
+        """No process finds a free one any more: all belong to that slot, and count nothing."""
+        for number in range(1, RECORDS):
+            if not self.number(_record(number), "<Q"):
+                self.write(_record(number), slot + 1, "<Q")
 
     def sample(self, device: int, percent: dict[int, int], when: int) -> None:
         """Utilisation as the monitor writes it: percent by process, then the time."""

@@ -122,8 +122,8 @@ class Builds:
         folder.mkdir(exist_ok=True)
         (folder / "names.inc").write_text("".join(f'{{"{row[0]}", "{row[1]}", {row[2]}, {row[3]}}},\n' for row in rows))
         self._compile("-std=gnu11", "-O2", "-g", "-Wall", "-I", self.headers, "-I", folder, "-o", folder / "client",
-                      SOURCE / "tests" / "clients" / "client.c", "-L", self.driver, "-lcuda", "-lpthread", "-ldl",
-                      "-Wl,--no-as-needed")
+                      SOURCE / "tests" / "clients" / "client.c", "-Wl,--no-as-needed", "-L", self.driver, "-lcuda",
+                      "-lpthread", "-ldl")
         return folder / "client"
 
     @functools.cache

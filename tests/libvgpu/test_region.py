@@ -9,7 +9,8 @@ from tests.libvgpu.layout import FILE_SIZE, MAGIC, make_region
 from tests.libvgpu.rig import MIB, uuid_of
 
 LIMIT = 2048 * MIB
-SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c")
+SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c",
+           "shares.c", "table.c")
 
 
 @pytest.mark.sanitized

@@ -15,8 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,12 +38,19 @@
     X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphCreate) X(cuGraphGetNodes) X(cuGraphAddMemAllocNode) \
     X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuDeviceGraphMemTrim) \
     X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle) X(cuMemExportToShareableHandle) \
-    X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) \
+    X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuMemPoolExportToShareableHandle) \
+    X(cuMemPoolImportFromShareableHandle) \
     X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) X(cuDestroyExternalMemory) X(cuMulticastCreate) \
     X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2)
 
-#define DECLARE(name) static __typeof__(&name) p_##name;
+/* Weak: a driver that is older than our headers lacks some, and the program must start nevertheless. */
+#define DECLARE(name) extern __typeof__(name) name __attribute__((weak)); static __typeof__(&name) p_##name;
 FUNCTIONS(DECLARE)
+
+static CUresult not_found(void)
+{
+    return CUDA_ERROR_NOT_FOUND;
+}
 
 static const struct { const char *symbol, *base; int version, per_thread; } names[] = {
 #include "names.inc"
@@ -79,6 +89,56 @@ static void *by_name(const char *how, const char *symbol, void *linked)
     return address;
 }
 
+/* Files go from one process to another by sockets with names of their own. */
+static struct sockaddr_un named(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strncpy(address.sun_path + 1, name, sizeof address.sun_path - 2);
+    return address;
+}
+
+static int mailbox(const char *name)
+{
+    struct sockaddr_un address = named(name);
+    int file = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    return bind(file, (struct sockaddr *)&address, sizeof address) == 0 ? file : -1;
+}
+
+union control {
+    struct cmsghdr head;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+static int pass(int file, const char *name)
+{
+    struct sockaddr_un address = named(name);
+    union control control = {.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                                      .cmsg_len = CMSG_LEN(sizeof file)}};
+    struct iovec nothing = {"", 1};
+    struct msghdr message = {.msg_name = &address, .msg_namelen = sizeof address, .msg_iov = &nothing, .msg_iovlen = 1,
+                             .msg_control = &control, .msg_controllen = CMSG_SPACE(sizeof file)};
+    memcpy(CMSG_DATA(&control.head), &file, sizeof file);
+    int from = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool sent = sendmsg(from, &message, 0) == 1;
+    close(from);
+    return sent ? 0 : -1;
+}
+
+/* The file; the mailbox is closed. */
+static int receive(int from)
+{
+    char byte;
+    union control control;
+    struct iovec nothing = {&byte, 1};
+    struct msghdr message = {.msg_iov = &nothing, .msg_iovlen = 1, .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    int file = -1;
+    if (recvmsg(from, &message, MSG_CMSG_CLOEXEC) == 1 && CMSG_FIRSTHDR(&message))
+        memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof file);
+    close(from);
+    return file;
+}
+
 static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint64_t *place)
 {
     CUdeviceptr address = 0;
@@ -112,6 +172,7 @@ static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint6
         result = p_cuArray3DCreate_v2((CUarray *)&address, &given);
     } else if (!strcmp(kind, "external")) {
         CUDA_EXTERNAL_MEMORY_HANDLE_DESC given = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = size};
+        given.handle.fd = second > 2 ? dup((int)second) : memfd_create("external", MFD_CLOEXEC);
         result = p_cuImportExternalMemory((CUexternalMemory *)&address, &given);
     } else if (!strcmp(kind, "multicast")) {
         CUmulticastObjectProp given = {.numDevices = 1, .size = size};
@@ -432,24 +493,41 @@ static void command(char *line, char **argv)
         CUresult result = p_cuMemPoolExportPointer(&exported, kept[a]);
         memcpy(&b, exported.reserved, sizeof b);
         printf("%d %llu\n", result, b);
-    } else if (!strcmp(verb, "poolimport") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+    } else if (!strcmp(verb, "poolshare") && sscanf(line, "%*s %llu", &a) == 1) {
+        int file = -1;
+        CUresult result = p_cuMemPoolExportToShareableHandle(&file, pools[a], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        printf("%d %d\n", result, file);
+    } else if (!strcmp(verb, "poolget") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        printf("%d\n", p_cuMemPoolImportFromShareableHandle(&pools[a], (void *)(intptr_t)b,
+                                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        close((int)b);
+    } else if (!strcmp(verb, "poolimport") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
         CUmemPoolPtrExportData exported = {{0}};
         CUdeviceptr at = 0;
         memcpy(exported.reserved, &b, sizeof b);
-        printf("%d\n", p_cuMemPoolImportPointer(&at, pools[0], &exported));
+        printf("%d\n", p_cuMemPoolImportPointer(&at, pools[c], &exported));
         kept[a] = at;
     } else if (!strcmp(verb, "export") && sscanf(line, "%*s %llu", &a) == 1) {
         int file = -1;
         CUresult result = p_cuMemExportToShareableHandle(&file, kept[a], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         printf("%d %d\n", result, file);
-    } else if (!strcmp(verb, "import") && sscanf(line, "%*s %llu %llu %63s", &a, &b, text) == 3) {
+    } else if (!strcmp(verb, "import") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
         CUmemGenericAllocationHandle handle = 0;
-        int file = open(text, O_RDWR);
-        printf("%d\n", p_cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file,
+        printf("%d\n", p_cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)c,
                                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-        close(file);
+        close((int)c);
         kept[a] = handle;
         kept_size[a] = b;
+    } else if (!strcmp(verb, "memfd")) {
+        printf("%d\n", memfd_create("client", MFD_CLOEXEC));
+    } else if (!strcmp(verb, "closefile") && sscanf(line, "%*s %llu", &a) == 1) {
+        printf("%d\n", close((int)a));
+    } else if (!strcmp(verb, "listen") && sscanf(line, "%*s %63s", text) == 1) {
+        printf("%d\n", mailbox(text));
+    } else if (!strcmp(verb, "pass") && sscanf(line, "%*s %llu %63s", &a, text) == 2) {
+        printf("%d\n", pass((int)a, text));
+    } else if (!strcmp(verb, "receive") && sscanf(line, "%*s %llu", &a) == 1) {
+        printf("%d\n", receive((int)a));
     } else if (!strcmp(verb, "bind") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
         printf("%d\n", p_cuMulticastBindMem(kept[a], b, kept[c], 0, kept_size[c], 0));
     else if (!strcmp(verb, "bindaddr") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
@@ -595,8 +673,8 @@ int main(int argc, char **argv)
         return 2;
 #define FIND(name) p_##name = (__typeof__(p_##name))by_name(argv[1], #name, (void *)name);
     FUNCTIONS(FIND)
-#define CHECK(name) if (!p_##name) { fprintf(stderr, "no %s\n", #name); return 3; }
-    FUNCTIONS(CHECK)
+#define FILL(name) if (!p_##name) p_##name = (__typeof__(p_##name))(void *)not_found;
+    FUNCTIONS(FILL)
     setvbuf(stdin, NULL, _IONBF, 0); /* a child goes on where its parent has stopped reading */
     char line[256];
     while (fgets(line, sizeof line, stdin))

@@ -67,7 +67,8 @@ static void mutate(struct region *region, int slots)
         case 1: at = offsetof(struct region, slots_used) + number() % 56; break;
         case 2: at = number() % sizeof *region; break;
         default: at = offsetof(struct region, slot) + number() % (uint64_t)slots * sizeof(struct region_slot);
-            at += number() % 2 ? number() % 80 : offsetof(struct region_slot, status) + number() % 32;
+            at += number() % 2 ? number() % 80 : number() % 4 ? offsetof(struct region_slot, status) + number() % 32
+                : offsetof(struct region_slot, utilisation) + number() % 192;
         }
         uint64_t value = number() % 4 == 0 ? UINT64_MAX : number() % 3 == 0 ? 0 : number() % 2 ? number() % 65536 : number();
         size_t size = number() % 3 == 0 ? 1 : number() % 2 ? 4 : 8;
@@ -136,6 +137,9 @@ int main(int argc, char **argv)
             }
         }
         vgpu_usage(0);
+        struct vgpu_share share = {.name = 1 + number() % 4};
+        if (vgpu_import(0, 0, size, PART_IMPORTED, &share) == CUDA_OK)
+            vgpu_unimport(0, size, 0, PART_IMPORTED, &share);
         for (; held; held -= size)
             vgpu_uncharge(0, size, PART_DATA);
         /* the compute file has no more rights than the region */

@@ -24,6 +24,8 @@ struct fake_share {
     int32_t card, holders;
     int32_t holder[FAKE_HOLDERS]; /* their places among the processes; one may hold it twice */
     int32_t pooled;               /* counted by a pool of the first holder, as long as that holds it */
+    int32_t serial;               /* no other share ever has it */
+    int32_t pool, ordinal;        /* number of the pool, and of the pointer in it */
 };
 
 struct fake_machine {
@@ -35,6 +37,7 @@ struct fake_machine {
     _Atomic uint64_t launches[FAKE_DEVICES];
     struct fake_process process[FAKE_PROCESSES];
     struct fake_share share[FAKE_SHARES];
+    int32_t serials; /* of shares and pools */
     pthread_mutex_t lock; /* robust; its size is that of the architecture */
 };
 

@@ -44,6 +44,7 @@ struct CUmemPoolHandle_st {
     int device;
     int64_t used, reserved;
     cuuint64_t threshold;
+    int32_t number, pointers; /* by which other processes know it; how many pointers were exported */
 };
 
 struct block {
@@ -826,7 +827,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
     return CUDA_SUCCESS;
 }
 
-/* A handle is the number of a share. */
+/* A handle is the place of a share and its serial number. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
     struct block *block = find(address);
@@ -834,7 +835,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
         return CUDA_ERROR_INVALID_VALUE;
     share_memory(&block->share, block->device, block->size, false);
     memset(handle, 0, sizeof *handle);
-    memcpy(handle->reserved, &block->share, sizeof block->share);
+    int32_t content[2] = {block->share, fake_machine()->share[block->share - 1].serial};
+    memcpy(handle->reserved, content, sizeof content);
     return CUDA_SUCCESS;
 }
 
@@ -850,11 +852,13 @@ static struct block *opened(int share)
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, UNUSED unsigned flags)
 {
     NEED_CONTEXT;
-    int share;
-    memcpy(&share, handle.reserved, sizeof share);
+    int32_t content[2];
+    memcpy(content, handle.reserved, sizeof content);
+    int share = content[0];
     struct block *block = opened(share);
     if (!block) {
-        if (!hold(share))
+        bool known = share > 0 && share <= FAKE_SHARES && fake_machine()->share[share - 1].serial == content[1];
+        if (!known || !hold(share))
             return CUDA_ERROR_INVALID_VALUE;
         size_t size = (size_t)fake_machine()->share[share - 1].size;
         CUresult result = add_block(address, size, device_of(share), OPENED_MEMORY, current());
@@ -881,22 +885,75 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     return --block->opened ? CUDA_SUCCESS : release(address);
 }
 
+static int32_t pool_number(CUmemoryPool pool)
+{
+    fake_lock();
+    if (!pool->number)
+        pool->number = ++fake_machine()->serials;
+    fake_unlock();
+    return pool->number;
+}
+
+static bool write_file(void *place, const void *content, size_t size)
+{
+    int file = memfd_create("shareable", MFD_CLOEXEC);
+    *(int *)place = file;
+    return file >= 0 && pwrite(file, content, size, 0) == (ssize_t)size;
+}
+
+CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, UNUSED CUmemAllocationHandleType type,
+                                          UNUSED unsigned long long flags)
+{
+    int32_t number = pool_number(pool);
+    return write_file(shareable, &number, sizeof number) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, UNUSED CUmemAllocationHandleType type,
+                                            UNUSED unsigned long long flags)
+{
+    int32_t number;
+    if (pread((int)(intptr_t)shareable, &number, sizeof number, 0) != sizeof number)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = calloc(1, sizeof **pool);
+    (*pool)->number = number;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *exported, CUdeviceptr address)
 {
     struct block *block = find(address);
     if (!block || block->kind != POOL_MEMORY)
         return CUDA_ERROR_INVALID_VALUE;
+    CUmemoryPool pool = block->owner;
+    bool shared = block->share != 0;
     share_memory(&block->share, block->device, block->size, true);
-    memcpy(exported->reserved, &block->share, sizeof block->share);
+    struct fake_share *share = &fake_machine()->share[block->share - 1];
+    if (!shared) {
+        share->pool = pool_number(pool);
+        share->ordinal = ++pool->pointers;
+    }
+    memset(exported, 0, sizeof *exported);
+    memcpy(exported->reserved, &share->ordinal, sizeof share->ordinal);
     return CUDA_SUCCESS;
 }
 
-/* Whatever the pool is that was imported before. */
-CUresult cuMemPoolImportPointer(CUdeviceptr *address, UNUSED CUmemoryPool pool, CUmemPoolPtrExportData *exported)
+/* The share of that pointer, 0 if there is none. The first pointer of every pool has the same content. */
+static int exported_by(CUmemoryPool pool, int32_t ordinal)
 {
-    int share;
-    memcpy(&share, exported->reserved, sizeof share);
-    if (!hold(share))
+    for (int i = 0; i < FAKE_SHARES; i++) {
+        const struct fake_share *share = &fake_machine()->share[i];
+        if (share->holders && share->pool == pool->number && share->ordinal == ordinal)
+            return i + 1;
+    }
+    return 0;
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExportData *exported)
+{
+    int32_t ordinal;
+    memcpy(&ordinal, exported->reserved, sizeof ordinal);
+    int share = exported_by(pool, ordinal);
+    if (!share || !hold(share))
         return CUDA_ERROR_INVALID_VALUE;
     size_t size = (size_t)fake_machine()->share[share - 1].size;
     CUresult result = add_block(address, size, device_of(share), OPENED_POOL_MEMORY, NULL);
@@ -905,10 +962,9 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *address, UNUSED CUmemoryPool pool, 
     return result;
 }
 
-/* Memory of another interface: it is taken from the card when it is imported. */
+/* Memory of another interface: it is taken from the card when it is imported first. The file says so to others. */
 struct CUextMemory_st {
-    int device;
-    int64_t size;
+    int share;
 };
 
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given)
@@ -916,16 +972,25 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_ME
     NEED_CONTEXT;
     if (!given->size)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!occupy(current()->device, (int64_t)given->size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    int share = 0, file = given->handle.fd;
+    bool known = pread(file, &share, sizeof share, 0) == sizeof share && hold(share);
+    if (!known) {
+        if (!occupy(current()->device, (int64_t)given->size))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        share = 0;
+        share_memory(&share, current()->device, given->size, false);
+        if (pwrite(file, &share, sizeof share, 0) != sizeof share)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    close(file);
     *memory = malloc(sizeof **memory);
-    **memory = (struct CUextMemory_st){current()->device, (int64_t)given->size};
+    (*memory)->share = share;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    occupy(memory->device, -memory->size);
+    leave_share(memory->share);
     free(memory);
     return CUDA_SUCCESS;
 }
@@ -1190,11 +1255,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
     if (!physical->multicast)
         share_memory(&physical->share, physical->device, physical->size, false);
     struct shareable content = {physical->share, physical->multicast};
-    int file = memfd_create("shareable", MFD_CLOEXEC);
-    if (file < 0 || pwrite(file, &content, sizeof content, 0) != sizeof content)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *(int *)shareable = file;
-    return CUDA_SUCCESS;
+    return write_file(shareable, &content, sizeof content) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,

@@ -92,7 +92,7 @@ int fake_share(int card, int64_t size, int holder, bool pooled)
     for (int i = 0; i < FAKE_SHARES; i++)
         if (!machine->share[i].holders) {
             machine->share[i] = (struct fake_share){.size = size, .card = card, .holders = 1, .holder = {holder},
-                                                      .pooled = pooled};
+                                                      .pooled = pooled, .serial = ++machine->serials};
             return i + 1;
         }
     abort();
