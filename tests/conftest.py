@@ -57,4 +57,5 @@ def restore_logging():
     yield
     logging.getLogger().handlers[:] = handlers
     for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+        if logging.getLogger(name).level != level:  # to set it would clear the caches of all loggers
+            logging.getLogger(name).setLevel(level)

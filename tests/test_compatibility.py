@@ -1,5 +1,6 @@
 """The table of Kubernetes versions contains what pytest reported, and manual changes are detected."""
 
+import os
 import subprocess
 import sys
 
@@ -48,7 +49,8 @@ def test_outcomes_are_what_pytest_reports(tmp_path):
     (tmp_path / "e2e").mkdir()
     (tmp_path / "e2e" / "test_a.py").write_text(SUITE)
     subprocess.run([sys.executable, "-m", "pytest", "e2e", "-q", "-p", "no:cacheprovider", "--rootdir=.",
-                    "--import-mode=importlib", "--junit-xml=report.xml"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+                    "--import-mode=importlib", "--junit-xml=report.xml"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     found = outcomes((tmp_path / "report.xml").read_text())
     assert {name.removeprefix("e2e/test_a.py::"): outcome for name, outcome in found.items()} == {
         "test_passes": "passed", "test_fails": "failed", "test_named[a.b]": "failed", "test_named[c]": "passed",

@@ -1,5 +1,6 @@
 """Only listed tests get a second attempt, and the run shows it."""
 
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,7 @@ def test_not_listed():
 def test_each_attempt_has_fixtures_of_its_own():
     assert calls.count("opened") == calls.count("closed") == 5
 """
+WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whose imports take most of the time
 CONFTEST = """
 from e2e.flaky import FlakyTests
 
@@ -43,13 +45,13 @@ def pytest_configure(config):
 """
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")])
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "2", "--dist", "loadfile")])
 def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig, processes):
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {pytestconfig.rootpath}\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *processes],
-                          cwd=tmp_path, capture_output=True, text=True)
+                          cwd=tmp_path, capture_output=True, text=True, env=os.environ | WITHOUT_PLUGINS)
     printed = done.stdout
     assert done.returncode == 1 and "2 failed, 3 passed" in printed
     assert "FAILED test_it.py::test_listed[2]" in printed and "FAILED test_it.py::test_not_listed" in printed
