@@ -10,6 +10,7 @@ from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 
 LIMIT = {"memory": 2048 * MIB}
+pytestmark = pytest.mark.real_time
 
 
 def share(rig, client, load, seconds):

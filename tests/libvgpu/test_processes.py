@@ -28,6 +28,7 @@ def test_processes_share_the_limit(rig):
     assert one.do("info") == [0, 0, LIMIT]
 
 
+@pytest.mark.real_time
 def test_memory_of_a_killed_process_is_free_at_once(rig):
     rig.limit()
     one, two = rig.client().start(), rig.client().start()
@@ -238,6 +239,7 @@ def test_full_table_refuses(rig):
     assert client.do("alloc plain 0 4096") == 2
 
 
+@pytest.mark.real_time
 def test_lock_that_is_held_is_not_waited_for(rig):
     """By a process that has been stopped, say."""
     rig.limit()
@@ -254,6 +256,7 @@ def test_lock_that_is_held_is_not_waited_for(rig):
 # -- kill -9 at every point
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 @pytest.mark.parametrize("point", INIT_POINTS + CHARGE_POINTS)
 def test_kill_at_a_point(rig, point):
@@ -274,6 +277,7 @@ def test_kill_at_a_point(rig, point):
     assert rig.region.total() == LIMIT == rig.machine.used()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 @pytest.mark.parametrize("point", REAP_POINTS)
 def test_kill_while_it_clears_up_after_another(rig, point):
@@ -293,6 +297,7 @@ def test_kill_while_it_clears_up_after_another(rig, point):
     assert rig.region.total() == LIMIT == rig.machine.used()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
     """Another process has come between its looking and its counting."""
@@ -310,6 +315,7 @@ def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
     assert rig.region.total() == LIMIT == rig.machine.used()
 
 
+@pytest.mark.real_time
 def test_thousand_random_kills(rig):
     """In batches of ten; after each, one process can have it all."""
     rig.limit()
@@ -378,6 +384,7 @@ def test_requests_that_fit_together_never_fail(rig):
         assert [client.answer() for client in clients] == [[0]] * 8
 
 
+@pytest.mark.real_time
 def test_three_hundred_processes_start_at_once(rig):
     rig.limit()
     begun = time.monotonic()
