@@ -6,6 +6,8 @@ from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
 from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod, PodRef, QuotaLimits, Request, Share
 from hami.node.library import CHECKSUMS
+from hami.node.limits import region_parts
+from hami.node.region_layout import REGION_SIZE
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.usage import Charge
@@ -122,3 +124,11 @@ def write_checksums(folder):
                    if path.is_file() and path.name != CHECKSUMS)
     sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
     (folder / CHECKSUMS).write_text("".join(sums))
+
+
+def region_of(limits):
+    """The shared region of a container with these limits, as its file has it."""
+    region = bytearray(REGION_SIZE)
+    for offset, part in region_parts(limits).items():
+        region[offset:offset + len(part)] = part
+    return bytes(region)

@@ -15,7 +15,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.model import Share
 from hami.node import region_layout
-from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, REGION_SIZE, UUID_SIZE
+from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, UUID_SIZE
 from hami.quantity import parse_integer
 
 LIMITS = "limits"
@@ -23,7 +23,7 @@ LIMITS = "limits"
 FIRST_LINE = "hami-limits 1"
 """With this line the file begins. A limiter that reads it contains it."""
 _MIB = 1 << 20
-_SEMAPHORES = (24, 2_008_920)
+_SEMAPHORE = 24  # offset of one in the region, and of the other behind slots_used
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
 _POLICIES = ("default", "force", "disable")
 
@@ -83,18 +83,19 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_region(limits: ContainerLimits) -> bytes:
-    """Returns a shared region without processes. Limits in it are preferred to those in the environment, by HAMi's
-    library as well."""
-    region = bytearray(REGION_SIZE)
-    struct.pack_into("<III", region, 0, MAGIC, MAJOR, MINOR)
-    for offset in _SEMAPHORES:
-        region[offset:offset + len(_UNLOCKED)] = _UNLOCKED
-    struct.pack_into("<Q", region, CURRENT.device_count, len(limits.devices))
+def region_parts(limits: ContainerLimits) -> dict[int, bytes]:
+    """Returns what a shared region without processes holds, by offset: the rest of its two megabytes is zero. Limits in
+    it are preferred to those in the environment, by HAMi's library as well."""
+    head = bytearray(CURRENT.slots)
+    struct.pack_into("<III", head, 0, MAGIC, MAJOR, MINOR)
+    struct.pack_into("<Q", head, CURRENT.device_count, len(limits.devices))
     for place, one in enumerate(limits.devices):
-        struct.pack_into(f"<{UUID_SIZE}s", region, CURRENT.uuids + UUID_SIZE * place, one.uuid.encode())
-        struct.pack_into("<Q", region, CURRENT.memory_limits + 8 * place, one.memory)
-        struct.pack_into("<Q", region, CURRENT.core_limits + 8 * place, one.cores)
-    struct.pack_into("<i", region, CURRENT.slots_used + region_layout.SWITCH, 1)
-    struct.pack_into("<i", region, CURRENT.slots_used + region_layout.PRIORITY, limits.priority)
-    return bytes(region)
+        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, one.uuid.encode())
+        struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, one.memory)
+        struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, one.cores)
+    tail = bytearray(CURRENT.size - CURRENT.slots_used)
+    struct.pack_into("<i", tail, region_layout.SWITCH, 1)
+    struct.pack_into("<i", tail, region_layout.PRIORITY, limits.priority)
+    for part in (head, tail):
+        part[_SEMAPHORE:_SEMAPHORE + len(_UNLOCKED)] = _UNLOCKED
+    return {0: bytes(head), CURRENT.slots_used: bytes(tail)}

@@ -7,8 +7,9 @@ import pytest
 
 from hami.model import Share
 from hami.monitor.regions import RegionProcess, control_writes, parse_region, parse_throttled, slot_count, usage_writes
-from hami.node.limits import ContainerLimits, DeviceLimit, render_region
+from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.region_layout import CURRENT, LAYOUTS, LEGACY, SHIFTED, identify
+from tests.builders import region_of
 from tests.monitor.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
 
 MUTATED_SLOTS = 12
@@ -54,7 +55,7 @@ def test_the_offsets_are_those_of_the_reference():
 
 def test_the_region_of_our_device_plugin_is_read():
     limits = ContainerLimits(devices=(DeviceLimit(UUIDS[0], 3 * GIB, 40),), priority=0)
-    region = parse(render_region(limits))
+    region = parse(region_of(limits))
     (device,) = region.devices
     assert (region.version, device.uuid, device.memory_limit, device.core_limit) == ("1.2", UUIDS[0], 3 * GIB, 40)
     assert (region.priority, region.switch, region.processes, device.total) == (0, 1, (), 0)

@@ -16,8 +16,9 @@ from pytest import param
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
-from hami.node.limits import ContainerLimits, DeviceLimit, render_limits, render_region
+from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import REGION_SIZE, SHIFTED
+from tests.builders import region_of
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_limits_can_only_be_read_and_counters_be_written_by_all_users(root, host
     finally:
         os.umask(before)
     assert found == {"limits": (render_limits(LIMITS, f"{root}/t.cache").encode(), 0o444),
-                     "t.cache": (render_region(LIMITS), 0o666), "t.sm": (bytes(4096), 0o666)}
+                     "t.cache": (region_of(LIMITS), 0o666), "t.sm": (bytes(4096), 0o666)}
 
 
 def test_a_container_that_starts_again_finds_the_same_files_as_new(root, host):
@@ -154,6 +155,17 @@ def test_a_container_that_starts_again_finds_the_same_files_as_new(root, host):
         path.write_bytes(b"x" * 3_000_000)
     assert written(root, host, keep=True) == first
     assert region.stat().st_ino == before
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["new", "left by an attempt that failed"])
+def test_a_full_disk_cannot_stop_a_container_later(root, host, keep):
+    """A write to a mapped page for which the disk has no block ends the process."""
+    if keep:
+        host.prepare("u-1", "c")
+        (root / "containers" / "u-1_c" / "t.cache").touch()
+    written(root, host, keep=keep)
+    region = (root / "containers" / "u-1_c" / "t.cache").stat()
+    assert 512 * region.st_blocks >= region.st_size == REGION_SIZE
 
 
 def test_a_new_container_never_gets_an_old_region(root, host):

@@ -7,7 +7,8 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
-from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, render_limits, render_region
+from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, render_limits
+from tests.builders import region_of
 from tests.libvgpu.layout import FILE_SIZE, Region, make_region
 from tests.plugin.stage import CARDS, NODE, A, B, share
 
@@ -70,11 +71,11 @@ device {B} memory=2147483648 cores=100
 
 def test_the_region_is_that_of_the_tests_of_the_limiter(tmp_path):
     make_region(path := tmp_path / "region", [GIB, 2 * GIB], [30, 100], [A, B], priority=0)
-    assert render_region(PAIR) == path.read_bytes()
+    assert region_of(PAIR) == path.read_bytes()
 
 
 def test_the_region_in_detail(tmp_path):
-    (path := tmp_path / "region").write_bytes(render_region(PAIR))
+    (path := tmp_path / "region").write_bytes(region_of(PAIR))
     region = Region(path)
     assert len(region.memory) == FILE_SIZE == 2_008_953
     assert [region.number(offset) for offset in (0, 4, 8)] == [19920718, 1, 2]
