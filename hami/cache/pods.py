@@ -219,8 +219,9 @@ class PodCache:
     def _store(self, pod: Pod, version: int, requesting: bool) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         known, sighting = self._records.get(uid), self._sightings.make()
-        assigned = known.assigned if known is not None and known.assigned_at == assigned_at(pod) else sighting
-        bound = known.bound if known is not None and known.node and known.bound_at == bound_at(pod) else sighting
+        assigned_time, bound_time = assigned_at(pod), bound_at(pod)
+        assigned = known.assigned if known is not None and known.assigned_at == assigned_time else sighting
+        bound = known.bound if known is not None and known.node and known.bound_at == bound_time else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
         problems = self._book(pod, requesting, allocation, assigned)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
@@ -228,7 +229,7 @@ class PodCache:
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
-            assigned_at=assigned_at(pod), assigned=assigned, bound_at=bound_at(pod), bound=bound,
+            assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             requests_devices=requesting, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation)
         if known is None or _shown(known) != _shown(record):

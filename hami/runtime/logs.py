@@ -20,6 +20,7 @@ FORMATS = ("text", "json")
 _LIBRARIES = ("gunicorn", "kubernetes", "urllib3", "werkzeug")
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 _FIRST = ("time", "level", "logger", "message")
+_QUOTED = frozenset(' "=\\')
 
 
 def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = None) -> None:
@@ -82,7 +83,7 @@ def _quoted(value: object) -> str:
         text = _json(value)
     else:
         text = str(value)
-    if text and text.isprintable() and not any(mark in text for mark in ' "=\\'):
+    if text and text.isprintable() and _QUOTED.isdisjoint(text):
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
 

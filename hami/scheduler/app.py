@@ -217,11 +217,13 @@ def _answer_error(error: Exception) -> flask.Response:
 
 def _body(limit: int) -> bytes:
     """Reads the body without ever holding it twice. Raises: HTTPException."""
-    if (flask.request.content_length or 0) > limit:
+    length = flask.request.content_length or 0
+    if length > limit:
         raise RequestEntityTooLarge
     flask.request.max_content_length = limit + 1  # for a body without a length: its stream fails after so many bytes
     body = io.BytesIO()
-    shutil.copyfileobj(flask.request.stream, body, PIECE)
+    # a buffer of this size is allocated for each read
+    shutil.copyfileobj(flask.request.stream, body, min(length or PIECE, PIECE))
     return body.getvalue()
 
 

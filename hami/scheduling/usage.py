@@ -117,7 +117,8 @@ def _peaks(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]]
 def _by_device(shares: Iterable[Share]) -> dict[str, _Amounts]:
     amounts: dict[str, _Amounts] = {}
     for share in shares:
-        amounts[share.uuid] = _plus(amounts.get(share.uuid, _NONE), (1, share.memory_mib, share.cores))
+        slots, memory, cores = amounts.get(share.uuid, _NONE)
+        amounts[share.uuid] = slots + 1, memory + share.memory_mib, cores + share.cores
     return amounts
 
 

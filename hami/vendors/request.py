@@ -50,7 +50,7 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
 
 
 def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
-    return frozenset([(name, amounts[name]) for name in vendors.resources & amounts.keys()])
+    return frozenset([item for item in amounts.items() if item[0] in vendors.resources])
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
