@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, AccessDenied, Scope
-from hami.dashboard.pace import Pace
+from hami.dashboard.pace import MakePace, Pace
 from hami.dashboard.renderings import Busy, Rendering, Renderings
 from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
 
@@ -47,7 +47,7 @@ class Dashboard:
     """The parts of which the pages are made.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
-    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
+    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are. *make_pace*: of rendering.
     """
 
     views: Views
@@ -56,6 +56,7 @@ class Dashboard:
     version: Callable[[], Hashable]
     unready_reason: Callable[[], str]
     is_local: bool
+    make_pace: MakePace = Pace
 
 
 class _Pages(flask.Flask):
@@ -73,6 +74,12 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app.register_error_handler(Exception, _answer_error)
     _add_pages(app, dashboard)
     return app
+
+
+def compile_templates(app: flask.Flask) -> None:
+    """Compiles all templates, for which nobody should wait: together they take longer than a page."""
+    for name in app.jinja_env.list_templates():
+        app.jinja_env.get_template(name)
 
 
 def link(path: str, *names: str, **query: object) -> str:
@@ -130,14 +137,15 @@ def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> 
     if form not in ("html", "json"):
         raise BadQuery(f"format={form[:20]}: expected html or json")
     key = form, request.path, _canonical(request.args), scope
-    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(form, template, make(scope), scope))
+    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(
+        form, template, make(scope), scope, dashboard.make_pace(REST)))
     return _response(found)
 
 
-def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
+def _render(form: str, template: str, document: Any, scope: Scope, pace: Pace) -> tuple[str, str]:
     if form == "json":
         return to_json(document), "application/json"
-    query, pace = partial(flask.request.args.get, default=""), Pace(REST)
+    query = partial(flask.request.args.get, default="")
     pieces = []
     for piece in flask.stream_template(template, page=document, scope=scope, query=query, version=__version__,
                                        here=_here):

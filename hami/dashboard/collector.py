@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from hami.dashboard.looked import Looked, Times
-from hami.dashboard.pace import Pace
+from hami.dashboard.pace import MakePace, Pace
 from hami.dashboard.said import Said
 from hami.dashboard.texts import timestamp
 from hami.dashboard.use import NodeUse, parse_use
@@ -37,12 +37,13 @@ class Collector:
     """Answers questions of pages. `run` asks, until `stop`."""
 
     def __init__(self, page: Callable[[str], str] | None, said: Callable[[PodRef], Said], *,
-                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+                 clock: Callable[[], float], now: Callable[[], datetime], make_pace: MakePace = Pace) -> None:
         """*page*: returns the metrics page of a node's monitor; ``None``: nobody is asked. *said*: what kube-scheduler
         said about a pod. Both raise HamiError, and run in threads."""
         self._page = page
         self._said = said
         self._now = now
+        self._make_pace = make_pace
         self._uses = Looked[str, NodeUse](USE_TIMES, MOST_NODES, clock=clock)
         self._words = Looked[PodRef, Said](SAID_TIMES, MOST_PODS, clock=clock)
         self._stopped = threading.Event()
@@ -97,4 +98,4 @@ class Collector:
                     answers.put(key, None, wait=FAILED_S)
 
     def _parse(self, page: str) -> NodeUse:
-        return parse_use(page, timestamp(int(self._now().timestamp())), Pace(REST))
+        return parse_use(page, timestamp(int(self._now().timestamp())), self._make_pace(REST))

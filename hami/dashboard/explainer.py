@@ -11,14 +11,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import msgspec
 
 from hami.cache.cache import Cache
 from hami.dashboard.access import Scope
 from hami.dashboard.live import LiveCluster
-from hami.dashboard.pace import Pace
 from hami.errors import HamiError
 from hami.inspect.explain import Helps, NodeShort, WaitingReport, explain_pod
 from hami.inspect.world import World
@@ -119,7 +117,7 @@ class Explainer:
             return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
 
     def _answer(self, pod: Pod, scope: Scope) -> Explanation:
-        cache, self._copy = self._copy or _PacedCache(self._live.cache, self._live.now), None
+        cache, self._copy = self._copy or _PacedCache(self._live), None
         try:
             explanation = self._explain(cache, pod, scope)
         except HamiError as error:
@@ -141,11 +139,12 @@ class Explainer:
 
 
 class _PacedCache(Cache):
-    """A copy of the cache *live* for one thread, which pauses after each step."""
+    """A copy of the cache of *live* for one thread, which pauses after each step."""
 
-    def __init__(self, live: Cache, now: Callable[[], datetime]) -> None:
-        self.pace = Pace(REST)
-        super().__init__(live.vendors, live.policies, clock=time.monotonic, now=now, yield_lock=self.pace)
+    def __init__(self, live: LiveCluster) -> None:
+        self.pace = live.make_pace(REST)
+        super().__init__(live.cache.vendors, live.cache.policies, clock=time.monotonic, now=live.now,
+                         yield_lock=self.pace)
 
     def choose(self, pod: Pod, names: Sequence[str], ended: Collection[str] = ()) -> Choice | None:
         """Like the cache's, with a pause."""

@@ -12,7 +12,7 @@ import msgspec
 from hami.cache.cache import Cache, Snapshot
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
-from hami.dashboard.pace import Pace
+from hami.dashboard.pace import MakePace, Pace
 from hami.dashboard.use import NodeUse, Use
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
@@ -50,9 +50,10 @@ class CardParts(msgspec.Struct, rename="camel", frozen=True):
 class LiveCluster:
     """The content of *cache* now, read in parts: no call holds its lock for longer than a filter may wait."""
 
-    def __init__(self, cache: Cache, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, cache: Cache, *, now: Callable[[], datetime], make_pace: MakePace = Pace) -> None:
         self.cache = cache
         self.now = now
+        self.make_pace = make_pace
         self._refreshing = threading.Lock()  # guards all that follows
         self._rows: dict[str, NodeRow] = {}
         self._version: tuple[int, ...] = ()
@@ -122,7 +123,7 @@ class LiveCluster:
         stale = {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())} & present
         for name in self._rows.keys() - present:
             del self._rows[name]
-        names, pace = sorted(stale), Pace(REST)
+        names, pace = sorted(stale), self.make_pace(REST)
         for start in range(0, len(names), NODES_AT_ONCE):
             world = self.world(names[start:start + NODES_AT_ONCE], EVERYTHING)
             self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
@@ -131,8 +132,13 @@ class LiveCluster:
 
     def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
         """Returns the cards of the nodes *names*, by node."""
-        world = self.world(names, scope)
-        return {name: _cards(world, world.nodes[name]) for name in names if name in world.nodes}
+        found: dict[str, list[CardParts]] = {}
+        pace = self.make_pace(REST)
+        for start in range(0, len(names), NODES_AT_ONCE):
+            world = self.world(names[start:start + NODES_AT_ONCE], scope)
+            found |= {name: _cards(world, node) for name, node in world.nodes.items()}
+            pace()
+        return found
 
 
 def with_use(card: CardParts, use: NodeUse) -> CardParts:

@@ -9,11 +9,12 @@ from functools import partial
 
 from hami.cache.cache import Cache
 from hami.dashboard.access import Access
-from hami.dashboard.app import Dashboard, create_dashboard
+from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
 from hami.dashboard.collector import Collector
 from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors
+from hami.dashboard.pace import Pace
 from hami.dashboard.renderings import Renderings
 from hami.dashboard.said import read_said
 from hami.dashboard.views import Views
@@ -29,12 +30,14 @@ class DashboardServer:
     """The server with its two threads: one computes what takes long, the other asks others than the cache."""
 
     def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer, collector: Collector,
-                 unready_reason: Callable[[], str]) -> None:
+                 unready_reason: Callable[[], str], prepare: Callable[[], None] = lambda: None) -> None:
+        """*prepare* is called once, at the beginning of `run`."""
         self._server = server
         self._live = live
         self._explainer = explainer
         self._collector = collector
         self._unready_reason = unready_reason
+        self._prepare = prepare
 
     def start(self) -> None:
         """Listens and serves. Raises: HamiError if the address cannot be listened on."""
@@ -42,6 +45,7 @@ class DashboardServer:
 
     def run(self) -> None:
         """Computes until `stop`: answers, and the rows of nodes that have changed, so that no viewer waits for many."""
+        self._prepare()
         while self._explainer.wait(REFRESH_S):
             if not self._unready_reason():
                 self._live.node_rows()
@@ -65,23 +69,24 @@ class DashboardServer:
 
 def dashboard_server(bind: tuple[str, int], cache: Cache, api: Api, tls: TlsContexts | None, *,
                      monitors: Monitors | None, now: Callable[[], datetime],
-                     unready_reason: Callable[[], str]) -> DashboardServer:
+                     unready_reason: Callable[[], str], is_busy: Callable[[], bool]) -> DashboardServer:
     """Returns the dashboard of *cache* on *bind*. Without *tls*, nobody is asked who they are: for loopback only.
 
     *monitors*: ``None``: none is asked for the use of cards. *unready_reason*: why the cache cannot be shown
-    yet; empty if it can. Nothing listens yet.
+    yet; empty if it can. *is_busy*: whether pods are being placed, for which pages stand aside. Nothing listens yet.
     """
     clock = time.monotonic
-    live = LiveCluster(cache, now=now)
+    make_pace = partial(Pace, is_busy=is_busy)
+    live = LiveCluster(cache, now=now, make_pace=make_pace)
     explainer = Explainer(live, clock=clock)
     collector = Collector(monitors.page if monitors is not None else None, partial(read_said, api), clock=clock,
-                          now=now)
+                          now=now, make_pace=make_pace)
     access = Access(Reviews(api) if tls is not None else None, clock=clock)
 
     def version() -> tuple[int, ...]:
         return *cache.version(), explainer.answered, collector.changes(), int(now().timestamp()) // AGES_S
 
     app = create_dashboard(Dashboard(Views(live, explainer, collector), access, Renderings(clock=clock), version,
-                                     unready_reason, is_local=tls is None))
+                                     unready_reason, is_local=tls is None, make_pace=make_pace))
     server = AppServer("dashboard", bind, app, flag="--dashboard-bind-address", tls=tls)
-    return DashboardServer(server, live, explainer, collector, unready_reason)
+    return DashboardServer(server, live, explainer, collector, unready_reason, partial(compile_templates, app))

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from hami.dashboard.access import Scope
-from hami.dashboard.pace import SLICE_S, Pace
+from hami.dashboard.app import compile_templates
+from hami.dashboard.pace import ASIDE_S, SLICE_S, Pace
 from hami.dashboard.renderings import KEPT, Renderings
 from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
@@ -14,6 +15,7 @@ from hami.dashboard.views import paged
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import node_rows
 from hami.inspect.world import World
+from hami.runtime.in_progress import InProgress
 from tests.dashboard.stage import Stage
 from tests.inspect.clusters import bound, node, pending
 from tests.inspect.worlds import some_world
@@ -102,6 +104,28 @@ def test_computations_pause_in_proportion():
     assert slept == [pytest.approx(6 * SLICE_S)]
     pace()
     assert len(slept) == 1
+
+
+def test_computations_stand_aside_while_pods_are_placed():
+    clock, slept, filters = Clock(), [], InProgress()
+    pace = Pace(rest=1.0, is_busy=filters.is_any, clock=clock, sleep=slept.append)
+    with filters:
+        with filters:
+            clock.seconds += 2 * SLICE_S
+            pace()
+        clock.seconds += 2 * SLICE_S
+        pace()
+        clock.seconds += 2 * ASIDE_S
+        pace()
+    clock.seconds += 2 * SLICE_S
+    pace()
+    assert slept == [pytest.approx(seconds) for seconds in (ASIDE_S, ASIDE_S, 2 * ASIDE_S, 2 * SLICE_S)]
+
+
+def test_nobody_waits_for_templates():
+    stage = Stage([node("n1")])
+    compile_templates(stage.app)
+    assert len(stage.app.jinja_env.cache) == len(stage.app.jinja_env.list_templates())
 
 
 def test_explaining_leaves_the_cluster_alone():
