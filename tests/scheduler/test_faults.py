@@ -457,6 +457,7 @@ STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Stor
          Storm.move: 0.5, Storm.jump: 0.1, Storm.kill: 0.4, Storm.touch_node: 3}
 
 
+@pytest.mark.timeout(240)  # a busy machine: .ci/run runs all checks at once
 @pytest.mark.parametrize("seed", range(STORMS), ids=lambda seed: (
     f"storm {seed} of {STORMS}, {PLACEMENTS} placements, {LOCK_FREE_NODES[seed // 3 % 3] or 'no'} nodes lock-free"))
 def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
