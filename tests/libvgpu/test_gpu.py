@@ -16,7 +16,9 @@ import time
 
 import pytest
 
+from tests.libvgpu.layout import Region
 from tests.libvgpu.rig import MIB
+from tests.libvgpu.test_sharing import Ipc, Physical, Pooled, allocate, free
 
 PROBE = """
 import ctypes
@@ -31,7 +33,7 @@ if not count.value:
 MICROSECONDS = {"flood": 50, "medium": 20_000, "sync": 100_000}
 """What a kernel of each load waits for."""
 CHARGED = 256 + 16
-LIMIT = 2048 * MIB
+LIMIT, SHARED = 2048 * MIB, 128 * MIB
 
 
 def obstacle():
@@ -85,6 +87,28 @@ def test_memory_is_limited_and_contexts_count(start):
     assert client.do(f"alloc plain 0 {free + 4 * MIB}") == 2
     assert client.do(f"alloc plain 0 {free - 4 * MIB}") == 0
     assert client.do(f"alloc async 1 {8 * MIB}") == 2
+
+
+@pytest.mark.parametrize("way", [Ipc(), Physical(), Pooled()], ids=["ipc", "physical", "pooled"])
+def test_shared_memory_has_a_name_and_counts_once(rig, start, way):
+    """The driver's handles have to be as docs/limiter.md says: the same for each process, its files can be locked."""
+    importer = start()
+    alone = free(importer)
+    exporter = start()
+    assert allocate(exporter, way, 0, SHARED) == exporter.do("sync") == 0
+    before = free(importer)
+    more = {"size": SHARED} if way.allocated_as == "create" else {}
+    assert way.open(importer, way.export(exporter), **more) == 0
+    assert free(importer) == free(exporter) == before
+    assert way.close(importer) == 0
+    assert way.open(importer, way.export(exporter), number=20, **more) == 0  # by a handle that was made anew
+    assert free(importer) == before
+    assert len(Region(rig.folder / "100.cache").records()) >= 2
+    exporter.kill()
+    deadline = time.monotonic() + 10
+    while free(importer) != alone - SHARED:
+        assert time.monotonic() < deadline, (alone - free(importer)) / MIB
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("what, most", [("launch", 100), ("info", 500), ("alloc", 2000)])

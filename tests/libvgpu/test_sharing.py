@@ -3,7 +3,9 @@
 Memory of other interfaces counts for who imports it.
 """
 
+import fcntl
 import os
+import struct
 import uuid
 
 import pytest
@@ -85,7 +87,9 @@ def way(request):
 
 
 def allocate(client, way, number=0, size=SIZE):
-    client.do("defaultpool 0 0")
+    if way.allocated_as == "pool" and not hasattr(client, "has_pool"):
+        assert client.do("newpool 0 0") == 0  # the default pool of a real driver cannot be shared
+        client.has_pool = True
     return client.do(f"alloc {way.allocated_as} {number} {size} 0")
 
 
@@ -364,6 +368,20 @@ def test_external_memory_counts_once_for_all_that_have_the_file(rig):
     check_rest(other, LIMIT - SIZE)
     assert other.do("free external 0") == 0
     check_rest(other, LIMIT)
+
+
+def test_external_memory_whose_file_somebody_has_locked_counts_for_each_importer(rig):
+    """It gets no name, and nobody waits for the lock."""
+    rig.limit()
+    client, other = rig.client().start(), rig.client().start()
+    file = client.do("memfd")
+    with open(f"/proc/{client.process.pid}/fd/{file}", "r+b", buffering=0) as again:
+        fcntl.fcntl(again, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        assert client.do(f"alloc external 0 {SIZE} {file}") == 0
+        assert other.do(f"alloc external 0 {SIZE} {passed(client, file, other)}") == 0
+        check_rest(other, LIMIT - 2 * SIZE)
+        client.kill()
+        check_rest(other, LIMIT - SIZE)
 
 
 def test_external_memory_that_the_driver_refuses_is_not_charged(rig):

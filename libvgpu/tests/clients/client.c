@@ -160,6 +160,7 @@ static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint6
         result = p_cuMemAllocFromPoolAsync_ptsz(&address, size, pools[second], stream);
     else if (!strcmp(kind, "create")) {
         CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                          .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                           .location = {CU_MEM_LOCATION_TYPE_DEVICE, {(int)second}}};
         CUmemGenericAllocationHandle handle = 0;
         result = p_cuMemCreate(&handle, size, &properties, 0);
@@ -538,6 +539,7 @@ static void command(char *line, char **argv)
         printf("%d\n", p_cuDeviceGetDefaultMemPool(&pools[a], (int)b));
     else if (!strcmp(verb, "newpool") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
         CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, {(int)b}}};
         printf("%d\n", p_cuMemPoolCreate(&pools[a], &properties));
     } else if (!strcmp(verb, "keep") && sscanf(line, "%*s %llu", &a) == 1) {
