@@ -22,7 +22,7 @@ LIMIT_S = 3.0
 """Seconds for which a limit counts after the container last shared a card."""
 RECENT_S = 1.5
 """Seconds after a kernel in which a container works. Libraries note the time in whole seconds, once a second."""
-HOLD_S = 0.9
+HOLD_S = 0.85
 """Seconds for which a container that has worked counts as working: rounds can follow each other closely, and a launch
 that one of them has seen is not seen by the next."""
 ACTIVE, IDLE, BLOCKED = 2, 0, -1

@@ -59,7 +59,7 @@ class MonitorSettings:
     hook_path: str = "/usr/local"
     mock_devices: str = ""
     driver_root_in_container: str = "/driver-root"
-    interval: float = 1.0
+    interval: float = 0.9
     feedback: bool = True
     once: bool = False
     output: str = TABLE

@@ -246,7 +246,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(args, says):
 def test_help_names_every_flag_with_environment_and_default():
     output = CliRunner().invoke(main, ["monitor", "--help"], terminal_width=120).output
     assert [flag.name for _, flags in MONITOR_FLAGS for flag in flags if flag.name not in output] == []
-    for text in ("[NODE_NAME, NodeName]", "[default: 1s]", "[default: :9394]", "[default: true]"):
+    for text in ("[NODE_NAME, NodeName]", "[default: 900ms]", "[default: :9394]", "[default: true]"):
         assert text in " ".join(output.split())
 
 
