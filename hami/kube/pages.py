@@ -87,6 +87,23 @@ def parse_meta(raw: msgspec.Raw) -> ObjectMeta:
         return ObjectMeta()
 
 
+def read_pages(request: Requester, name: str, path: str, query: Mapping[str, str]) -> Iterator[ListPage]:
+    """Yields the pages of one consistent read. Each is requested while the caller works on the one before.
+
+    *name*: of the resource, for errors. Raises: ClusterError; MalformedInput if a page cannot be read.
+    """
+    def start(token: str) -> Future[bytes]:
+        return thread.submit(request, "GET", path, query=page_query(query, token))
+
+    with ThreadPoolExecutor(1) as thread:
+        coming: Future[bytes] | None = start("")
+        while coming is not None:
+            page = parse_page(name, coming.result())
+            token = page.metadata.continue_token
+            coming = start(token) if token else None
+            yield page
+
+
 def read_list(request: Requester, name: str, path: str, query: Mapping[str, str],
               parse: Callable[[msgspec.Raw], None], progress: Callable[[int, int], None]) -> None:
     """Passes each object of a collection to *parse*, from one consistent read.
@@ -98,7 +115,7 @@ def read_list(request: Requester, name: str, path: str, query: Mapping[str, str]
     for attempt in range(LISTS):
         try:
             count = 0
-            for page in _pages(request, name, path, query):
+            for page in read_pages(request, name, path, query):
                 for raw in page.items or ():
                     parse(raw)
                 count += len(page.items or ())
@@ -107,17 +124,3 @@ def read_list(request: Requester, name: str, path: str, query: Mapping[str, str]
         except Gone:
             if attempt == LISTS - 1:
                 raise
-
-
-def _pages(request: Requester, name: str, path: str, query: Mapping[str, str]) -> Iterator[ListPage]:
-    """Yields the pages. Each is requested while the caller works on the one before."""
-    def start(token: str) -> Future[bytes]:
-        return thread.submit(request, "GET", path, query=page_query(query, token))
-
-    with ThreadPoolExecutor(1) as thread:
-        coming: Future[bytes] | None = start("")
-        while coming is not None:
-            page = parse_page(name, coming.result())
-            token = page.metadata.continue_token
-            coming = start(token) if token else None
-            yield page

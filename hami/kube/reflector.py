@@ -20,7 +20,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
-from hami.kube.pages import ListPage, ObjectMeta, page_query, parse_meta, parse_page
+from hami.kube.pages import ObjectMeta, parse_meta, read_pages
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
 from hami.runtime.watchdog import beat, beat_before_wait
@@ -176,22 +176,18 @@ class Reflector(Generic[T]):
         with self._changed:
             number = self._lists_requested
         self._version = ""
-        started, seen, token = self._clock(), set[str](), ""
-        while not self._stopping.is_set():
-            page = self._request_page(token)
+        started, seen, version = self._clock(), set[str](), ""
+        resource = self._resource
+        for page in read_pages(self._api.request, resource.name, resource.path, resource.query):
+            beat()
+            self._last_contact = self._clock()
             for raw in page.items or ():
                 if self._stopping.is_set():
                     return
                 self._take_listed(raw, seen)
-            if not (token := page.metadata.continue_token):
-                self._complete(seen, started, page.metadata.resource_version, number)
-                return
+            version = page.metadata.resource_version
             time.sleep(0)  # lets other threads run: a list takes long compared with a filter
-
-    def _request_page(self, token: str) -> ListPage:
-        data = self._api.request("GET", self._resource.path, query=page_query(self._resource.query, token))
-        self._last_contact = self._clock()
-        return parse_page(self._resource.name, data)
+        self._complete(seen, started, version, number)
 
     def _take_listed(self, raw: msgspec.Raw, seen: set[str]) -> None:
         try:

@@ -75,6 +75,34 @@ def test_first_list_is_consistent_and_in_pages():
     assert source.reflector.synced.is_set()
 
 
+def test_a_page_is_requested_while_the_one_before_is_passed_on():
+    requested, in_time = threading.Event(), []
+
+    def second_page():
+        requested.set()
+        return page(obj("b", 2))
+
+    class Slow(RecordingSink):
+        def upsert(self, item):
+            super().upsert(item)
+            in_time.append(requested.wait(20))
+
+    _, sink = reflect([page(obj("a", 1), token="t"), second_page], sink=Slow())
+    assert in_time == [True, True] and sink.state == {"a": 1, "b": 2}
+
+
+def test_a_reflector_that_stops_within_a_list_passes_on_nothing_more():
+    class Stopping(RecordingSink):
+        def upsert(self, item):
+            super().upsert(item)
+            source.reflector.stop()
+
+    source, sink = ScriptedSource([page(obj("a", 1), obj("b", 1), token="t"), page(obj("c", 2))]), Stopping()
+    source.reflector = Reflector(source, things(), sink)
+    source.reflector.run()
+    assert sink.calls == [("upsert", "a", 1)] and not source.reflector.synced.is_set()
+
+
 def test_watch_follows_the_list_and_asks_for_bookmarks():
     source, _ = reflect([page(version=7)])
     [query] = source.watched
