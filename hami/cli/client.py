@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page
+YOUNG_OBJECTS = 1_000_000
+"""Objects between two garbage collections: a command ends soon, and most of what it allocates stays until then."""
 NODE_POLICIES = ("binpack", "spread")
 FORMS = ("table", "wide", "json", "yaml")
 
@@ -56,7 +58,7 @@ class Client:
         from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
 
-        collect_rarely()
+        collect_rarely(YOUNG_OBJECTS)
         if self.snapshot:
             return read_snapshot(self.snapshot)
         namespace, slash, name = self.device_config_map.partition("/")

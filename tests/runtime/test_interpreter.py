@@ -44,5 +44,7 @@ def test_collections_are_rare_and_old_objects_are_still_looked_at():
     try:
         collect_rarely()
         assert gc.get_threshold() == (YOUNG_OBJECTS, *before[1:])
+        collect_rarely(7)
+        assert gc.get_threshold() == (7, *before[1:])
     finally:
         gc.set_threshold(*before)
