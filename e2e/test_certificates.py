@@ -24,10 +24,10 @@ from e2e.processes import free_port
 from e2e.rights import calls, granted, refused, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    NAMESPACE, Certificates, Scheduler, account_kubeconfig, redirect_webhook, webhook_configuration,
+    NAMESPACE, Certificates, Scheduler, account_kubeconfig, lease_holder, redirect_webhook, webhook_configuration,
 )
 
-SECRET, WEBHOOK = "hami-scheduler-self-signed", "hami-webhook"
+SECRET, WEBHOOK, PREVIOUS = "hami-scheduler-self-signed", "hami-webhook", "hami-scheduler-tls"
 COMPONENT = MANIFESTS.parent / "components" / "self-signed"
 RIGHTS = COMPONENT / "rbac.yaml"
 LATE = 1.0  # seconds
@@ -72,7 +72,8 @@ class SelfSigned(Scheduler):
     def __init__(self, cluster: LocalCluster, certificates: Certificates, *, name: str, port: int | None = None,
                  **flags: str) -> None:
         super().__init__(cluster, certificates, account_kubeconfig(cluster), name=name, port=port, cert_file="",
-                         key_file="", self_signed_cert_dir=str(cluster.folder / name), **flags)
+                         key_file="", self_signed_cert_dir=str(cluster.folder / name),
+                         self_signed_previous_secret=PREVIOUS, **flags)
 
 
 @pytest.fixture
@@ -210,14 +211,54 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), SCHEDULER), made)
 
 
+def change_webhooks(kube: Kube, **changes: object) -> None:
+    """Changes *clientConfig* of the webhook that admits pods."""
+    kube.call("PATCH", f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}", {
+        "webhooks": [{"name": "vgpu.hami.io", "clientConfig": changes}]},
+        content_type="application/strategic-merge-patch+json")
+
+
+@pytest.fixture
+def predecessor(self_signed: Callable[..., SelfSigned], scheduler: Scheduler,
+                certificates: Certificates) -> Iterator[Scheduler]:
+    """A scheduler with the certificate in a Secret of its own, as HAMi's chart makes it. It leads."""
+    kube = scheduler.cluster.kube
+    files = {"ca": certificates.ca_file, "tls.crt": certificates.cert_file, "tls.key": certificates.key_file}
+    data = {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
+    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PREVIOUS}, "data": data}, NAMESPACE)
+    change_webhooks(kube, caBundle=data["ca"])
+    scheduler.start()
+    eventually(lambda: lease_holder(kube, f"{SCHEDULER}-extender").startswith(scheduler.name), "it leads")
+    yield scheduler
+    kube.delete("Secret", PREVIOUS, NAMESPACE)
+
+
+def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(sandbox, self_signed, predecessor):
+    """As HAMi's chart is replaced by ours: ours is ready while the other leads, which ends only then."""
+    before = x509.load_pem_x509_certificates(predecessor.certificates.ca_file.read_bytes())
+    wait_admitted(sandbox)
+    successor = self_signed(port=free_port(), **FAST)
+    successor.wait_healthy(path="/readyz")
+    assert lease_holder(sandbox.kube, f"{SCHEDULER}-extender").startswith(predecessor.name)
+    with Load(sandbox, successor.port) as load:
+        change_webhooks(sandbox.kube, url=f"https://127.0.0.1:{successor.port}/webhook")
+        time.sleep(2)  # the API server applies it with a delay
+        predecessor.stop()
+        both = wait_for(sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "both CAs")
+        assert both.authorities[1:] == before
+        moved = wait_for(sandbox.kube, lambda now: now.serving.issuer == both.authorities[0].subject, "our certificate")
+        assert moved.authorities == both.authorities
+        pods, connections = load.pods, load.connections
+        eventually(lambda: load.pods > pods + 20 and load.connections > connections + 20, "the load continues")
+    assert load.lost == []
+
+
 def test_changed_certificates_are_restored(sandbox, self_signed):
     replica = self_signed(**FAST)
     wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)
     foreign = base64.b64encode(Trust(sandbox.kube).data["tls.crt"]).decode()
-    sandbox.kube.call("PATCH", f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}", {
-        "webhooks": [{"name": "vgpu.hami.io", "clientConfig": {"caBundle": foreign}}]},
-        content_type="application/strategic-merge-patch+json")
+    change_webhooks(sandbox.kube, caBundle=foreign)
     wait_for(sandbox.kube, published, "the bundle is back")
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
     missing = f"Secret {NAMESPACE}/{SECRET} is missing and may not be created: apply the manifests again"

@@ -56,6 +56,7 @@ def test_without_flags_the_defaults_hold():
     (["--dashboard-monitor-port=3"], "dashboard_monitor_port", 3),
     (["--self-signed-cert-secret=s"], "self_signed_cert_secret", "s"),
     (["--self-signed-webhook=w"], "self_signed_webhook", "w"),
+    (["--self-signed-previous-secret=p"], "self_signed_previous_secret", "p"),
     (["--self-signed-cert-lifetime=48h"], "self_signed_cert_lifetime", 172_800.0),
     (["--self-signed-ca-lifetime=87600h"], "self_signed_ca_lifetime", 315_360_000.0),
     (["--threads=64"], "threads", 64),

@@ -116,10 +116,11 @@ def shipped(*folders):
 def test_the_scheduler_may_change_only_the_objects_that_hold_its_certificates():
     items = shipped("base", "components/self-signed")
     rules = [rule for item in items for rule in item.get("rules", ()) if item["kind"].endswith("Role")]
-    found = {resource: (rule.get("resourceNames"), rule["verbs"]) for rule in rules for resource in rule["resources"]
-             if resource in ("secrets", "mutatingwebhookconfigurations")}
-    assert found == {"secrets": (["hami-scheduler-self-signed"], ["get", "patch"]),
-                     "mutatingwebhookconfigurations": (["hami-webhook"], ["get", "patch"])}
+    found = [(resource, rule.get("resourceNames"), rule["verbs"]) for rule in rules for resource in rule["resources"]
+             if resource in ("secrets", "mutatingwebhookconfigurations")]
+    assert sorted(found) == [("mutatingwebhookconfigurations", ["hami-webhook"], ["get", "patch"]),
+                             ("secrets", ["hami-scheduler-self-signed"], ["get", "patch"]),
+                             ("secrets", ["hami-scheduler-tls"], ["get"])]
     assert not [rule for rule in rules if "*" in rule["verbs"] + rule["resources"] + rule["apiGroups"]]
 
 

@@ -9,14 +9,14 @@ compare-and-swap: when two replicas create a CA at the same time, one gets a con
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hami.certificates.revision import (
-    CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, revise, usable_until,
+    CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, adopt, revise, trusts, usable_until,
 )
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
@@ -35,7 +35,8 @@ RETRY_SECONDS = 1.0
 class CertificateSettings:
     """The Secret, the MutatingWebhookConfiguration (*webhook*), and the *file* that the server reads.
 
-    *default_names*: DNS names of the server if no webhook configuration tells them.
+    *default_names*: DNS names of the server if no webhook configuration tells them. *previous_secret*: of a program
+    that this one replaces, such as HAMi; empty if there is none.
     """
 
     namespace: str
@@ -43,6 +44,7 @@ class CertificateSettings:
     webhook: str
     file: Path
     default_names: frozenset[str]
+    previous_secret: str = ""
     lifetimes: Lifetimes = Lifetimes()
 
 
@@ -94,10 +96,10 @@ class CertificateManager(PeriodicTask):
             self._published = None  # a follower does not see every change of the bundles
             self._store(secret)
             if not self.is_trusted and secret.resource_version:
-                self.is_trusted = _is_published(self._configuration()[0], secret.data.get(CA_CERTIFICATES))
+                self.is_trusted = _is_trusted(self._configuration()[0], secret)
             return
         configuration, problem = self._configuration()
-        secret = self._revise(secret, configuration, None if problem else self._observe(configuration))
+        secret = self._revise(secret, configuration, problem, None if problem else self._observe(configuration))
         self._store(secret)
         if problem is not None:
             self.is_trusted = True  # nothing says otherwise
@@ -118,7 +120,7 @@ class CertificateManager(PeriodicTask):
             try:
                 secret = self._secret()
                 if usable_until(secret.data, self._now()) is None:
-                    secret = self._revise(secret, self._configuration()[0], None)
+                    secret = self._revise(secret, *self._configuration(), None)
                 self._store(secret)
                 return
             except Conflict:
@@ -136,6 +138,14 @@ class CertificateManager(PeriodicTask):
         return (self._cluster.secret(settings.namespace, settings.secret)
                 or SecretRecord(namespace=settings.namespace, name=settings.secret, data={}))
 
+    def _previous(self) -> Mapping[str, bytes]:
+        """Returns the data of the previous Secret; nothing if there is none."""
+        settings = self._settings
+        if not settings.previous_secret:
+            return {}
+        found = self._cluster.secret(settings.namespace, settings.previous_secret)
+        return found.data if found else {}
+
     def _configuration(self) -> tuple[WebhookConfiguration | None, ClusterError | None]:
         """Returns the webhook configuration, or the error that prevents reading it. Certificates are renewed even
         without it."""
@@ -151,10 +161,19 @@ class CertificateManager(PeriodicTask):
             self._published = PublishedBundles(bundles, self._now())
         return self._published
 
-    def _revise(self, secret: SecretRecord, configuration: WebhookConfiguration | None,
+    def _revise(self, secret: SecretRecord, configuration: WebhookConfiguration | None, problem: ClusterError | None,
                 published: PublishedBundles | None) -> SecretRecord:
-        revision = revise(secret.data, names=_server_names(configuration), default=self._settings.default_names,
-                          published=published, now=self._now(), lifetimes=self._settings.lifetimes)
+        """Returns *secret* as it is stored now. *problem*: why there is no *configuration*."""
+        previous = self._previous()
+        if previous and problem is not None and usable_until(secret.data, self._now()) is None:
+            raise problem  # only the configuration tells whether the previous certificate is trusted
+        if previous and not secret.resource_version and self._expiry is not None:
+            raise ClusterError(f"Secret {secret.namespace}/{secret.name} has been deleted, as when the program returns "
+                               f"whose Secret is {self._settings.previous_secret}: otherwise apply the manifests again")
+        bundles = [webhook.bundle for webhook in configuration.webhooks] if configuration else []
+        data = adopt(secret.data, previous, bundles, self._now())
+        revision = revise(data, names=_server_names(configuration), default=self._settings.default_names,
+                          published=published, now=self._now(), lifetimes=self._settings.lifetimes, previous=previous)
         if revision is None:
             return secret
         try:
@@ -187,6 +206,16 @@ class CertificateManager(PeriodicTask):
     def _report_failure(self, error: HamiError) -> None:
         if self._failures.is_new("sync", str(error)):
             log.warning("certificate sync failed", extra={"error": error})
+
+
+def _is_trusted(configuration: WebhookConfiguration | None, secret: SecretRecord) -> bool:
+    """Reports whether API servers trust the certificate in *secret*, whose CA it must contain. A webhook without a CA
+    bundle is new, and waits for the leader; there must be another one."""
+    if configuration is None:
+        return True
+    published = [webhook.bundle for webhook in configuration.webhooks if webhook.bundle]
+    stored = secret.data.get(CA_CERTIFICATES, b"")
+    return bool(published) and all(trusts(bundle, secret.data) for bundle in (stored, *published))
 
 
 def _is_published(configuration: WebhookConfiguration | None, bundle: bytes | None) -> bool:

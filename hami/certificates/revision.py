@@ -4,6 +4,9 @@ One Secret holds everything: ``ca.crt`` all trusted CAs (newest first), ``ca.key
 and ``tls.key`` the serving certificate. A replaced CA stays trusted, and a certificate of the new CA is served only
 after the API server has trusted the new CA for a while. So clients trust the serving certificate at every moment. Keys
 of older CAs are not kept.
+
+A previous Secret, of another program, is treated like a replaced CA: its certificate is served first, and its CA stays
+trusted while the Secret exists, since that program may come back.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
@@ -61,13 +65,34 @@ class _KeyPair:
     key: _Key
 
 
+def adopt(data: Mapping[str, bytes], previous: Mapping[str, bytes], bundles: Iterable[bytes],
+          now: datetime) -> Mapping[str, bytes]:
+    """Returns *data*, begun with the certificate of the *previous* Secret if *data* has none and API servers, which
+    have the CA *bundles*, trust that one. `revise` completes it."""
+    if usable_until(data, now) is not None or usable_until(previous, now) is None:
+        return data
+    serving = _serving(previous)
+    authorities = [authority for bundle in bundles for authority in _load(bundle) if _has_signed(authority, serving)]
+    if not authorities:
+        return data
+    certificate = {key: previous[key] for key in (CERTIFICATE, KEY)}
+    return {**data, **certificate, CA_CERTIFICATES: _pem(dict.fromkeys(authorities))}
+
+
+def trusts(bundle: bytes, data: Mapping[str, bytes]) -> bool:
+    """Reports whether a CA of *bundle* has signed the serving certificate in *data*."""
+    serving = _serving(data)
+    return any(_has_signed(authority, serving) for authority in _load(bundle))
+
+
 def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collection[str],
-           published: PublishedBundles | None, now: datetime, lifetimes: Lifetimes) -> Revision | None:
+           published: PublishedBundles | None, now: datetime, lifetimes: Lifetimes,
+           previous: Mapping[str, bytes] | None = None) -> Revision | None:
     """Returns the Secret's new data, or None if *data* needs no change. Unknown keys of *data* are kept.
 
     *names*: DNS names and addresses of the server. If empty, the names of the current certificate are used, or else the
     *default* names. *published*: None if the trusted CAs are unknown; then only certificates that the newest CA has
-    signed are renewed.
+    signed are renewed. *previous*: the data of a Secret whose certificate stays trusted.
     """
     authorities = _load(data.get(CA_CERTIFICATES, b""))
     # A CA that is not valid yet is kept: our own clock may be wrong.
@@ -87,8 +112,9 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
         serving, changed = made.certificate, {CERTIFICATE: _pem((made.certificate,)), KEY: _key_pem(made.key)}
         reasons.append(f"new certificate: {reason}")
     older = [certificate for certificate in trusted if certificate != signer.certificate]
-    kept = [certificate for certificate in older
-            if now < _issued_at(signer.certificate) + lifetimes.serving or _has_signed(certificate, serving)]
+    needed = (serving, _serving(previous or {}))
+    kept = [certificate for certificate in older if now < _issued_at(signer.certificate) + lifetimes.serving
+            or any(_has_signed(certificate, one) for one in needed)]
     if len(kept) < len(authorities) - 1:
         reasons.append("removed an old CA: no valid certificate depends on it")
     if not reasons:
@@ -223,18 +249,22 @@ def _load(pem: bytes) -> list[x509.Certificate]:
 
 def _serving(data: Mapping[str, bytes]) -> x509.Certificate | None:
     """Returns the serving certificate; None if it or its key cannot be read, or they do not match."""
-    certificates, key = _load(data.get(CERTIFICATE, b"")), _key(data.get(KEY, b""))
+    certificates, key = _load(data.get(CERTIFICATE, b"")), _private_key(data.get(KEY, b""))
     if not certificates or key is None or certificates[0].public_key() != key.public_key():
         return None
     return certificates[0]
 
 
 def _key(pem: bytes) -> _Key | None:
+    key = _private_key(pem)
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _private_key(pem: bytes) -> PrivateKeyTypes | None:
     try:
-        key = serialization.load_pem_private_key(pem, None)
+        return serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return None
-    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 
 
 def _pem(certificates: Iterable[x509.Certificate]) -> bytes:

@@ -41,6 +41,9 @@ LISTENING = (
          "are created anew if it is empty, or deleted and the account may create it."),
     Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept up to date; it also "
          "provides the names in the certificate."),
+    Flag("--self-signed-previous-secret", STRING, "Secret of a program that this one replaces, such as HAMi's "
+         "hami-scheduler-tls. Its certificate is served until API servers trust the new CA, and its CA stays trusted "
+         "while the Secret exists, so that the program can come back. It is only read."),
     Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate."),
     Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA."),
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "

@@ -59,6 +59,7 @@ def _certificate_settings(settings: Settings) -> CertificateSettings:
     return CertificateSettings(
         namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
         file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
+        previous_secret=settings.self_signed_previous_secret,
         lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
                             authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
 

@@ -35,6 +35,7 @@ class Settings:
     *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two, *http_bind* serves TLS.
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
+    *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *dashboard_bind_address*:
     ``None`` for no dashboard. *dashboard_monitor_selector*: of the monitor's pods; empty to ask none. *node_selector*:
     a label selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the
@@ -55,6 +56,7 @@ class Settings:
     self_signed_cert_dir: str = ""
     self_signed_cert_secret: str = "hami-scheduler-self-signed"
     self_signed_webhook: str = "hami-webhook"
+    self_signed_previous_secret: str = ""
     self_signed_cert_lifetime: float = 90 * DAY
     self_signed_ca_lifetime: float = 3650 * DAY
 

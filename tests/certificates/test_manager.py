@@ -7,9 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 
 from hami.certificates.manager import RETRY_SECONDS, CertificateManager, CertificateSettings
-from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY
+from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, Lifetimes
 from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from tests.fake_cluster import FakeCluster, no_answer
@@ -17,6 +21,8 @@ from tests.fake_cluster import FakeCluster, no_answer
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 SECRET = ("hami", "self-signed")
+PREVIOUS = "tls"
+LIFETIMES = Lifetimes()
 SERVICE = Webhook(name="pods.hami.io", service=("hami", "scheduler"))
 
 
@@ -60,7 +66,7 @@ class Replica(CertificateManager):
     def __init__(self, world, file, leads):
         self.leads, self.file, self.waits = leads, file, []
         settings = CertificateSettings(namespace=SECRET[0], secret=SECRET[1], webhook="hook", file=file,
-                                       default_names=frozenset({"default.svc"}))
+                                       default_names=frozenset({"default.svc"}), previous_secret=PREVIOUS)
         super().__init__(world.fake, lambda: self.leads, settings, now=lambda: world.now)
 
     def served(self):
@@ -400,3 +406,123 @@ def test_keys_are_not_shown_in_logs_or_errors(world):
     world.replica().sync()
     assert "data" not in repr(world.fake.secrets[SECRET])
     assert isinstance(world.fake.secrets[SECRET], SecretRecord)
+
+
+class Predecessor:
+    """HAMi's Secret: a certificate and its CA, whose key is lost, trusted by the first webhook."""
+
+    def __init__(self, world, *, key=None, is_trusted=True):
+        self.key = key or ec.generate_private_key(ec.SECP256R1())
+        authority_key = ec.generate_private_key(ec.SECP256R1())
+        self.authority = certificate("nil1", "nil1", authority_key, authority_key, ca=True)
+        self.serving = certificate("nil2", "nil1", self.key, authority_key, names=("scheduler.hami.svc", "127.0.0.1"))
+        self.data = {"ca": pem(self.authority), CERTIFICATE: pem(self.serving), KEY: self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())}
+        world.fake.put_secret(SecretRecord(namespace=SECRET[0], name=PREVIOUS, data=self.data))
+        bundle = pem(self.authority) if is_trusted else b""
+        other = Webhook(name="more.hami.io", service=SERVICE.service)
+        world.fake.put_webhook(WebhookConfiguration(
+            name="hook", webhooks=(replace(SERVICE, bundle=bundle), other), resource_version=""))
+        world.ship()
+
+
+def certificate(subject, issuer, key, signer, *, names=(), ca=False):
+    """As kube-webhook-certgen makes them: valid for a hundred years, addresses among the DNS names."""
+    first, second = (x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, name)]) for name in (issuer, subject))
+    made = x509.CertificateBuilder(first, second, key.public_key(), x509.random_serial_number(), START - DAY,
+                                   START + 36_500 * DAY)
+    made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    if names:
+        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+    return made.sign(signer, hashes.SHA256())
+
+
+def pem(one):
+    return one.public_bytes(serialization.Encoding.PEM)
+
+
+def bundled(world):
+    return [x509.load_pem_x509_certificates(bundle) for bundle in world.bundles]
+
+
+@pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65_537, 2048)],
+                         ids=["of HAMi's chart", "of cert-manager"])
+def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(world, key):
+    """A replica is ready while the predecessor still leads, and API servers trust what is served at every moment."""
+    before = Predecessor(world, key=key)
+    replica = world.replica(leads=False)
+    replica.prepare(replica.waits.append)
+    replica.sync()
+    assert replica.is_trusted and replica.served() == before.data[CERTIFICATE] + before.data[KEY]
+    assert world.bundles == [pem(before.authority), b""]
+    replica.leads = True
+    replica.sync()
+    ours, theirs = x509.load_pem_x509_certificates(world.data[CA_CERTIFICATES])
+    assert theirs == before.authority and bundled(world) == [[ours, theirs]] * 2
+    for wait in (timedelta(), LIFETIMES.overlap / 2):
+        world.now += wait
+        replica.sync()
+        assert replica.served() == before.data[CERTIFICATE] + before.data[KEY]
+    world.now += LIFETIMES.overlap / 2
+    replica.sync()
+    served_now = x509.load_pem_x509_certificate(replica.served())
+    served_now.verify_directly_issued_by(ours)
+    assert bundled(world) == [[ours, theirs]] * 2
+    assert world.fake.secrets[SECRET[0], PREVIOUS].data == before.data
+
+
+def test_the_ca_of_a_predecessor_is_trusted_while_its_secret_exists(world):
+    """It can come back at any time, since it serves the certificate in its Secret."""
+    before = Predecessor(world)
+    replica = world.replica()
+    for days in (0, 1, 60, 120, 2000, 4000):
+        world.now = START + days * DAY
+        replica.sync()
+        assert all(before.authority in authorities for authorities in bundled(world))
+    world.fake.secrets.pop((SECRET[0], PREVIOUS))
+    world.now += 60 * DAY
+    replica.sync()
+    assert not any(before.authority in authorities for authorities in bundled(world))
+
+
+def test_a_predecessor_that_came_back_is_replaced_again(world):
+    """With a new Secret, after Helm has removed ours; the webhooks trust our former CA as well."""
+    before = Predecessor(world)
+    world.replica().sync()
+    world.ship()
+    replica = world.replica("b", leads=False)
+    replica.prepare(replica.waits.append)
+    replica.sync()
+    assert replica.is_trusted and replica.served() == before.data[CERTIFICATE] + before.data[KEY]
+    assert before.authority in x509.load_pem_x509_certificates(world.data[CA_CERTIFICATES])
+
+
+def test_a_secret_that_a_returning_predecessor_has_deleted_is_not_created_again(world):
+    """The role of that program may permit it, but Helm would refuse to upgrade to us later."""
+    Predecessor(world)
+    replica = world.replica()
+    replica.sync()
+    world.fake.secrets.pop(SECRET)
+    before, bundles = replica.served(), world.bundles
+    with pytest.raises(ClusterError, match="Secret hami/self-signed has been deleted, as when .* whose Secret is tls"):
+        replica.sync()
+    assert SECRET not in world.fake.secrets and (replica.served(), world.bundles) == (before, bundles)
+
+
+def test_a_previous_certificate_that_nobody_trusts_is_not_served(world):
+    before = Predecessor(world, is_trusted=False)
+    replica = world.replica()
+    replica.prepare(replica.waits.append)
+    replica.sync()
+    assert before.data[CERTIFICATE] not in replica.served()
+    assert len(bundled(world)[0]) == 1 and replica.is_trusted
+
+
+def test_a_predecessor_is_not_given_up_while_the_configuration_cannot_be_read(world):
+    """Only it tells whether the previous certificate is trusted."""
+    before = Predecessor(world)
+    world.fake.fail("webhook_configuration", no_answer(), times=2)
+    replica = world.replica(leads=False)
+    replica.prepare(replica.waits.append)
+    assert replica.waits == [RETRY_SECONDS] * 2
+    assert replica.served() == before.data[CERTIFICATE] + before.data[KEY]
