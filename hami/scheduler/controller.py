@@ -28,7 +28,9 @@ LABEL_EVERY = 15  # rounds between looks at the scheduler's own pods
 HANDSHAKES_PER_ROUND = 100  # so that a fresh cluster does not delay placing
 REPORTED_LIMIT = 10_000  # warnings that are remembered as reported
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
-RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance")  # labels in which installations differ
+RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+"""Labels in which installations differ. HAMi's chart has not the last one on pods: they differ from those that replace
+them."""
 ROLE = "hami.io/scheduler-role"
 
 

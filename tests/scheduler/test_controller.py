@@ -286,7 +286,8 @@ CHART = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
 
 @pytest.mark.parametrize("ours, theirs", [
     ({"app.kubernetes.io/name": "hami"}, CHART), ({}, CHART), (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
-    (CHART, {})], ids=["as shipped", "bare", "two charts", "the other one bare"])
+    (CHART, {}), (CHART | {"app.kubernetes.io/managed-by": "Helm"}, CHART)],
+    ids=["as shipped", "bare", "two charts", "the other one bare", "replaced by a rollback"])
 def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, theirs):
     component = {"app.kubernetes.io/component": "hami-scheduler"}
     pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
