@@ -37,11 +37,12 @@ Object = dict[str, Any]
 
 
 class Certificates:
-    """A CA and a serving certificate for loopback, as files. ``renew`` replaces the serving certificate."""
+    """A CA and a serving certificate for loopback and the Service, as files. ``renew`` replaces that certificate."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, namespace: str = NAMESPACE) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ca_file, self.cert_file, self.key_file = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
+        self._service = f"{SCHEDULER}.{namespace}.svc"
         self._ca_key = ec.generate_private_key(ec.SECP256R1())
         self._ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hami e2e CA")])
         ca = builder(self._ca_name, self._ca_name, self._ca_key.public_key()).add_extension(
@@ -58,7 +59,7 @@ class Certificates:
         certificate = builder(name, self._ca_name, key.public_key()).add_extension(
             x509.SubjectAlternativeName([
                 x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-                x509.DNSName(f"{SCHEDULER}.{NAMESPACE}.svc")]), critical=False).add_extension(
+                x509.DNSName(self._service)]), critical=False).add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
             key_usage(signs_certificates=False), critical=True).add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False).add_extension(

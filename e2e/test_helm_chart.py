@@ -22,7 +22,7 @@ from tools.chart import upstream_values, upstream_versions
 Object = dict[str, Any]
 CONFIG = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
 STRICT = CONFIG.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1)
-CA = "LS0tLS1CRUdJTg=="
+CA = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
 OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
 RENAMED = {"ClusterRoleBinding/hami-scheduler-rights": "ClusterRoleBinding/hami-scheduler",
            "ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
@@ -153,6 +153,9 @@ WRONG: dict[str, tuple[Object, str]] = {
     "two certificates": ({"scheduler": {"certManager": {"enabled": True}}, "certificates": {"mode": "self-signed"}},
                          "contradict each other"),
     "a CA too many": ({"certificates": {"mode": "self-signed", "caBundle": CA}}, "caBundle belongs to .*mode=secret"),
+    "no certificate": ({"certificates": {"mode": "secret", "caBundle": "eA=="}}, "caBundle is not a certificate"),
+    "flag": ({"devicePlugin": {"extraArgs": ["--split=2"]}}, "devicePlugin.extraArgs has --split=2, a flag that our"),
+    "port": ({"scheduler": {"service": {"httpTargetPort": 70000}}}, "httpTargetPort': maximum: got 70,000, want"),
     "mode": ({"certificates": {"mode": "vault"}}, r'certificates.mode is "vault": expected auto,'),
     "take-over": ({"takeOver": "yes"}, r'takeOver is "yes": expected auto, always or never'),
     "monitor alone": ({"monitor": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
@@ -198,6 +201,10 @@ def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -
     assert plugin["image"] == "hami-device-plugin:0.1.0" and "-v=false" not in plugin["command"]
     ports = {port["port"]: port.get("nodePort") for port in items["Service/hami-scheduler"]["spec"]["ports"]}
     assert ports == {443: 31998, 31993: 31993}
+    # HAMi's Service has the number of the port, and returns with a rollback
+    assert pod["containers"][1]["ports"][0]["containerPort"] == 443
+    assert "--http_bind=:443" in pod["containers"][1]["command"]
+    assert pod["securityContext"]["sysctls"] == [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
 
 
 def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> None:
@@ -205,6 +212,7 @@ def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> N
     told = helm.run("install", "hami", CHART, "--dry-run=client", values=values).partition("NOTES:")[2]
     assert "kubectl hami top" in told and "scheduler.patch.runAsUser: There is no job" in told
     assert "scheduler.livenessProbe: Both" in told and "version:" not in told
+    assert "The image hami:0.1.0 has no registry" in told
 
 
 @pytest.mark.parametrize(("values", "is_told"), [

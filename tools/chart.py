@@ -16,6 +16,8 @@ from typing import Any
 import click
 import yaml
 
+from hami.cli import main as programs
+
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
 UPSTREAM = Path(__file__).with_name("helm_values.yaml")
@@ -27,7 +29,11 @@ OPEN = re.compile(
 EITHER = {"devicePlugin.disablecorelimit", "scheduler.overwriteEnv", "metaxsGPUTopologyAware"}
 """Booleans that HAMi's chart also writes as strings."""
 DEVICE_POLICY = r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
+PORT: dict[str, object] = {"minimum": 1, "maximum": 65535}
 RULES: dict[str, dict[str, object]] = {
+    "scheduler.service.httpPort": PORT, "scheduler.service.httpTargetPort": PORT,
+    "scheduler.service.schedulerPort": PORT, "scheduler.service.monitorPort": PORT,
+    "devicePlugin.service.httpPort": PORT,
     "scheduler.replicas": {"minimum": 1},
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": ["binpack", "spread"]},
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
@@ -106,8 +112,20 @@ def render_keys() -> str:
     for name, row in rows.items():
         upstream[name] = {"effect": row["effect"], "text": row.get("text", ""), "checked": name in CHECKED,
                           "defaults": list(row["defaults"].values())}
-    found = {"defaults": own_values(), "own": own, "groups": groups([*own, *rows]), "upstream": upstream}
+    flags = {holder: flag_names(command) for holder, command in PROGRAMS.items()}
+    found = {"defaults": own_values(), "own": own, "flags": flags, "groups": groups([*own, *rows]),
+             "upstream": upstream}
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+PROGRAMS = {"scheduler.extender": "scheduler", "devicePlugin": "device-plugin", "devicePlugin.monitor": "monitor"}
+"""What has ``extraArgs``, and the command of `hami` that gets them."""
+
+
+def flag_names(command: str) -> list[str]:
+    """Returns the names of the flags of a command, without dashes at the front."""
+    return sorted({name.lstrip("-").replace("_", "-") for option in programs.commands[command].params
+                   for name in option.opts})
 
 
 CHECKED = {"devicePlugin.libPath", "devicePlugin.monitor.ctrPath", "devicePlugin.monitorctrPath"}
@@ -161,8 +179,9 @@ def kinds(name: str, value: object) -> Iterator[str]:
         yield from NULLS.get(last, ())
 
 
-NULLS = {"enabled": ["boolean"], "schedulerPort": ["integer"], "whitelistNamespaces": ["array"],
-         "passDeviceSpecsEnabled": ["boolean"], "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
+NULLS = {"enabled": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
+         "whitelistNamespaces": ["array"], "passDeviceSpecsEnabled": ["boolean"],
+         "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
          "gdrcopyEnabled": ["boolean"], "gdsEnabled": ["boolean"], "mofedEnabled": ["boolean"],
          "matchLabels": ["object"]}
 """Types of values that are empty by default, by the last part of the name."""

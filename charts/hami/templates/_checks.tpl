@@ -15,6 +15,17 @@
 {{- if and $v.certificates.caBundle (ne .certificates "secret") -}}
 {{- fail (printf "certificates.caBundle belongs to certificates.mode=secret, but the mode is %s, which provides its own CA: leave it out" .certificates) -}}
 {{- end -}}
+{{- if and $v.certificates.caBundle (not (contains "-----BEGIN CERTIFICATE-----" (b64dec $v.certificates.caBundle))) -}}
+{{- fail "certificates.caBundle is not a certificate (PEM) in base64: use --set certificates.caBundle=$(base64 -w0 ca.crt)" -}}
+{{- end -}}
+{{- range $program, $words := dict "scheduler.extender" $v.scheduler.extender.extraArgs "devicePlugin" $v.devicePlugin.extraArgs "devicePlugin.monitor" $v.devicePlugin.monitor.extraArgs -}}
+{{- range $words -}}
+{{- $flag := regexFind "^--?[A-Za-z][^=]*" (toString .) | trimPrefix "-" | trimPrefix "-" | replace "_" "-" -}}
+{{- if and $flag (not (has $flag (get $.keys.flags $program))) -}}
+{{- fail (printf "%s.extraArgs has %s, a flag that our program does not have: docs/configuration.md lists those it has" $program .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .monitor (not $v.devicePlugin.enabled) -}}
 {{- fail "monitor.enabled needs the device plugin, whose containers it observes: set devicePlugin.enabled to true, or monitor.enabled to false" -}}
 {{- end -}}

@@ -167,6 +167,15 @@
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
 {{- with $s.nodeLockExpire -}}{{- include "hami.env" (list $extender (dict "HAMI_NODELOCK_EXPIRE" .)) -}}{{- end -}}
 {{- $_ := set (index $extender.ports 1) "containerPort" (splitList ":" $s.metricsBindAddress | last | int) -}}
+{{- with $s.service.httpTargetPort -}}
+{{- /* HAMi's Service finds pods by this port and this label, and so again during a rollback; the leader renews the label */ -}}
+{{- include "hami.flag" (list $extender "http_bind" (printf ":%d" (int .))) -}}
+{{- $_ := set (index $extender.ports 0) "containerPort" (int .) -}}
+{{- $_ := set $template.metadata.labels "hami.io/scheduler-role" "leader" -}}
+{{- if lt (int .) 1024 -}}
+{{- $_ := set $pod.securityContext "sysctls" (list (dict "name" "net.ipv4.ip_unprivileged_port_start" "value" "0")) -}}
+{{- end -}}
+{{- end -}}
 {{- with $s.nodeSelector -}}{{- $_ := set $pod "nodeSelector" . -}}{{- end -}}
 {{- with $s.tolerations -}}{{- $_ := set $pod "tolerations" . -}}{{- end -}}
 {{- with $s.nodeName -}}{{- $_ := set $pod "nodeName" . -}}{{- end -}}
@@ -192,9 +201,15 @@
 {{- with get .objects (printf "MutatingWebhookConfiguration/%s" $name) -}}
 {{- $trusted := $ctx.v.certificates.caBundle -}}
 {{- $inherited := "" -}}
-{{- if and (eq $ctx.certificates "secret") (not $trusted) -}}
-{{- range (lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" $name).webhooks -}}
+{{- if not $trusted -}}
+{{- $live := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" $name -}}
+{{- range $live.webhooks -}}
 {{- if eq .name "vgpu.hami.io" -}}{{- $inherited = .clientConfig.caBundle -}}{{- end -}}
+{{- end -}}
+{{- range dig "metadata" "managedFields" list $live -}}
+{{- /* Helm would remove what it has written itself, such as certificates.caBundle of the last revision */ -}}
+{{- $written := dig "f:webhooks" `k:{"name":"vgpu.hami.io"}` "f:clientConfig" dict (.fieldsV1 | default dict) -}}
+{{- if and (eq .manager "helm") (hasKey $written "f:caBundle") -}}{{- $trusted = $inherited -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range .webhooks -}}
@@ -206,7 +221,7 @@
 {{- end -}}
 {{- if $trusted -}}
 {{- $_ := set .clientConfig "caBundle" $trusted -}}
-{{- else if and $inherited (ne .name "vgpu.hami.io") -}}
+{{- else if and $inherited (eq $ctx.certificates "secret") (ne .name "vgpu.hami.io") -}}
 {{- /* not in that of HAMi's chart: a rollback would then remove it */ -}}
 {{- $_ := set .clientConfig "caBundle" $inherited -}}
 {{- end -}}

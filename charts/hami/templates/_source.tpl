@@ -23,7 +23,7 @@
 {{- if not $text -}}{{- fail (printf "the chart lacks manifests/%s: package it with `helm package`, which follows links" (index . 1)) -}}{{- end -}}
 {{- if ne $ctx.name "hami" -}}
 {{- $keys := `\b(name|secretName|serviceAccountName|policyName|roleName): ` -}}
-{{- $flags := `--self-signed-(?:cert-secret|webhook)=|kube-system/|resourceNames: \[|resourceNames, value: \[|\||\[\^:\]\*|contains\('` -}}
+{{- $flags := `--self-signed-(?:cert-secret|webhook|previous-secret)=|kube-system/|resourceNames: \[|resourceNames, value: \[|\||\[\^:\]\*|contains\('` -}}
 {{- $text = regexReplaceAll (printf `(%s|%s|- )hami-([a-z-]+)` $keys $flags) $text (printf "${1}%s-${3}" $ctx.name) -}}
 {{- end -}}
 {{- $text | replace "kube-system" $ctx.namespace -}}

@@ -18,8 +18,7 @@ alone, without the defaults of this one. */}}
 {{- if $v.scheduler.certManager.enabled -}}
 {{- $mode = "cert-manager" -}}
 {{- else if eq $mode "auto" -}}
-{{- $made := lookup "v1" "Secret" $ctx.namespace (printf "%s-scheduler-tls" $ctx.name) -}}
-{{- $mode = ternary "secret" "self-signed" (or (not (empty $made)) (not $v.scheduler.patch.enabled)) -}}
+{{- $mode = ternary "self-signed" "secret" $v.scheduler.patch.enabled -}}
 {{- end -}}
 {{- $_ := set $ctx "certificates" $mode -}}
 {{- $monitor := $v.monitor.enabled -}}
@@ -74,6 +73,11 @@ alone, without the defaults of this one. */}}
 {{- $_ := set $webhook "customURL" (pick . "enabled" "host" "port" "path") -}}
 {{- $_ := set $webhook "whitelistNamespaces" .whitelistNamespaces -}}
 {{- $_ := set $scheduler "admissionWebhook" $webhook -}}
+{{- end -}}
+{{- if hasKey . "version" -}}
+{{- $service := $scheduler.service | default dict -}}
+{{- if not (hasKey $service "httpTargetPort") -}}{{- $_ := set $service "httpTargetPort" 443 -}}{{- end -}}
+{{- $_ := set $scheduler "service" $service -}}
 {{- end -}}
 {{- with $scheduler.mutatingWebhookConfiguration -}}
 {{- $webhook := $scheduler.admissionWebhook | default dict -}}

@@ -1,0 +1,201 @@
+"""A release of HAMi's chart that our chart takes over, and what happens to pods meanwhile.
+
+The chart in ``hami_release`` stands for HAMi's.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster import SCHEDULER
+from e2e.eventually import eventually
+from e2e.helm_chart import CHART, Helm
+from e2e.kube import ApiError, Kube, path_of, summary
+from e2e.pods import pod
+from e2e.scheduler import Certificates
+from tools.chart import upstream_values
+
+__all__ = ["ALLOCATED", "NAMESPACE", "SECRET", "TakeOver", "remains"]
+
+Object = dict[str, Any]
+NAMESPACE = "hami-system"
+SECRET = "hami-scheduler-tls"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+RELEASE = Path(__file__).with_name("hami_release")
+THEIRS = "example.com/hami:v2"
+ROLLOUT_SECONDS = 90
+
+
+class TakeOver:
+    """A release named hami, first of HAMi's chart. In its context, it observes admission and device plugins.
+
+    *nodes*: the names of the GPU nodes. *address*: where the Service of the webhook is reached, if it has pods.
+    """
+
+    def __init__(self, kube: Kube, helm: Helm, nodes: Collection[str], address: tuple[str, int] | None = None) -> None:
+        self._kube = kube
+        self._helm = helm
+        self._nodes = nodes
+        self._address = address
+        self.admitted = 0
+        self.missed: list[str] = []
+        self.connections = 0
+        self.crowded: list[Counter[str]] = []
+        self._ending = threading.Event()
+        watches = (self._admit, self._connect, self._look)
+        self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
+
+    def __enter__(self) -> TakeOver:
+        for thread in self._threads:
+            thread.start()
+        eventually(lambda: self.admitted > 5, lambda: f"the webhook is called: {self.missed[-3:]}")
+        self.missed.clear()  # the API server applies a new configuration with a delay
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _admit(self) -> None:
+        """Creates pods that the webhook must see, without leaving one."""
+        for number in itertools.count():
+            if self._ending.wait(0.1):
+                return
+            try:
+                made = self._kube.call("POST", path_of("Pod", "default"), pod(f"probe-{number}", gpu=1),
+                                       query={"dryRun": "All"})
+            except ApiError as error:
+                self.missed.append(f"{time.strftime('%T')} {error.message}")
+                continue
+            self.admitted += 1
+            if made["spec"]["schedulerName"] != SCHEDULER:
+                self.missed.append(f"{time.strftime('%T')} probe-{number}")
+
+    def _connect(self) -> None:
+        """Connects to the webhook as an API server does that has no connection yet."""
+        while self._address is not None and not self._ending.wait(0.1):
+            webhook = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"][-1]
+            trusted = base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
+            context = ssl.create_default_context(cadata=trusted)
+            try:
+                with (socket.create_connection(self._address, timeout=5) as connection,
+                      context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc")):
+                    self.connections += 1
+            except OSError as error:
+                self.missed.append(f"{time.strftime('%T')} a new connection: {error}")
+
+    def _look(self) -> None:
+        """Counts the device plugins on each node."""
+        while not self._ending.wait(0.2):
+            plugins = self._kube.list("Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin")
+            here = Counter(item["spec"].get("nodeName", "") for item in plugins if is_running(item))
+            if any(count > 1 for node, count in here.items() if node):
+                self.crowded.append(here)
+
+    # -- what an operator does
+
+    def install_hamis(self, folder: Path, version: str, certificates: Certificates, values: Object, *,
+                      client_side: bool = False) -> None:
+        """Installs the stand-in from *folder* with values of a user, and does what the jobs of HAMi's chart do for the
+        certificate."""
+        shutil.copytree(RELEASE, folder, dirs_exist_ok=True)
+        chart = yaml.safe_load((folder / "Chart.yaml").read_text())
+        (folder / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": version, "appVersion": version}))
+        (folder / "values.yaml").write_text(yaml.safe_dump(upstream_values(f"v{version}")))
+        data = {"ca": certificates.ca_file, "tls.crt": certificates.cert_file, "tls.key": certificates.key_file}
+        self._kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": {
+            name: encoded(file) for name, file in data.items()}}, NAMESPACE)
+        side = f"--server-side={str(not client_side).lower()}"
+        self._helm.run("install", "hami", folder, "--namespace", NAMESPACE, side, values=values)
+        configuration = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")
+        configuration["webhooks"][0]["clientConfig"]["caBundle"] = encoded(certificates.ca_file)
+        path = path_of("MutatingWebhookConfiguration", None, "hami-webhook")
+        self._kube.call("PUT", path, configuration, query={"fieldManager": "kube-webhook-certgen"})
+        self.wait_rollout(THEIRS)
+
+    def upgrade(self, *words: str) -> str:
+        """Upgrades the release to our chart; returns what Helm prints."""
+        return self._helm.run("upgrade", "hami", CHART, "--namespace", NAMESPACE, "--reuse-values", *words)
+
+    def roll_back(self) -> None:
+        """Returns to HAMi's chart, and waits for the rollout."""
+        self._helm.run("rollback", "hami", "1", "--namespace", NAMESPACE)
+        self.wait_rollout(THEIRS)
+
+    def uninstall(self) -> None:
+        """Uninstalls the release."""
+        self._helm.run("uninstall", "hami", "--namespace", NAMESPACE, "--wait")
+
+    # -- what can be seen
+
+    def wait_rollout(self, image: str) -> None:
+        """Waits until all images of scheduler and device plugin begin with *image*, and their pods are ready."""
+        def done() -> bool:
+            pods = [item for item in self._kube.list("Pod", NAMESPACE)
+                    if "hami-monitor" not in item["metadata"]["name"]]
+            images = [container["image"] for item in pods for container in item["spec"]["containers"]]
+            replicas = self._kube.get("Deployment", "hami-scheduler", NAMESPACE)["spec"]["replicas"]
+            return len(pods) == len(self._nodes) + replicas and all(map(is_running, pods)) and not any(
+                not found.startswith(image) and "kube-scheduler" not in found for found in images)
+
+        eventually(done, lambda: f"all pods have {image}: {summary(self._kube.list('Pod', NAMESPACE))}",
+                   timeout=ROLLOUT_SECONDS, interval=0.2)
+
+    def pods_of_users(self) -> dict[str, tuple[object, ...]]:
+        """Returns what may not change about them: containers and their restarts, allocations, identity."""
+        return {item["metadata"]["name"]: (
+            item["metadata"]["uid"], item["metadata"]["annotations"], item["spec"], item["status"]["containerStatuses"])
+            for item in self._kube.list("Pod", "default")}
+
+    def identities(self) -> dict[str, Object]:
+        """Returns what must stay of the objects that both charts have: identity, selectors and addresses."""
+        found = {}
+        for kind, name in (
+                ("Deployment", "hami-scheduler"), ("DaemonSet", "hami-device-plugin"), ("Service", "hami-scheduler"),
+                ("Service", "hami-device-plugin-monitor"), ("ServiceAccount", "hami-device-plugin")):
+            item = self._kube.get(kind, name, NAMESPACE)
+            spec = item.get("spec", {})
+            ports = {port["port"]: port.get("nodePort") for port in spec.get("ports", ())}
+            found[f"{kind}/{name}"] = {
+                "uid": item["metadata"]["uid"], "address": spec.get("clusterIP"), "ports": ports,
+                "labels": spec["selector"].get("matchLabels") if "template" in spec else None}
+        return found
+
+
+def is_running(item: Object) -> bool:
+    """Reports whether a pod runs, its containers are ready, and it is not being deleted."""
+    containers = item["status"].get("containerStatuses", ())
+    return bool(item["status"].get("phase") == "Running" and "deletionTimestamp" not in item["metadata"]
+                and all(container["ready"] for container in containers))
+
+
+def encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+def remains(kubectl: Callable[..., str]) -> set[str]:
+    """Returns all objects of HAMi, other than those that controllers make and remove."""
+    found = set()
+    for namespaced, place in (("true", f"--namespace={NAMESPACE}"), ("false", "--all-namespaces")):
+        kinds = kubectl("api-resources", "--verbs=list,delete", f"--namespaced={namespaced}", "--output=name")
+        wanted = [kind for kind in kinds.split() if kind.partition(".")[0] not in OTHERS]
+        names = kubectl("get", ",".join(wanted), place, "--output=name")
+        found |= {name for name in names.split() if "hami" in name.partition("/")[2]}
+    return found - {f"namespace/{NAMESPACE}"}
+
+
+OTHERS = {"pods", "events", "endpoints", "endpointslices", "replicasets", "controllerrevisions", "nodes", "csinodes"}
+"""Kinds of objects that do not belong to a release."""
