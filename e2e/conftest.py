@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # HAMi is installed for the session by the first test that needs it: what needs the cluster without it comes before
+    items.sort(key=lambda item: "bare_kind" not in getattr(item, "fixturenames", ()))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
@@ -95,13 +97,28 @@ def kind_cluster(pytestconfig: pytest.Config) -> Iterator[kind.Tool]:
 
 
 @pytest.fixture(scope="session")
-def on_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kind.KindCluster]:
-    """A kind cluster with HAMi installed from manifests/."""
+def equipped_kind(request: pytest.FixtureRequest,
+                  tmp_path_factory: pytest.TempPathFactory) -> Iterator[kind.KindCluster]:
+    """A kind cluster with our images."""
     if not os.environ.get("HAMI_E2E_KIND"):
         pytest.skip("needs kind: tox run -e kind")
     tool = request.getfixturevalue("kind_cluster")
     with kind.KindCluster.equipped(tool, tmp_path_factory.mktemp("kind")) as equipped:
         yield equipped
+
+
+@pytest.fixture(scope="session")
+def on_kind(equipped_kind: kind.KindCluster) -> Iterator[kind.KindCluster]:
+    """A kind cluster with HAMi installed from manifests/."""
+    with equipped_kind.installed():
+        yield equipped_kind
+
+
+@pytest.fixture
+def bare_kind(equipped_kind: kind.KindCluster) -> Iterator[kind.KindCluster]:
+    """A kind cluster with our images, in which HAMi is not installed."""
+    with equipped_kind.without_hami():
+        yield equipped_kind
 
 
 @pytest.fixture(scope="session")

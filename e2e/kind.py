@@ -36,6 +36,8 @@ NAMESPACE = "kube-system"
 IMAGES = {"hami": "scheduler", "hami-device-plugin": "device-plugin"}
 """Repository → stage of the Containerfile."""
 RELEASE = "0.1.0"
+LIBRARY = "docker.io/library"
+"""Registry of images that are named without one."""
 BUSYBOX = "busybox:1"
 RESOURCE = "nvidia.com/gpu"
 ROLLOUT_SECONDS = 240
@@ -98,7 +100,7 @@ class KindCluster(ExternalCluster):
     @classmethod
     @contextlib.contextmanager
     def equipped(cls, tool: Tool, folder: Path) -> Iterator[KindCluster]:
-        """Yields the cluster with HAMi installed and kwok running.
+        """Yields the cluster with our images and kwok, without HAMi.
 
         *folder* receives files. Raises: ClusterUnavailable, BinariesMissing.
         """
@@ -108,16 +110,35 @@ class KindCluster(ExternalCluster):
             worker.label({"gpu": "on", "type": "kind"})
         kwok = cluster._kwok().start()
         try:
-            cluster.install()
+            yield cluster
             if not kwok.running():
                 raise ClusterUnavailable(f"kwok has ended:\n{kwok.tail()}")
-            yield cluster
         finally:
             kwok.kill()
-            cluster.uninstall()
             cluster.kube.close()
 
     # -- what a platform engineer does
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Installs HAMi, and removes it at the end."""
+        try:
+            self.install()
+            yield
+        finally:
+            self.uninstall()
+
+    @contextlib.contextmanager
+    def without_hami(self) -> Iterator[None]:
+        """Removes HAMi for a while, if it is installed."""
+        if self.kube.find("Deployment", "hami-scheduler", NAMESPACE) is None:
+            yield
+            return
+        self.uninstall()
+        try:
+            yield
+        finally:
+            self.install()
 
     def install(self, tag: str = RELEASE) -> None:
         """Applies the overlay ``kind`` with images of *tag*, and waits for its rollout."""
@@ -188,8 +209,18 @@ class KindCluster(ExternalCluster):
     def tag_images(self, tag: str) -> None:
         """Gives the images another tag on all nodes, as a release to upgrade to."""
         for repository in IMAGES:
-            run("docker", "tag", f"{repository}:{RELEASE}", f"{repository}:{tag}")
-            self._tool.load_docker_image(f"{repository}:{tag}")
+            self.retag(repository, f"{LIBRARY}/{repository}:{tag}")
+
+    def retag(self, repository: str, name: str) -> None:
+        """Gives one of our images another *name*, with its registry, on all nodes."""
+        for node in self.nodes():
+            run("docker", "exec", node.name, "ctr", "--namespace=k8s.io", "images", "tag", "--force",
+                f"{LIBRARY}/{repository}:{RELEASE}", name)
+
+    def nodes(self) -> list[Worker]:
+        """Returns all nodes with a kubelet, the control plane included."""
+        return [Worker(self, node["metadata"]["name"]) for node in self.kube.list("Node")
+                if FAKE_NODE not in (node["metadata"].get("annotations") or {})]
 
     # -- how it comes about
 
@@ -240,6 +271,11 @@ class Worker(JoinedNode):
     def __init__(self, cluster: KindCluster, name: str) -> None:
         super().__init__(cluster.kube, name)
         self._cluster = cluster
+
+    def address(self) -> str:
+        """Returns the address at which this machine reaches the node."""
+        return str(next(found["address"] for found in self.node()["status"]["addresses"]
+                        if found["type"] == "InternalIP"))
 
     def label(self, labels: Mapping[str, str]) -> None:
         self.kube.merge_patch("Node", self.name, {"metadata": {"labels": dict(labels)}})

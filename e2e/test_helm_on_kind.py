@@ -1,0 +1,127 @@
+"""Our chart takes over a release of HAMi's chart on real kubelets, under running GPU pods, and gives it back.
+
+What runs in place of HAMi are our own programs, in the pods, behind the Service and with the account of HAMi's chart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.eventually import eventually
+from e2e.helm_chart import Helm
+from e2e.kind import KindCluster, Worker
+from e2e.pods import pod
+from e2e.scheduler import Certificates
+from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, THEIRS, TakeOver, is_running, remains
+
+pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
+Object = dict[str, Any]
+NODE_PORT = 31998
+"""Of the webhook, by default of HAMi's chart."""
+MEMORY_MIB = 81_920
+ANYWHERE = [{"operator": "Exists"}]
+LEASES = {f"lease.coordination.k8s.io/hami-scheduler{suffix}" for suffix in ("", "-extender")}
+
+
+@pytest.fixture
+def nodes(bare_kind: KindCluster) -> Iterator[list[Worker]]:
+    """All nodes of kind, the control plane included: device plugins are handed over one after the other."""
+    bare_kind.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    bare_kind.retag("hami-device-plugin", THEIRS)
+    found = bare_kind.nodes()
+    before = {node.name: node.node()["metadata"].get("annotations", {}) for node in found}
+    labels = {node.name: node.node()["metadata"]["labels"].get("gpu") for node in found}
+    for node in found:
+        node.label({"gpu": "on"})
+    yield found
+    bare_kind.kube.delete_all("Pod", "default", grace_seconds=0)
+    bare_kind.kubectl("delete", "namespace", NAMESPACE)
+    for node in found:
+        now = node.node()["metadata"].get("annotations", {})
+        added = {key: None for key in now if key not in before[node.name]}
+        bare_kind.kube.merge_patch("Node", node.name, {"metadata": {
+            "annotations": added, "labels": {"gpu": labels[node.name]}}})
+
+
+@pytest.fixture
+def helm(bare_kind: KindCluster, tmp_path: Path) -> Helm:
+    return Helm(tmp_path, bare_kind.kubeconfig)
+
+
+def programs(helm: Helm, version: str, values: Object) -> Object:
+    """Returns what the pods of HAMi's chart run here, from our chart."""
+    items = {f"{item['kind']}/{item['metadata']['name']}": item for item in helm.template(
+        {**values, "certificates": {"mode": "secret"}}, namespace=NAMESPACE, kubernetes=version)}
+    scheduler = items["Deployment/hami-scheduler"]["spec"]["template"]["spec"]
+    plugin = items["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
+    for spec in (scheduler, plugin):
+        for key in ("serviceAccountName", "priorityClassName", "securityContext"):
+            spec.pop(key, None)
+    extender = scheduler["containers"][1]
+    extender.update(name="vgpu-scheduler-extender", image=THEIRS, securityContext={"runAsUser": 0})
+    extender["command"] = [word.replace("--http_bind=:8443", "--http_bind=:443") for word in extender["command"]]
+    extender["ports"][0]["containerPort"] = 443
+    scheduler["volumes"][0]["configMap"]["name"] = "hami-scheduler"
+    for container in (*plugin["initContainers"], *plugin["containers"]):
+        container["image"] = THEIRS
+    plugin["containers"].append({"name": "vgpu-monitor", "image": THEIRS, "command": ["sleep", "infinity"]})
+    return {"scheduler": scheduler, "devicePlugin": plugin,
+            "config": items["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"],
+            "deviceConfig": items["ConfigMap/hami-scheduler-device"]["data"]["device-config.yaml"]}
+
+
+def on(node: Worker, name: str, **asked: int) -> Object:
+    made = pod(name, **asked)
+    made["spec"].update(nodeSelector={"kubernetes.io/hostname": node.name}, tolerations=ANYWHERE)
+    return made
+
+
+def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind: KindCluster, nodes: list[Worker], helm: Helm,
+                                                          tmp_path: Path) -> None:
+    kube = bare_kind.kube
+
+    def run(*items: Object) -> None:
+        """Creates pods, and waits until their containers run."""
+        for item in items:
+            kube.create(item, "default")
+        names = {item["metadata"]["name"] for item in items}
+        kube.wait("Pod", lambda pods: all(is_running(pods[name]) for name in names), "default", timeout=90,
+                  what=f"{', '.join(sorted(names))} run")
+
+    def card(name: str) -> str:
+        return str(kube.get("Pod", name, "default")["metadata"]["annotations"][ALLOCATED]).partition(",")[0]
+
+    image = {"registry": "registry.k8s.io", "repository": "kube-scheduler"}
+    values = {"devicePlugin": {"tolerations": ANYWHERE}, "mockDevicePlugin": {"enabled": True},
+              "scheduler": {"kubeScheduler": {"image": image}}}
+    (tmp_path / "hami").mkdir()
+    (tmp_path / "hami" / "programs.json").write_text(json.dumps(programs(helm, bare_kind.version, values)))
+    release = TakeOver(kube, helm, [node.name for node in nodes], address=(nodes[0].address(), NODE_PORT))
+    release.install_hamis(tmp_path / "hami", "2.10.0", Certificates(tmp_path / "tls", NAMESPACE), values)
+    objects = release.identities()
+    with release:
+        run(*(on(node, f"a{number}", gpu=1, gpumem=1000) for number, node in enumerate(nodes)))
+        pods = release.pods_of_users()
+        release.upgrade()
+        release.wait_rollout("hami")
+        assert release.identities() == objects
+        run(on(nodes[0], "b", gpu=1, gpumem=MEMORY_MIB))
+        assert card("b") != card("a0"), "the allocation of before is known"
+        pods["b"] = release.pods_of_users()["b"]
+        release.roll_back()
+        assert release.identities() == objects
+        run(on(nodes[-1], "c", gpu=1, gpumem=MEMORY_MIB))
+        pods["c"] = release.pods_of_users()["c"]
+        release.upgrade()
+        release.wait_rollout("hami")
+    assert release.missed == [] and release.admitted > 50 and release.connections > 50
+    assert release.crowded == [], "two device plugins on a node"
+    assert release.pods_of_users() == pods
+    release.uninstall()
+    eventually(lambda: remains(bare_kind.kubectl) == {f"secret/{SECRET}", *LEASES},
+               lambda: f"what the README names is left: {sorted(remains(bare_kind.kubectl))}")
