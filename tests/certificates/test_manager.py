@@ -409,13 +409,18 @@ def test_keys_are_not_shown_in_logs_or_errors(world):
 
 
 class Predecessor:
-    """HAMi's Secret: a certificate and its CA, whose key is lost, trusted by the first webhook."""
+    """HAMi's Secret: a certificate and its CA, whose key is lost, trusted by the first webhook. *is_own_ca*: as HAMi's
+    chart has cert-manager make it."""
 
-    def __init__(self, world, *, key=None, is_trusted=True):
-        self.key = key or ec.generate_private_key(ec.SECP256R1())
-        authority_key = ec.generate_private_key(ec.SECP256R1())
-        self.authority = certificate("nil1", "nil1", authority_key, authority_key, ca=True)
-        self.serving = certificate("nil2", "nil1", self.key, authority_key, names=("scheduler.hami.svc", "127.0.0.1"))
+    def __init__(self, world, *, is_own_ca=False, is_trusted=True):
+        names = ("scheduler.hami.svc", "127.0.0.1")
+        if is_own_ca:
+            self.key = rsa.generate_private_key(65_537, 2048)
+            self.authority = self.serving = certificate("serving", "serving", self.key, self.key, names=names)
+        else:
+            self.key, authority_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+            self.authority = certificate("nil1", "nil1", authority_key, authority_key, ca=True)
+            self.serving = certificate("nil2", "nil1", self.key, authority_key, names=names)
         self.data = {"ca": pem(self.authority), CERTIFICATE: pem(self.serving), KEY: self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())}
         world.fake.put_secret(SecretRecord(namespace=SECRET[0], name=PREVIOUS, data=self.data))
@@ -445,11 +450,10 @@ def bundled(world):
     return [x509.load_pem_x509_certificates(bundle) for bundle in world.bundles]
 
 
-@pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65_537, 2048)],
-                         ids=["of HAMi's chart", "of cert-manager"])
-def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(world, key):
+@pytest.mark.parametrize("is_own_ca", [False, True], ids=["of HAMi's chart", "of cert-manager"])
+def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(world, is_own_ca):
     """A replica is ready while the predecessor still leads, and API servers trust what is served at every moment."""
-    before = Predecessor(world, key=key)
+    before = Predecessor(world, is_own_ca=is_own_ca)
     replica = world.replica(leads=False)
     replica.prepare(replica.waits.append)
     replica.sync()
