@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 RELEASE = Path(__file__).with_name("hami_release")
 THEIRS = "example.com/hami:v2"
 ROLLOUT_SECONDS = 90
+AVAILABLE = timedelta(seconds=11)
+"""Longer than `minReadySeconds` of our DaemonSet."""
 
 
 class TakeOver:
     """A release named hami, first of HAMi's chart. In its context, it observes admission and device plugins.
 
     *nodes*: the names of the GPU nodes. *address*: where the Service of the webhook is reached, if it has pods.
+    *crowded*, *deserted*: when a node had two plugins, and which nodes had none at the same time.
     """
 
     def __init__(self, kube: Kube, helm: Helm, nodes: Collection[str], address: tuple[str, int] | None = None) -> None:
@@ -53,6 +57,7 @@ class TakeOver:
         self.missed: list[str] = []
         self.connections = 0
         self.crowded: list[Counter[str]] = []
+        self.deserted: list[set[str]] = []
         self._ending = threading.Event()
         watches = (self._admit, self._connect, self._look)
         self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
@@ -100,10 +105,12 @@ class TakeOver:
     def _look(self) -> None:
         """Counts the device plugins on each node."""
         while not self._ending.wait(0.2):
-            plugins = self._kube.list("Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin")
-            here = Counter(item["spec"].get("nodeName", "") for item in plugins if is_running(item))
+            here = Counter(item["spec"].get("nodeName", "") for item in self._plugins() if is_running(item))
             if any(count > 1 for node, count in here.items() if node):
                 self.crowded.append(here)
+            without = set(self._nodes) - here.keys()
+            if len(without) > 1:
+                self.deserted.append(without)
 
     # -- what an operator does
 
@@ -127,8 +134,21 @@ class TakeOver:
         self.wait_rollout(THEIRS)
 
     def upgrade(self, *words: str) -> str:
-        """Upgrades the release to our chart; returns what Helm prints."""
+        """Upgrades the release to our chart, as soon as its device plugins count as available; returns what Helm
+        prints. Plugins that have just started would be replaced all at once."""
+        eventually(self._are_plugins_available, "the device plugins are available")
         return self._helm.run("upgrade", "hami", CHART, "--namespace", NAMESPACE, "--reuse-values", *words)
+
+    def _are_plugins_available(self) -> bool:
+        """Reports whether the plugins have been ready for as long as our DaemonSet demands."""
+        now = datetime.now(UTC)
+        ready = [condition for item in self._plugins() for condition in item["status"].get("conditions", ())
+                 if condition["type"] == "Ready" and condition["status"] == "True"]
+        return len(ready) == len(self._nodes) and all(
+            now - datetime.fromisoformat(condition["lastTransitionTime"]) > AVAILABLE for condition in ready)
+
+    def _plugins(self) -> list[Object]:
+        return self._kube.list("Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin")
 
     def roll_back(self) -> None:
         """Returns to HAMi's chart, and waits for the rollout."""

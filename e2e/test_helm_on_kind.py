@@ -121,6 +121,7 @@ def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind: KindCluster
         release.wait_rollout("hami")
     assert release.missed == [] and release.admitted > 50 and release.connections > 50
     assert release.crowded == [], "two device plugins on a node"
+    assert release.deserted == [], "two nodes without a device plugin"
     assert release.pods_of_users() == pods
     release.uninstall()
     eventually(lambda: remains(bare_kind.kubectl) == {f"secret/{SECRET}", *LEASES},

@@ -17,14 +17,18 @@ import yaml
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.helm_chart import CHART, Helm, HelmError
+from e2e.kube import Kube
 from e2e.nodes import fake_node, gpu
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler
 from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
+from hami.kube.api import Api
+from hami.kube.cluster import Cluster
 
 Object = dict[str, Any]
 NODES = ("n0", "n1")
 CA = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
+OURS = ("hami", CHART, "--namespace", NAMESPACE)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,7 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         release.upgrade()
     assert release.missed == [] and release.admitted > 50
     assert release.crowded == [], "two device plugins on a node"
+    assert release.deserted == [], "two nodes without a device plugin"
     assert release.pods_of_users() == pods
     release.uninstall()
     assert remains(cluster.kubectl) == {f"secret/{SECRET}"}
@@ -112,18 +117,32 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
 def test_a_ca_of_the_values_stays_when_the_scheduler_makes_its_own(cluster: LocalCluster, helm: Helm,
                                                                    client_side: bool) -> None:
     """Helm removes what it has written itself. API servers trust this CA until the scheduler has published another."""
-    where = ("hami", CHART, "--namespace", NAMESPACE)
-
-    def trusted() -> list[str | None]:
-        webhooks = cluster.kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"]
-        return [webhook["clientConfig"].get("caBundle") for webhook in webhooks]
-
-    helm.run("install", *where, f"--server-side={str(not client_side).lower()}",
+    helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}",
              values={"certificates": {"mode": "secret", "caBundle": CA}})
-    assert trusted() == [CA, CA]
-    helm.run("upgrade", *where, "--reuse-values", values={"certificates": {"mode": "self-signed", "caBundle": ""}})
-    assert trusted() == [CA, CA]
+    assert trusted(cluster.kube) == {CA}
+    helm.run("upgrade", *OURS, "--reuse-values", values={"certificates": {"mode": "self-signed", "caBundle": ""}})
+    assert trusted(cluster.kube) == {CA}
     helm.run("uninstall", "hami", "--namespace", NAMESPACE)
+
+
+@pytest.mark.parametrize("client_side", [True, False])
+def test_a_ca_of_the_values_replaces_that_of_the_scheduler(cluster: LocalCluster, helm: Helm,
+                                                           client_side: bool) -> None:
+    """As the chart's README says. The scheduler, which Helm replaces later, cannot publish its own again."""
+    helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}", values={})
+    scheduler = Cluster(Api.connect(kubeconfig=str(cluster.kubeconfig)))
+    configuration = scheduler.webhook_configuration("hami-webhook")
+    assert configuration is not None
+    scheduler.publish_bundle(configuration, b"of the scheduler")
+    helm.run("upgrade", *OURS, "--reuse-values", values={"certificates": {"mode": "secret", "caBundle": CA}})
+    assert trusted(cluster.kube) == {CA}
+    helm.run("uninstall", "hami", "--namespace", NAMESPACE)
+
+
+def trusted(kube: Kube) -> set[str | None]:
+    """Returns the CA bundles of all webhooks."""
+    webhooks = kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"]
+    return {webhook["clientConfig"].get("caBundle") for webhook in webhooks}
 
 
 @pytest.mark.parametrize(("namespace", "values", "expected"), [
