@@ -291,7 +291,8 @@ def self_signed(folder, server):
                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x"}
     (folder / "kubeconfig").write_text(json.dumps(cluster))
     return subprocess.Popen(
-        [sys.executable, "-m", "hami.cli", "scheduler", f"--self-signed-cert-dir={folder}/d"],
+        [sys.executable, "-m", "hami.cli", "scheduler", "--http_bind=127.0.0.1:0",
+         f"--self-signed-cert-dir={folder}/d"],
         env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}, stderr=subprocess.PIPE, text=True)
 
 
@@ -305,7 +306,8 @@ def test_a_start_without_a_certificate_waits_for_the_api_server_and_can_be_ended
 
 def test_a_start_that_can_have_no_certificate_ends_with_its_reason(tmp_path):
     (tmp_path / "kubeconfig").mkdir()
-    with subprocess.Popen([sys.executable, "-m", "hami.cli", "scheduler", f"--self-signed-cert-dir={tmp_path}"],
+    with subprocess.Popen([sys.executable, "-m", "hami.cli", "scheduler", "--http_bind=127.0.0.1:0",
+                           f"--self-signed-cert-dir={tmp_path}"],
                           env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")}, stderr=subprocess.PIPE,
                           text=True) as process:
         text = process.stderr.read()

@@ -64,6 +64,7 @@ def test_managed_allocations_of_several_processes_hold_the_limit(rig):
     assert rig.machine.peak() <= LIMIT
 
 
+@pytest.mark.real_time
 def test_process_that_was_killed_inside_an_update_holds_up_nobody(client, rig):
     """The sequence number of its slot is odd for ever."""
     slot = rig.region.slots()[0]

@@ -92,6 +92,7 @@ def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
     assert client.do(f"alloc plain 0 {LIMIT}") == 0
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("variant, rounds, seed", [("plain", 500_000, 1), ("plain", 500_000, 2), ("asan", 100_000, 3)])
 def test_a_million_broken_regions(builds, tmp_path, variant, rounds, seed):
     program = builds.program("fuzz", *SOURCES, variant=variant)
