@@ -128,13 +128,15 @@ def test_a_ca_of_the_values_stays_when_the_scheduler_makes_its_own(cluster: Loca
 @pytest.mark.parametrize("client_side", [True, False])
 def test_a_ca_of_the_values_replaces_that_of_the_scheduler(cluster: LocalCluster, helm: Helm,
                                                            client_side: bool) -> None:
-    """As the chart's README says. The scheduler, which Helm replaces later, cannot publish its own again."""
+    """As the chart's README says. The scheduler, which Helm replaces later, may then not publish its own again."""
     helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}", values={})
     scheduler = Cluster(Api.connect(kubeconfig=str(cluster.kubeconfig)))
     configuration = scheduler.webhook_configuration("hami-webhook")
     assert configuration is not None
     scheduler.publish_bundle(configuration, b"of the scheduler")
-    helm.run("upgrade", *OURS, "--reuse-values", values={"certificates": {"mode": "secret", "caBundle": CA}})
+    cluster.kube.delete("ClusterRoleBinding", "hami-scheduler-self-signed")
+    force = () if client_side else ("--force-conflicts",)
+    helm.run("upgrade", *OURS, "--reuse-values", *force, values={"certificates": {"mode": "secret", "caBundle": CA}})
     assert trusted(cluster.kube) == {CA}
     helm.run("uninstall", "hami", "--namespace", NAMESPACE)
 

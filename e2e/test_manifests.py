@@ -200,13 +200,14 @@ def may(local: LocalCluster, user: str, asked: Object) -> bool:
 
 
 def test_the_upgrade_keeps_the_name_of_the_secret(local: LocalCluster) -> None:
-    """In the Secret, the role and the flag: `nameSuffix` changes the first two."""
+    """In the Secret, the role and the flag: `nameSuffix` changes the first two. That of HAMi stays, too."""
     built = build(local, ROOT / "overlays" / "upgrade-from-hami")
     (secret,) = (item["metadata"]["name"] for item in built if item["kind"] == "Secret")
     named = [rule["resourceNames"] for item in built if item["kind"] == "Role" for rule in item["rules"]
              if rule["resources"] == ["secrets"]]
-    assert named == [[secret]]
+    assert named == [[secret], ["hami-scheduler-tls"]]
     assert f"--self-signed-cert-secret={secret}" in json.dumps(built)
+    assert "--self-signed-previous-secret=hami-scheduler-tls" in json.dumps(built)
 
 
 @pytest.mark.parametrize("name", ["hami-device-plugin-next", "hami-monitor-next"])

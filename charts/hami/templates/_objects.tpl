@@ -73,6 +73,11 @@
 {{- $_ := set $object.spec.selector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.selector.matchLabels) -}}
 {{- else if eq $object.kind "NetworkPolicy" -}}
 {{- $_ := set $object.spec.podSelector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.podSelector.matchLabels) -}}
+{{- range $object.spec.ingress -}}
+{{- range .from -}}
+{{- with .podSelector -}}{{- $_ := set . "matchLabels" (merge (deepCopy $ctx.labels) .matchLabels) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if has $object.kind (list "Deployment" "DaemonSet" "ServiceMonitor" "PodMonitor" "PrometheusRule") -}}
 {{- $_ := set $object.metadata "labels" (merge $object.metadata.labels ($ctx.v.global.labels | default dict)) -}}
