@@ -55,8 +55,12 @@ class DeviceInventory:
     def report(self, uuid: str, reason: str) -> None:
         """Marks a card (all cards if *uuid* is empty) as unhealthy, or as healthy if *reason* is empty."""
         with self._changed:
-            for one in [uuid] if uuid else list(self._cards):
-                self._reported[one] = reason
+            self.report_all(dict.fromkeys([uuid] if uuid else self._cards, reason))
+
+    def report_all(self, reasons: Mapping[str, str]) -> None:
+        """Does so for several cards at once. *reasons*: by UUID."""
+        with self._changed:
+            self._reported |= reasons
             self._publish()
 
     def snapshot(self) -> InventorySnapshot:

@@ -90,8 +90,7 @@ class StaticMig:
             self._resources |= {one.resource: one for one in added}
             for name, resource in self._resources.items():
                 members = grouped.get(name, ())
-                for one in members:
-                    resource.inventory.report(one.uuid, self._unhealthy.get(one.gpu, ""))
+                resource.inventory.report_all({one.uuid: self._unhealthy.get(one.gpu, "") for one in members})
                 resource.inventory.update([_as_card(index, one, self._parents[one.gpu], problems.get(one.gpu, ""))
                                            for index, one in enumerate(members)])
             return added
@@ -102,10 +101,9 @@ class StaticMig:
         with self._lock:
             cards = [gpu] if gpu else list(self._parents)
             self._unhealthy |= dict.fromkeys(cards, reason)
-            for one in self._devices.values():
-                if one.gpu in cards:
-                    for resource in self._resources.values():
-                        resource.inventory.report(one.uuid, reason)
+            reasons = {one.uuid: reason for one in self._devices.values() if one.gpu in cards}
+            for resource in self._resources.values():
+                resource.inventory.report_all(reasons)
 
     def close(self) -> None:
         """Closes the inventories of all resources: their waiters return."""

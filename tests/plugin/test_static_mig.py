@@ -104,7 +104,9 @@ def test_instances_of_an_unhealthy_card_are_unhealthy(static):
     assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79", "MIG-3": "XID 79"}
     made.report("GPU-b", "")
     assert resource.inventory.snapshot().unhealthy == {}
+    before = resource.inventory.snapshot().version
     made.report("", "health cannot be watched")
+    assert resource.inventory.snapshot().version == before + 1, "nobody sees some of them unhealthy, and others not yet"
     assert set(resource.inventory.snapshot().unhealthy) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
