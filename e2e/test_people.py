@@ -36,7 +36,7 @@ def shared(sandbox):
     sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=40), pod("b", gpu=1, gpumem=60_000))
     sandbox.started()
     sandbox.create(pod("large", gpu=1, gpumem=90_000))
-    sandbox.event("large", "FailedScheduling")
+    sandbox.event("large", "FailedScheduling", timeout=40)  # kube-scheduler's own, which it writes when it has time
     return sandbox
 
 
