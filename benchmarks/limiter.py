@@ -27,7 +27,8 @@ ROUNDS = 30
 POINTS = (10, 11, 12, 13, 14, 20, 21, 24, 25, 26, 27, 28, 40, 41, 43, 44, 50, 51, 52, 60, 61)
 REAP_POINTS = (22, 30, 31)
 """Points that a process reaches when it clears up after another one that was killed."""
-FUZZ_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c")
+FUZZ_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c",
+                "shares.c", "table.c")
 LOADS = ("flood", "sync", "decode", "mixed", "onoff", "medium")
 LIMITS = (10, 30, 50, 70, 90)
 
