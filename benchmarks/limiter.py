@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from tests.libvgpu.rig import MIB, Builds, Client, Rig, Unavailable, make_release, rig
+from tests.libvgpu.rig import MIB, REGION_SOURCES, Builds, Client, Rig, Unavailable, make_release, rig
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 from tests.libvgpu.wheels import WheelMissing
 
@@ -27,8 +27,6 @@ ROUNDS = 30
 POINTS = (10, 11, 12, 13, 14, 20, 21, 24, 25, 26, 27, 28, 40, 41, 43, 44, 50, 51, 52, 60, 61)
 REAP_POINTS = (22, 30, 31)
 """Points that a process reaches when it clears up after another one that was killed."""
-FUZZ_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c",
-                "shares.c", "table.c")
 LOADS = ("flood", "sync", "decode", "mixed", "onoff", "medium")
 LIMITS = (10, 30, 50, 70, 90)
 
@@ -166,7 +164,7 @@ def random_kill_rows(builds: Builds) -> Iterator[Row]:
 
 def broken_rows(builds: Builds) -> Iterator[Row]:
     """A process uses regions of which random bytes were changed; it fails if more than the limit is granted."""
-    program = builds.program("fuzz", *FUZZ_SOURCES)
+    program = builds.program("fuzz", *REGION_SOURCES)
     worst = 0.0
     for seed in (1, 2):
         done = subprocess.run([program, builds.folder / f"region-{seed}", "500000", str(seed)], capture_output=True,

@@ -18,13 +18,16 @@ from typing import Any
 from tests.libvgpu.layout import Machine, Region
 from tests.libvgpu.wheels import WheelMissing, fetch
 
-__all__ = ["MIB", "Builds", "Client", "Rig", "Unavailable", "limits_text", "uuid_of"]
+__all__ = ["MIB", "REGION_SOURCES", "Builds", "Client", "Rig", "Unavailable", "limits_text", "uuid_of"]
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "libvgpu"
 MIB = 1 << 20
 TARGETS = ("x86_64", "aarch64")
 """Architectures of the release."""
+REGION_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c", "shares.c",
+                  "table.c")
+"""Sources of the library that a program needs to open a region."""
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",
            "TSAN_OPTIONS": "die_after_fork=0:report_signal_unsafe=0", "UBSAN_OPTIONS": "print_stacktrace=1"}

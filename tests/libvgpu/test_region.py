@@ -6,11 +6,9 @@ import subprocess
 import pytest
 
 from tests.libvgpu.layout import FILE_SIZE, MAGIC, make_region
-from tests.libvgpu.rig import MIB, uuid_of
+from tests.libvgpu.rig import MIB, REGION_SOURCES, uuid_of
 
 LIMIT = 2048 * MIB
-SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c",
-           "shares.c", "table.c")
 
 
 @pytest.mark.sanitized
@@ -95,7 +93,7 @@ def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
 @pytest.mark.real_time
 @pytest.mark.parametrize("variant, rounds, seed", [("plain", 500_000, 1), ("plain", 500_000, 2), ("asan", 100_000, 3)])
 def test_a_million_broken_regions(builds, tmp_path, variant, rounds, seed):
-    program = builds.program("fuzz", *SOURCES, variant=variant)
+    program = builds.program("fuzz", *REGION_SOURCES, variant=variant)
     done = subprocess.run([program, tmp_path / "region", str(rounds), str(seed)], capture_output=True, text=True,
                           timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
