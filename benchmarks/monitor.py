@@ -20,6 +20,8 @@ from typing import Any
 
 from benchmarks.processes import Run
 from benchmarks.rows import Latency, Row
+from hami.monitor.feedback import ACTIVE
+from hami.node.region_layout import CURRENT, RECENT_KERNEL
 
 __all__ = ["monitor_rows"]
 
@@ -28,9 +30,8 @@ CONTAINERS, PROCESSES, ROUNDS = 64, 2, 200
 CARDS = 8
 MUTATED = 1_000_000
 TURNS = 20
-RECENT = 2_008_904
+RECENT = CURRENT.slots_used + RECENT_KERNEL
 """The word of a region in which a launch says that the container works, and the monitor that it has to wait."""
-ACTIVE = 2
 MOST_CPU_MS, MOST_MIB, MOST_S = 50, 80, 2.0
 
 

@@ -16,6 +16,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.errors import HamiError
 from hami.kube.api import Api
+from hami.runtime.options import Address
 
 PAGE_LIMIT = 4 << 20  # bytes of an answer
 TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
@@ -121,8 +122,7 @@ def _exchange(host: str, port: int, left: Callable[[], float], limit: int) -> by
     """Returns all bytes of the answer. *left*: returns the seconds that are left for it."""
     answer = bytearray()
     with socket.create_connection((host, port), timeout=_some(left())) as connection:
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        connection.sendall(_REQUEST.format(host=shown).encode())
+        connection.sendall(_REQUEST.format(host=Address(host, port)).encode())
         while len(answer) <= limit:
             connection.settimeout(_some(left()))
             data = connection.recv(65_536)

@@ -58,7 +58,7 @@ class DeviceInventory:
             self.report_all(dict.fromkeys([uuid] if uuid else self._cards, reason))
 
     def report_all(self, reasons: Mapping[str, str]) -> None:
-        """Does so for several cards at once. *reasons*: by UUID."""
+        """Marks several cards as unhealthy or healthy, as one change. *reasons*: by UUID; empty for a healthy card."""
         with self._changed:
             self._reported |= reasons
             self._publish()

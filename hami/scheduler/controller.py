@@ -29,8 +29,8 @@ HANDSHAKES_PER_ROUND = 100  # so that a fresh cluster does not delay placing
 REPORTED_LIMIT = 10_000  # warnings that are remembered as reported
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
 RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
-"""Labels in which installations differ. HAMi's chart has not the last one on pods: they differ from those that replace
-them."""
+"""Labels that tell installations apart. The pods of HAMi's chart lack the last one, and ours have it: where a release
+of HAMi is replaced by ours under the same name, this label tells their pods apart."""
 ROLE = "hami.io/scheduler-role"
 
 

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hami.errors import HamiError
+from hami.runtime.options import Address
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class OneRequestHandler(BaseHTTPRequestHandler):
 
 def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
     """A socket that listens on *host*, on all addresses if that is empty. Raises: HamiError naming the address."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    shown = Address(host, port)
     if not 0 <= port <= 65_535:
         raise HamiError(f"cannot listen on {shown}: expected a port from 0 to 65535")
     try:
