@@ -127,6 +127,9 @@ void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t 
         if (state.owner == owner && state.exported == exported && (!block || atomic_load(&at(region, i)->block) == block))
             vgpu_share_remove(region, owner, i);
     }
+    /* The process may have been killed between a change and its notice. */
+    if (!block && vgpu_shares_version(region))
+        changed(region);
 }
 
 /* Adds what is held of a block to those that have been seen. Returns what cannot be remembered. */

@@ -208,6 +208,34 @@ def test_kill_at_a_point_while_memory_is_shared(rig, way, point):
         assert (shared(rig, EXPORTED), shared(rig, IMPORTED), rig.region.records()) == (0, 0, [])
 
 
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_exporter_that_is_killed_between_its_record_and_the_notice_of_it(rig, way):
+    """Others read the records again only after the notice, which then comes from whoever clears up."""
+    rig.limit()
+    exporter, importer = rig.client(VGPU_TEST_POINT="74").start(), rig.client().start()
+    assert allocate(exporter, way) == 0
+    assert way.open(importer, way.export(exporter)) == 0
+    check_rest(importer, LIMIT - SIZE)
+    with pytest.raises((EOFError, BrokenPipeError)):
+        release(exporter, way)
+    exporter.kill()
+    check_rest(importer, LIMIT - SIZE)
+
+
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_importer_that_is_killed_between_its_record_and_the_notice_of_it(rig, way):
+    rig.limit()
+    exporter, importer = rig.client().start(), rig.client(VGPU_TEST_POINT="74").start()
+    assert allocate(exporter, way) == 0
+    assert way.open(importer, way.export(exporter)) == 0
+    assert release(exporter, way) == 0
+    check_rest(exporter, LIMIT - SIZE)
+    with pytest.raises((EOFError, BrokenPipeError)):
+        way.close(importer)
+    importer.kill()
+    check_rest(exporter, LIMIT)
+
+
 def test_process_may_open_what_it_has_exported_itself(rig, way):
     rig.limit()
     client = rig.client().start()
