@@ -136,8 +136,11 @@ int cuMemPoolImportPointer(void *address, void *pool, void *exported)
     if (!vgpu_open())
         return CUDA_NOT_PERMITTED;
     int result = REAL(cuMemPoolImportPointer)(address, pool, exported);
+    if (result != CUDA_OK)
+        return result;
     uint64_t name = pointer_name(exported, vgpu_pool_name((uint64_t)(uintptr_t)pool, false));
-    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, true, name)) != CUDA_OK)
+    result = opened(*(uint64_t *)address, true, name);
+    if (result != CUDA_OK)
         REAL(cuMemFree_v2)(*(uint64_t *)address);
     return result;
 }

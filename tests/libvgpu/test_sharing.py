@@ -15,7 +15,7 @@ from tests.libvgpu.rig import MIB
 
 LIMIT, SIZE, STEP = 2048 * MIB, 512 * MIB, 2 * MIB
 WAYS = ("symbol", "dlsym", "procaddr")
-OUT_OF_MEMORY = 2
+INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 FIRST_SLOT, SLOT, EXPORTED, IMPORTED = 1856, 1960, 56, 64
 
 
@@ -234,6 +234,16 @@ def test_importer_that_is_killed_between_its_record_and_the_notice_of_it(rig, wa
         way.close(importer)
     importer.kill()
     check_rest(exporter, LIMIT)
+
+
+def test_no_pointer_into_a_pool_is_the_drivers_own_error(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("newpool 0 0") == 0
+    shared, file = client.do("poolshare 0")
+    assert shared == client.do(f"poolget 1 {file}") == 0
+    assert client.do("poolimport 10 0 1") == INVALID_VALUE
+    check_rest(client, LIMIT)
 
 
 def test_process_may_open_what_it_has_exported_itself(rig, way):

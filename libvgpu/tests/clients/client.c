@@ -506,7 +506,7 @@ static void command(char *line, char **argv)
         CUmemPoolPtrExportData exported = {{0}};
         CUdeviceptr at = 0;
         memcpy(exported.reserved, &b, sizeof b);
-        printf("%d\n", p_cuMemPoolImportPointer(&at, pools[c], &exported));
+        printf("%d\n", p_cuMemPoolImportPointer(&at, pools[c], b ? &exported : NULL));
         kept[a] = at;
     } else if (!strcmp(verb, "export") && sscanf(line, "%*s %llu", &a) == 1) {
         int file = -1;

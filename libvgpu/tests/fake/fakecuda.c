@@ -951,6 +951,8 @@ static int exported_by(CUmemoryPool pool, int32_t ordinal)
 CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExportData *exported)
 {
     int32_t ordinal;
+    if (!exported)
+        return CUDA_ERROR_INVALID_VALUE;
     memcpy(&ordinal, exported->reserved, sizeof ordinal);
     int share = exported_by(pool, ordinal);
     if (!share || !hold(share))
