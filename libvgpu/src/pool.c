@@ -15,7 +15,7 @@ static const uint64_t STEP_LEAST = (uint64_t)2 << 20, STEP_MOST = (uint64_t)32 <
 
 struct pool {
     uint64_t handle; /* 0: free */
-    int device;      /* -1: not memory of a device */
+    int device;      /* -1: not memory of a device, or another process counts it */
     bool destroyed;
     uint64_t name; /* of the file by which processes share it; 0: none yet */
     uint64_t live;
@@ -362,8 +362,12 @@ int cuMemPoolImportFromShareableHandle(void *pool, void *shareable, uint32_t typ
     uint64_t name = type == HANDLE_FILE ? vgpu_tag_of((int)(intptr_t)shareable) : 0;
     int result = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
     if (result == CUDA_OK) {
-        pool_device(*(void **)pool);
-        name_pool(*(uint64_t *)pool, name);
+        uint64_t handle = *(uint64_t *)pool;
+        vgpu_lock(&vgpu_process.lock);
+        if (!find(handle))
+            add(handle, -1); /* its exporter counts what it has in reserve */
+        vgpu_unlock(&vgpu_process.lock);
+        name_pool(handle, name);
     }
     return result;
 }

@@ -45,6 +45,7 @@ struct CUmemPoolHandle_st {
     int64_t used, reserved;
     cuuint64_t threshold;
     int32_t number, pointers; /* by which other processes know it; how many pointers were exported */
+    bool imported;
 };
 
 struct block {
@@ -476,7 +477,7 @@ static void release_pool(CUmemoryPool pool, cuuint64_t keep)
     int64_t chunk = settings.chunk;
     int64_t least = (pool->used + chunk - 1) / chunk * chunk;
     int64_t wanted = (int64_t)keep > least ? (int64_t)keep : least;
-    if (pool->reserved > wanted) {
+    if (pool->reserved > wanted && !pool->imported) {
         occupy(pool->device, wanted - pool->reserved);
         pool->reserved = wanted;
     }
@@ -901,21 +902,29 @@ static bool write_file(void *place, const void *content, size_t size)
     return file >= 0 && pwrite(file, content, size, 0) == (ssize_t)size;
 }
 
+struct shareable_pool {
+    int64_t reserved;
+    int32_t number;
+};
+
 CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, UNUSED CUmemAllocationHandleType type,
                                           UNUSED unsigned long long flags)
 {
-    int32_t number = pool_number(pool);
-    return write_file(shareable, &number, sizeof number) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+    struct shareable_pool content = {pool->reserved, pool_number(pool)};
+    return write_file(shareable, &content, sizeof content) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+/* An imported pool has the exporter's attributes. No document says what they are there. */
 CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, UNUSED CUmemAllocationHandleType type,
                                             UNUSED unsigned long long flags)
 {
-    int32_t number;
-    if (pread((int)(intptr_t)shareable, &number, sizeof number, 0) != sizeof number)
+    struct shareable_pool content;
+    if (pread((int)(intptr_t)shareable, &content, sizeof content, 0) != sizeof content)
         return CUDA_ERROR_INVALID_VALUE;
     *pool = calloc(1, sizeof **pool);
-    (*pool)->number = number;
+    (*pool)->number = content.number;
+    (*pool)->reserved = content.reserved;
+    (*pool)->imported = true;
     return CUDA_SUCCESS;
 }
 
