@@ -5,8 +5,9 @@ The reflector reads the same pages, but goes on watching.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -93,15 +94,29 @@ def read_pages(request: Requester, name: str, path: str, query: Mapping[str, str
     *name*: of the resource, for errors. Raises: ClusterError; MalformedInput if a page cannot be read.
     """
     def start(token: str) -> Future[bytes]:
-        return thread.submit(request, "GET", path, query=page_query(query, token))
+        return _in_background(lambda: request("GET", path, query=page_query(query, token)))
 
-    with ThreadPoolExecutor(1) as thread:
-        coming: Future[bytes] | None = start("")
-        while coming is not None:
-            page = parse_page(name, coming.result())
-            token = page.metadata.continue_token
-            coming = start(token) if token else None
-            yield page
+    coming: Future[bytes] | None = start("")
+    while coming is not None:
+        page = parse_page(name, coming.result())
+        token = page.metadata.continue_token
+        coming = start(token) if token else None
+        yield page
+
+
+def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
+    """Makes a call in a daemon thread. Whoever gives up waiting for it, and the end of the process, need not wait for
+    an API server that does not answer; a ThreadPoolExecutor would."""
+    done: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # the caller raises it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="page", daemon=True).start()
+    return done
 
 
 def read_list(request: Requester, name: str, path: str, query: Mapping[str, str],
