@@ -168,8 +168,9 @@ class CertificateManager(PeriodicTask):
         if previous and problem is not None and usable_until(secret.data, self._now()) is None:
             raise problem  # only the configuration tells whether the previous certificate is trusted
         if previous and not secret.resource_version and self._expiry is not None:
-            raise ClusterError(f"Secret {secret.namespace}/{secret.name} has been deleted, as when the program returns "
-                               f"whose Secret is {self._settings.previous_secret}: otherwise apply the manifests again")
+            raise ClusterError(f"Secret {secret.namespace}/{secret.name} has been deleted: expected while the program "
+                               f"with the Secret {self._settings.previous_secret} is restored, otherwise apply the "
+                               "manifests again")
         bundles = [webhook.bundle for webhook in configuration.webhooks] if configuration else []
         data = adopt(secret.data, previous, bundles, self._now())
         revision = revise(data, names=_server_names(configuration), default=self._settings.default_names,

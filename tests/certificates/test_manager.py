@@ -508,7 +508,7 @@ def test_a_secret_that_a_returning_predecessor_has_deleted_is_not_created_again(
     replica.sync()
     world.fake.secrets.pop(SECRET)
     before, bundles = replica.served(), world.bundles
-    with pytest.raises(ClusterError, match="Secret hami/self-signed has been deleted, as when .* whose Secret is tls"):
+    with pytest.raises(ClusterError, match="Secret hami/self-signed .* deleted: .* with the Secret tls is restored"):
         replica.sync()
     assert SECRET not in world.fake.secrets and (replica.served(), world.bundles) == (before, bundles)
 
