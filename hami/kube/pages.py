@@ -5,7 +5,6 @@ The reflector reads the same pages, but goes on watching.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Protocol
@@ -14,6 +13,7 @@ import msgspec
 
 from hami.codec.documents import decode
 from hami.errors import Gone
+from hami.runtime.watchdog import WatchedThread
 
 PAGE_SIZE = 500
 """The most objects in one response to a list."""
@@ -115,7 +115,7 @@ def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
         except BaseException as error:  # the caller raises it
             done.set_exception(error)
 
-    threading.Thread(target=run, name="page", daemon=True).start()
+    WatchedThread("page", run).start()
     return done
 
 
