@@ -1,6 +1,7 @@
 """Builds the limiter and the fake driver once in a run; every test has a container and cards of its own."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,11 +26,16 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="session")
-def builds(tmp_path_factory):
+def builds(tmp_path_factory, request):
+    """The builds that the selected tests need; several compilers run at once."""
     made = rigs.Builds(tmp_path_factory.mktemp("limiter"))
+    variants = {item.callspec.params.get("rig") for item in request.session.items if hasattr(item, "callspec")}
     try:
-        made.client
-        made.library()
+        with ThreadPoolExecutor() as pool:
+            libraries = [pool.submit(made.library, variant) for variant in sorted({"plain", *variants} - {None})]
+            made.client
+            for library in libraries:
+                library.result()
     except rigs.Unavailable as error:
         pytest.skip(str(error))
     return made
