@@ -10,8 +10,10 @@ from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.pod_request import PodRequest, make_pod_request
+from hami.scheduling.read_booking import read_booking
 from hami.scheduling.usage import Charge
 from hami.vendors.catalog import vendors
+from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
@@ -53,6 +55,11 @@ def gpus(count=1, memory=None, cores=None, percent=None, kind=APP):
     """A container that requests NVIDIA devices."""
     asked = {"gpu": count, "gpumem": memory, "gpucores": cores, "gpumem-percentage": percent}
     return container({f"nvidia.com/{name}": value for name, value in asked.items() if value is not None}, kind=kind)
+
+
+def booking_of(pod, node, vendors, usages):
+    """The booking that the pod's annotations say, and the problems with them."""
+    return read_booking(pod, node, vendors, most_shares(vendors, pod.containers), usages)
 
 
 def pod(*containers, name="pod1", namespace="default", uid=None, **fields):

@@ -213,7 +213,7 @@ class Cache:
         with self._lock:
             self._index.refresh()
             nodes = {name: entry.usages for name, entry in self._index.nodes.items()}
-            used = {key: (mib, percent) for key, (mib, percent) in self._index.usage_by_namespace().items()}
+            used = dict(self._index.usage_by_namespace())
             bookings, quotas = list(self._index.bookings.values()), self.quotas.all()
             records, reserved = self.pods.all(), self.reservations.refs()
         pods = {record.ref.uid: record.ref for record in records} | {ref.uid: ref for ref in reserved}
@@ -237,7 +237,7 @@ class Cache:
         with self._lock:
             nodes = {name: usages for name in names if (usages := self._index.usages(name))}
             bookings = [booking for name in nodes for booking in self._index.bookings_on(name)]
-            used = {key: (mib, percent) for key, (mib, percent) in self._index.usage_by_namespace().items()}
+            used = dict(self._index.usage_by_namespace())
             refs = {booking.uid: self._ref(booking.uid) for booking in bookings}
             pods = {uid: ref for uid, ref in refs.items() if ref is not None}
             return Snapshot(nodes, bookings, pods, used, self.quotas.all())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -24,7 +24,7 @@ from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.index import Booking, Index
 from hami.scheduling.read_booking import read_booking, refines
 from hami.scheduling.sighting import Sighting, Sightings
-from hami.vendors.request import requests_devices
+from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 
 FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
@@ -37,9 +37,9 @@ class PodRecord:
 
     *assigned_node*, *label*: the node that its annotations and its label name. *allocating*: a device plugin still has
     to allocate its devices. *assigned_at*, *bound_at*: Unix seconds, 0 if not known. *assigned*, *bound*: since when
-    the pod shows these. *seen_at*: on the monotonic clock. *vendors*: vendors whose allocation an unbound pod carries.
-    *problems*: why its annotations cannot be read. *allocation*: a hash of the annotations from which the devices of a
-    bound pod are read.
+    the pod shows these. *most_shares*: how many devices it requests, by vendor. *seen_at*: on the monotonic clock.
+    *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
+    *allocation*: a hash of the annotations from which the devices of a bound pod are read.
     """
 
     ref: PodRef
@@ -55,12 +55,17 @@ class PodRecord:
     assigned: Sighting
     bound_at: int
     bound: Sighting
-    requests_devices: bool
+    most_shares: Mapping[str, int]
     terminated: bool
     seen_at: float
     vendors: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     allocation: int = 0
+
+    @property
+    def requests_devices(self) -> bool:
+        """Reports whether the pod requests devices."""
+        return bool(self.most_shares)
 
     @property
     def is_settled(self) -> bool:
@@ -120,15 +125,17 @@ class PodCache:
             known = self._records.get(uid)
             if (known is not None and version < known.version) or uid in self._tombstones:
                 return
-            requesting = (known.requests_devices if known is not None  # what a pod requests cannot be changed
-                          else requests_devices(self._vendors, pod.containers))
-            if requesting or ASSIGNED_NODE in pod.annotations:
-                self._store(pod, version, requesting)
+            most = (known.most_shares if known is not None  # what a pod requests cannot be changed
+                    else most_shares(self._vendors, pod.containers))
+            if most or ASSIGNED_NODE in pod.annotations:
+                self._store(pod, version, most)
             else:
                 self._remove_record(uid)
 
     def _parse_long_allocations(self, pod: Pod) -> None:
         """Parses what takes milliseconds before the lock is taken: filters wait for it. The results are remembered."""
+        if max(map(len, pod.annotations.values()), default=0) <= LONGEST_CACHED:
+            return
         long = {key: text for key, text in pod.annotations.items()
                 if len(text) > LONGEST_CACHED and key in self._allocation_keys}
         if not long or ((known := self._records.get(pod.ref.uid)) is not None
@@ -214,27 +221,27 @@ class PodCache:
     def rebook(self, node: str) -> None:
         """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
         for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
-            self._believe(pod)
+            self._believe(pod, most_shares(self._vendors, pod.containers))
 
-    def _store(self, pod: Pod, version: int, requesting: bool) -> None:
+    def _store(self, pod: Pod, version: int, most: Mapping[str, int]) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         known, sighting = self._records.get(uid), self._sightings.make()
         assigned_time, bound_time = assigned_at(pod), bound_at(pod)
         assigned = known.assigned if known is not None and known.assigned_at == assigned_time else sighting
         bound = known.bound if known is not None and known.node and known.bound_at == bound_time else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
-        problems = self._book(pod, requesting, allocation, assigned)
+        problems = self._book(pod, most, allocation, assigned)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
-            requests_devices=requesting, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
+            most_shares=most, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation)
         if known is None or _shown(known) != _shown(record):
             self.changes += 1
-        if requesting and not pod.node_name and not pod.is_terminated:
+        if most and not pod.node_name and not pod.is_terminated:
             self._waiting[uid] = pod
         else:
             self._waiting.pop(uid, None)
@@ -253,21 +260,21 @@ class PodCache:
         keys = self._allocation_keys
         return hash(tuple([item for item in pod.annotations.items() if item[0] in keys]))
 
-    def _book(self, pod: Pod, requesting: bool, allocation: int, assigned: Sighting) -> tuple[str, ...]:
+    def _book(self, pod: Pod, most: Mapping[str, int], allocation: int, assigned: Sighting) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
             self._unbook(uid)
             self._reservations.forget(uid)
             return ()
-        if pod.node_name and requesting:
-            return self._book_bound(pod, allocation)
-        if requesting and self._is_foreign_reservation(pod, assigned):
-            return self._believe(pod)
+        if pod.node_name and most:
+            return self._book_bound(pod, most, allocation)
+        if most and self._is_foreign_reservation(pod, assigned):
+            return self._believe(pod, most)
         self._unbook(uid)
         return ()
 
-    def _book_bound(self, pod: Pod, allocation: int) -> tuple[str, ...]:
+    def _book_bound(self, pod: Pod, most: Mapping[str, int], allocation: int) -> tuple[str, ...]:
         """Books what was written on the Binding of *pod*, or keeps it. Returns why parts of it cannot be read."""
         known = self._records.get(pod.ref.uid)
         if known is not None and known.node and not known.terminated:
@@ -277,9 +284,9 @@ class PodCache:
         else:
             written = self._as_written(pod)
             believed = allocation if written is pod else self._allocation(written)
-            problems = self._believe(written)
+            problems = self._believe(written, most)
         if allocation != believed:
-            self._refine(pod)
+            self._refine(pod, most)
         return problems
 
     def _as_written(self, pod: Pod) -> Pod:
@@ -290,22 +297,22 @@ class PodCache:
             return pod
         return replace(pod, annotations={**pod.annotations, **reservation.annotations})
 
-    def _refine(self, pod: Pod) -> None:
+    def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
         """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
         uid = pod.ref.uid
         booked = self._index.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
         bookings = self._after_init.get(uid, (booked, booked))
-        later, _ = self._read(pod)
+        later, _ = self._read(pod, most)
         if all(refines(*pair, self._index.usages) for pair in zip(later, bookings)):
             self._hold(later, pod.init_done)
         else:
             self.edits_refused += 1
             self._edited[pod.ref] = None
 
-    def _believe(self, pod: Pod) -> tuple[str, ...]:
+    def _believe(self, pod: Pod, most: Mapping[str, int]) -> tuple[str, ...]:
         """Books what the annotations of *pod* say. Returns why parts of them cannot be read."""
         uid = pod.ref.uid
-        bookings, problems = self._read(pod)
+        bookings, problems = self._read(pod, most)
         self._hold(bookings, pod.init_done)
         if problems:
             self._unreadable[uid] = pod
@@ -313,14 +320,14 @@ class PodCache:
             self._unreadable.pop(uid, None)
         return problems
 
-    def _read(self, pod: Pod) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
+    def _read(self, pod: Pod, most: Mapping[str, int]) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
         """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
         node, usages = assigned_node(pod), self._index.usages
-        if not any(container.kind is ContainerKind.INIT for container in pod.containers):
-            booking, problems = read_booking(pod, node, self._vendors, usages)
+        if not any([container.kind is ContainerKind.INIT for container in pod.containers]):
+            booking, problems = read_booking(pod, node, self._vendors, most, usages)
             return (booking, booking), problems
-        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, usages)
-        then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, usages)
+        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, most, usages)
+        then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, most, usages)
         return (first, then), problems
 
     def _hold(self, bookings: tuple[Booking, Booking], init_done: bool) -> None:

@@ -41,8 +41,9 @@ def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     entries = text.split(";")
     if entries[-1] == "":
         entries.pop()
-    return tuple(tuple(share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid)
-                 for entry in entries)
+    return tuple([
+        tuple([share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid])
+        for entry in entries])
 
 
 @functools.lru_cache(maxsize=RECENT)

@@ -84,7 +84,7 @@ def cards_without_places(text: str) -> frozenset[str]:
     Shape: ``uuid[template-position],type,memory,cores:``. The template is a list of instances in the configuration of
     that release, the position an index in it: the places of the instances are unknown.
     """
-    return frozenset(_NUMBERED.findall(text))
+    return frozenset(_NUMBERED.findall(text)) if "[" in text else frozenset()
 
 
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:

@@ -5,7 +5,6 @@ Other fields are skipped without building objects, which makes watching large cl
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from hami.quantity import strict_integer
 
-_VERSION = re.compile(r"[0-9]{1,18}")  # annotations may hold any text, also longer than int() accepts
+LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
 
 
@@ -187,7 +186,8 @@ def _pod(wire: _Pod[_Container]) -> Pod:
 
 def parse_resource_version(resource_version: str) -> int:
     """A resource version as an integer that increases over time; 0 if *resource_version* is not a number."""
-    return int(resource_version) if _VERSION.fullmatch(resource_version) else 0
+    is_number = resource_version.isdecimal() and resource_version.isascii() and len(resource_version) <= LONGEST_VERSION
+    return int(resource_version) if is_number else 0
 
 
 def parse_environment(data: bytes | msgspec.Raw) -> tuple[str, dict[str, dict[str, str]]]:

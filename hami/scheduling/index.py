@@ -7,7 +7,7 @@ thread-safe: its owner holds a lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,11 +74,11 @@ class Index:
         self.models: dict[str, int] = {}
         self.vendors: dict[str, int] = {}  # numbers from 1: 0 is no device
         self.changes = 0
-        self._used: dict[str, dict[tuple[str, str], list[int]]] = {}  # by node, then by vendor and uuid
+        self._used: dict[str, dict[tuple[str, str], tuple[int, int, int]]] = {}  # by node, then by vendor and uuid
         self._on_node: dict[str, dict[str, Booking]] = {}  # by node, then by pod uid
         # charges with partitions or co-tenants, by node, then by pod uid
         self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
-        self._namespaces: dict[tuple[str, str], list[int]] = {}
+        self._namespaces: dict[tuple[str, str], tuple[int, int]] = {}
         self._free_rows: list[int] = []
         self._ranks = numpy.zeros(0, dtype=numpy.int64)
         self._ranked = True
@@ -152,10 +152,9 @@ class Index:
 
     def namespace_usage(self, namespace: str, vendor: str) -> tuple[int, int]:
         """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take."""
-        used = self._namespaces.get((namespace, vendor), (0, 0))
-        return used[0], used[1]
+        return self._namespaces.get((namespace, vendor), (0, 0))
 
-    def usage_by_namespace(self) -> Mapping[tuple[str, str], Sequence[int]]:
+    def usage_by_namespace(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Returns MiB and percent by namespace and vendor, without zeros."""
         return self._namespaces
 
@@ -185,15 +184,22 @@ class Index:
             del on_node[booking.uid]
         for vendor, charges in booking.charges:
             for charge in charges:
-                key = vendor, charge.uuid
-                amounts = used.setdefault(key, [0, 0, 0])
-                _add(amounts, (charge.slots, charge.memory_mib, charge.cores), sign)
-                if not any(amounts):
-                    del used[key]
-            total = self._namespaces.setdefault((booking.namespace, vendor), [0, 0])
-            _add(total, total_charge(charges), sign)
-            if not any(total):
-                del self._namespaces[booking.namespace, vendor]
+                slots, memory, cores = used.get((vendor, charge.uuid), _NOTHING)
+                slots += sign * charge.slots
+                memory += sign * charge.memory_mib
+                cores += sign * charge.cores
+                if slots or memory or cores:
+                    used[vendor, charge.uuid] = slots, memory, cores
+                else:
+                    used.pop((vendor, charge.uuid), None)
+            more_memory, more_cores = total_charge(charges)
+            memory, cores = self.namespace_usage(booking.namespace, vendor)
+            memory += sign * more_memory
+            cores += sign * more_cores
+            if memory or cores:
+                self._namespaces[booking.namespace, vendor] = memory, cores
+            else:
+                self._namespaces.pop((booking.namespace, vendor), None)
         if not used:
             del self._used[booking.node]
         if not on_node:
@@ -264,11 +270,6 @@ _NOTHING = (0, 0, 0)
 def _with_details(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
     return replace(usage, partitions=usage.partitions + charge.partitions,
                    co_tenants=usage.co_tenants + charge.co_tenants)
-
-
-def _add(amounts: list[int], more: Iterable[int], sign: int) -> None:
-    for position, amount in enumerate(more):
-        amounts[position] += sign * amount
 
 
 def _grown(array: Array, shape: tuple[int, ...]) -> Array:

@@ -6,7 +6,7 @@ does not count, whatever the annotations say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hami.codec.keys import is_scheduler_owned
@@ -16,20 +16,18 @@ from hami.scheduling.index import Booking
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
 from hami.vendors.mig import in_mig_mode
-from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog
 
 
-def read_booking(pod: Pod, node: str, vendors: Catalog,
+def read_booking(pod: Pod, node: str, vendors: Catalog, most: Mapping[str, int],
                  usages: Callable[[str], NodeUsage]) -> tuple[Booking, tuple[str, ...]]:
     """Returns the booking of *pod* on *node*, and the problems with annotations that cannot be read.
 
     If an annotation cannot be read or contradicts another, every device of the node (from *usages*) that the
     scheduler-owned annotations mention counts as fully used: an idle device is better than one allocated twice.
-    Vendors that the pod does not request are left out, and shares beyond the number of devices that it requests.
+    Vendors that the pod does not request are left out, and shares beyond *most*, the most that its request allows.
     """
-    most = most_shares(vendors, pod.containers)
     kinds = [container.kind for container in pod.containers]
     charges: list[tuple[str, tuple[Charge, ...]]] = []
     problems: list[str] = []

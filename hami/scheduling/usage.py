@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +39,7 @@ def charge_partitions(usages: Sequence[DeviceUsage], shares: Iterable[Share]) ->
         share for share in held if share.uuid == usage.device.uuid)) for usage in usages)
 
 
-def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]], *,
+def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[Share]], *,
                  init_done: bool = False) -> tuple[Charge, ...]:
     """Returns the largest amounts that the pod takes at any one time, for each device, sorted by uuid.
 
@@ -52,10 +51,13 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[S
     """
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
-    charges = _peaks(kinds, containers, init_done)
-    if any(share.partitions or share.co_tenants for shares in containers for share in shares):
-        running = [shares for kind, shares in zip(kinds, containers) if kind is not ContainerKind.INIT or not init_done]
-        by_uuid = _by_uuid(itertools.chain.from_iterable(running))
+    held = [(kind, shares) for kind, shares in zip(kinds, containers)
+            if shares and not (init_done and kind is ContainerKind.INIT)]
+    together = [share for _, shares in held for share in shares]
+    peaks = _by_device(together) if all([kind is not ContainerKind.INIT for kind, _ in held]) else _peaks(held)
+    charges = tuple([Charge(uuid, *peaks[uuid]) for uuid in sorted(peaks)])
+    if any([share.partitions or share.co_tenants for share in together]):
+        by_uuid = _by_uuid(together)
         return tuple(_with_details(charge, by_uuid[charge.uuid]) for charge in charges)
     return charges
 
@@ -96,22 +98,19 @@ def _with_details(charge: Charge, shares: Sequence[Share]) -> Charge:
     return replace(charge, slots=max(charge.slots, len(partitions)), partitions=partitions, co_tenants=co_tenants)
 
 
-def _peaks(kinds: Sequence[ContainerKind], containers: Sequence[Iterable[Share]],
-           init_done: bool) -> tuple[Charge, ...]:
+def _peaks(containers: Iterable[tuple[ContainerKind, Sequence[Share]]]) -> dict[str, _Amounts]:
     inits: dict[str, _Amounts] = {}
     apps: dict[str, _Amounts] = {}
     sidecars: dict[str, _Amounts] = {}
-    for kind, shares in zip(kinds, containers):
+    for kind, shares in containers:
         for uuid, amounts in _by_device(shares).items():
             if kind is ContainerKind.INIT:
-                if not init_done:
-                    inits[uuid] = _larger(inits.get(uuid, _NONE), amounts)
+                inits[uuid] = _larger(inits.get(uuid, _NONE), amounts)
             else:
                 running = sidecars if kind is ContainerKind.SIDECAR else apps
                 running[uuid] = _plus(running.get(uuid, _NONE), amounts)
-    return tuple(Charge(uuid, *_plus(sidecars.get(uuid, _NONE),
-                                     _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE))))
-                 for uuid in sorted(inits.keys() | apps.keys() | sidecars.keys()))
+    return {uuid: _plus(sidecars.get(uuid, _NONE), _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE)))
+            for uuid in inits.keys() | apps.keys() | sidecars.keys()}
 
 
 def _by_device(shares: Iterable[Share]) -> dict[str, _Amounts]:

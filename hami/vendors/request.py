@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, strict_integer
@@ -15,11 +16,13 @@ CACHE_SIZE = 8192  # different quantities of containers
 MOST_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
+_NO_QUANTITIES: Quantities = frozenset()
+_NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
 
 def requests_devices(vendors: Catalog, containers: Sequence[Container]) -> bool:
     """Reports whether any of *containers* requests devices."""
-    return any(device_requests(vendors, container) for container in containers)
+    return bool(most_shares(vendors, containers))
 
 
 def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[str, int]:
@@ -29,14 +32,8 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    most: dict[str, int] = {}
-    for container in containers:
-        for request in device_requests(vendors, container):
-            shares = request.count
-            if request.cores > shares and vendors[request.vendor].core_unit is CoreUnit.MASK:
-                shares = request.cores
-            most[request.vendor] = most.get(request.vendor, 0) + shares
-    return most
+    requests = [request for container in containers for request in device_requests(vendors, container)]
+    return _most_shares(vendors, tuple(requests)) if requests else _NO_SHARES
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
@@ -50,7 +47,20 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
 
 
 def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
+    if vendors.resources.isdisjoint(amounts):
+        return _NO_QUANTITIES
     return frozenset([item for item in amounts.items() if item[0] in vendors.resources])
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _most_shares(vendors: Catalog, requests: tuple[Request, ...]) -> Mapping[str, int]:
+    most: dict[str, int] = {}
+    for request in requests:
+        shares = request.count
+        if request.cores > shares and vendors[request.vendor].core_unit is CoreUnit.MASK:
+            shares = request.cores
+        most[request.vendor] = most.get(request.vendor, 0) + shares
+    return MappingProxyType(most)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)

@@ -342,5 +342,5 @@ class Catalog:
 
 def _found(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    found = {vendors[name].key: vendors[name] for name in vendors.keys() & names}
-    return tuple(found[key] for key in sorted(found))
+    found = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    return tuple([found[key] for key in sorted(found)])

@@ -22,7 +22,7 @@ def record(**fields):
         "assigned_node": "n1", "label": "n1",
         "phase": "Running", "bind_phase": "success", "allocating": fields.get("bind_phase") == "allocating",
         "assigned_at": 1, "assigned": Sighting(NOW - 1000), "bound_at": 1, "bound": Sighting(NOW - 1000),
-        "requests_devices": True, "terminated": False,
+        "most_shares": {"NVIDIA": 1}, "terminated": False,
         "seen_at": 0.0} | fields)
 
 
@@ -60,7 +60,7 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (SLIPPED, {}, ["NotAdmitted"]),
     (SLIPPED | {"scheduler_name": ""}, {}, ["NotAdmitted"]),
     (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
-    (SLIPPED | {"requests_devices": False}, {}, []),
+    (SLIPPED | {"most_shares": {}}, {}, []),
     (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "of a vendor without bind phase", "not yet stuck", "just stuck",

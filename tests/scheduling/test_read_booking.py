@@ -3,8 +3,7 @@
 import pytest
 from pytest import param
 
-from hami.scheduling.read_booking import read_booking
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, charge, container, gpus, pod, usage
+from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, booking_of, charge, container, gpus, pod, usage
 
 TWO = gpus(), gpus()
 NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, memory_mib=2000)]}
@@ -14,7 +13,7 @@ WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100
 def read(text, *containers, annotation=NVIDIA.allocated, **fields):
     annotations = {} if text is None else {annotation: text}
     asked = pod(*(containers or TWO), annotations=annotations, **fields)
-    return read_booking(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
+    return booking_of(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
 
 
 @pytest.mark.parametrize("text, charges", [

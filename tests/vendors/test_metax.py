@@ -11,10 +11,9 @@ from hami.errors import MalformedInput
 from hami.model import Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, VerdictCache
 from hami.scheduling.index import Index
-from hami.scheduling.read_booking import read_booking
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
-from tests.builders import container, pod_request
+from tests.builders import booking_of, container, pod_request
 from tests.scheduling.decisions import decide
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of
@@ -163,7 +162,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     assert {share.co_tenants for share in shares} == {(tag,)}
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
               annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
-    booking, problems = read_booking(pod, "n", Catalog([SGPU]), lambda node: {})
+    booking, problems = booking_of(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
     assert (key, charge.co_tenants, problems) == ("Metax-SGPU", (tag,), ())
 
@@ -182,7 +181,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1), container(S1)),
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
-    index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
+    index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     (usage,) = index.usages("n")["Metax-SGPU"]
     assert (usage.co_tenants, usage.slots_used) == (("offline best-effort",), 2)
 
@@ -193,7 +192,7 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
               annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
-    index.book(read_booking(pod, "n", Catalog([SGPU]), index.usages)[0])
+    index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     refused = decide(VerdictCache(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
     index.unbook("uid-1")

@@ -16,10 +16,9 @@ from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.index import Index
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import make_pod_request
-from hami.scheduling.read_booking import read_booking
 from hami.scheduling.usage import peak_charges
 from hami.vendors.spec import AnnotationContext, Catalog
-from tests.builders import APP, INIT, SIDECAR
+from tests.builders import APP, INIT, SIDECAR, booking_of
 from tests.vendors.chart import CHART, given
 from tests.vendors.rows import NOW, Fits
 
@@ -184,7 +183,7 @@ def bound(pod, vendor, asked, found, index):
     context = AnnotationContext(pod=pod, node="n", shares=found, devices=devices, now=NOW)
     texts = render_vendor_annotations(vendor, context)
     pod = replace(pod, annotations={**pod.annotations, **texts})
-    booking, problems = read_booking(pod, "n", Catalog([vendor]), index.usages)
+    booking, problems = booking_of(pod, "n", Catalog([vendor]), index.usages)
     assert (booking.charges, problems) == (((vendor.key, peak_charges(asked.kinds, found)),), ())
     return booking
 
