@@ -20,8 +20,8 @@ LEVEL = {  # a package imports from those with higher numbers only
     "vendors": 11, "codec": 12, "model": 13, "quantity": 13, "errors": 14,
 }
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
-    "scheduling": {"numpy"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"}, "model": set(),
-    "quantity": set(), "errors": set(),
+    "scheduling": {"numpy", "msgspec"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
+    "model": set(), "quantity": set(), "errors": set(),
 }
 IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "signal",
           "socket", "ssl", "subprocess", "tempfile", "threading", "time", "urllib"}

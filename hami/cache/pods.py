@@ -10,8 +10,10 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
+
+import msgspec
 
 from hami.cache.binding import assigned_at, assigned_node, bound_at, expected_label, is_allocating
 from hami.cache.nodes import NodeCache
@@ -31,8 +33,7 @@ FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count
 TOMBSTONES = 10_000  # deleted pods that are remembered
 
 
-@dataclass(frozen=True, slots=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True, gc=False):
     """The facts about a pod that the scheduler remembers.
 
     *assigned_node*, *label*: the node that its annotations and its label name. *allocating*: a device plugin still has
@@ -226,7 +227,7 @@ class PodCache:
     def _store(self, pod: Pod, version: int, most: Mapping[str, int]) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         known, sighting = self._records.get(uid), self._sightings.make()
-        assigned_time, bound_time = assigned_at(pod), bound_at(pod)
+        assigned_time, bound_time, is_terminated = assigned_at(pod), bound_at(pod), pod.is_terminated
         assigned = known.assigned if known is not None and known.assigned_at == assigned_time else sighting
         bound = known.bound if known is not None and known.node and known.bound_at == bound_time else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
@@ -237,11 +238,11 @@ class PodCache:
             assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
-            most_shares=most, terminated=pod.is_terminated, seen_at=self._clock(), vendors=vendors,
+            most_shares=most, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation)
         if known is None or _shown(known) != _shown(record):
             self.changes += 1
-        if most and not pod.node_name and not pod.is_terminated:
+        if most and not pod.node_name and not is_terminated:
             self._waiting[uid] = pod
         else:
             self._waiting.pop(uid, None)
@@ -348,7 +349,7 @@ class PodCache:
         if uid not in self._reservations:
             self._index.unbook(uid)
         if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
-            self._records[uid] = replace(record, problems=())
+            self._records[uid] = msgspec.structs.replace(record, problems=())
 
     def _is_foreign_reservation(self, pod: Pod, assigned: Sighting) -> bool:
         """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""

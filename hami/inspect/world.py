@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+import msgspec
 
 from hami.cache.cache import Cache, Snapshot
 from hami.codec.device_config import chart_config, parse_device_config
@@ -31,8 +32,7 @@ def catalog_of(device_config: str) -> Catalog:
     return full_catalog(parse_device_config(device_config, "device configuration", known=sections()))
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True, gc=False):
     """The part of one device that one pod holds. *pod*: ``None`` if the record does not have it."""
 
     pod: Pod | None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from hami.model import Device, DeviceUsage
 from hami.vendors.spec import CoreUnit, Vendor
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True, gc=False):
     """Memory in MiB, cores and slots."""
 
     memory_mib: int = 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy
 from numpy.typing import NDArray
 
@@ -32,8 +33,9 @@ DEVICE = numpy.dtype([
 ])
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+# Of bookings, charges and records of pods there is one for each pod: structs are made in a fraction of the time that
+# data classes take, and the garbage collector need not look at them, since they are in no cycle.
+class Booking(msgspec.Struct, frozen=True, gc=False):
     """The charges of one pod on one node, by vendor."""
 
     uid: str

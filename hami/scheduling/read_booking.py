@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, Pod
@@ -68,7 +70,8 @@ def _by_device(booking: Booking) -> dict[tuple[str, str], Charge]:
 
 
 def _without_identities(charge: Charge) -> Charge:
-    return replace(charge, partitions=tuple(replace(partition, instance=()) for partition in charge.partitions))
+    partitions = tuple(replace(partition, instance=()) for partition in charge.partitions)
+    return msgspec.structs.replace(charge, partitions=partitions)
 
 
 def _covers(later: Charge, charge: Charge) -> bool:

@@ -9,15 +9,15 @@ the process has watched it for a while.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 OBSERVED_S = 10.0
 """Seconds for which something is watched before its own time counts against it: an allocation that is alive goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True, gc=False):
     """When something was first seen: *at*, by the monotonic clock, and *unix* seconds of the time of day; ``None`` if
     this process saw it appear."""
 

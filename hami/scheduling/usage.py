@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from hami.model import ContainerKind, DeviceUsage, Partition, Share
 
@@ -11,8 +13,7 @@ _Amounts = tuple[int, int, int]  # slots, memory in MiB, cores in percent
 _NONE: _Amounts = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True, gc=False):
     """The amounts of one device that one pod takes. *partitions* and *co_tenants*: as in DeviceUsage."""
 
     uuid: str
@@ -95,7 +96,8 @@ def _with_details(charge: Charge, shares: Sequence[Share]) -> Charge:
     """Returns *charge* with the partitions and co-tenants of *shares*, without duplicates. Each partition is a slot."""
     partitions = tuple(sorted(set(_partitions(shares))))
     co_tenants = tuple(sorted({co_tenant for share in shares for co_tenant in share.co_tenants}))
-    return replace(charge, slots=max(charge.slots, len(partitions)), partitions=partitions, co_tenants=co_tenants)
+    slots = max(charge.slots, len(partitions))
+    return msgspec.structs.replace(charge, slots=slots, partitions=partitions, co_tenants=co_tenants)
 
 
 def _peaks(containers: Iterable[tuple[ContainerKind, Sequence[Share]]]) -> dict[str, _Amounts]:

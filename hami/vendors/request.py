@@ -42,7 +42,9 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
     They depend on its quantities of managed resources alone and most pods of a cluster have the same few, so results
     are cached.
     """
-    limits, requests = _managed(vendors, container.limits), _managed(vendors, container.requests)
+    beside = container.requests.keys() - container.limits.keys()  # a limit comes before a request
+    limits = _managed(vendors, container.limits)
+    requests = _managed(vendors, {name: container.requests[name] for name in beside}) if beside else _NO_QUANTITIES
     return _requests(vendors, limits, requests) if limits or requests else ()
 
 

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from pytest import param
 
 from hami.cache.cache import Cache, Policies
@@ -237,7 +238,7 @@ WANTED = (
 
 
 def identities_left_out(bookings):
-    return {one.uid: replace(one, charges=tuple((key, tuple(replace(charge, partitions=tuple(
+    return {one.uid: structs.replace(one, charges=tuple((key, tuple(structs.replace(charge, partitions=tuple(
         replace(part, instance=()) for part in charge.partitions)) for charge in charges))
         for key, charges in one.charges)) for one in bookings}
 
