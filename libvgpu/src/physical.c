@@ -225,23 +225,21 @@ int cuMemRetainAllocationHandle(void *handle, void *address)
     return result;
 }
 
-/* A mapping shows that an imported block is larger than was known. The block as it was before; size UINT64_MAX: nothing is
- * to be charged. */
-static struct vgpu_entry widen(uint64_t handle, uint64_t end)
+/* Whether a mapping shows that an imported block is larger than was known; the block as it is known. */
+static bool is_wider(uint64_t handle, uint64_t end, struct vgpu_entry *block)
 {
-    struct vgpu_entry before = {.size = UINT64_MAX};
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *block = block_of(handle);
-    if (block && block->kind == KIND_BLOCK && block->part == PART_IMPORTED && block->device >= 0 && end > block->size) {
-        before = *block;
-        block->size = end;
-    }
+    const struct vgpu_entry *known = block_of(handle);
+    bool wider = known && known->kind == KIND_BLOCK && known->part == PART_IMPORTED && known->device >= 0
+        && end > known->size;
+    if (wider)
+        *block = *known;
     vgpu_unlock(&vgpu_process.lock);
-    return before;
+    return wider;
 }
 
-/* What became of it: the size, and the record of it. */
-static void widened(uint64_t handle, uint64_t size, const struct vgpu_share *share)
+/* What is charged for it now: its size, and the record of it. */
+static void set_size(uint64_t handle, uint64_t size, const struct vgpu_share *share)
 {
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *block = block_of(handle);
@@ -266,25 +264,37 @@ static void remember_mapping(uint64_t address, uint64_t size, uint64_t handle)
     vgpu_unlock(&vgpu_process.lock);
 }
 
+/* Charges what the mapping shows, one mapping after the other: a second one may show still more. */
+static int map_wider(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
+{
+    struct vgpu_entry block;
+    uint64_t end = vgpu_add(offset, size);
+    vgpu_lock(&vgpu_process.import_lock);
+    bool wider = is_wider(handle, end, &block);
+    struct vgpu_share share = wider ? block.share : (struct vgpu_share){0};
+    int result = wider ? vgpu_reserve_import(block.device, block.size, end, PART_IMPORTED, &share) : CUDA_OK;
+    VGPU_POINT(76);
+    if (result == CUDA_OK) {
+        if (wider)
+            set_size(handle, end, &share);
+        result = REAL(cuMemMap)(address, size, offset, handle, flags);
+        if (wider && result != CUDA_OK) {
+            vgpu_unimport(block.device, end, block.size, PART_IMPORTED, &share);
+            set_size(handle, block.size, &block.share);
+        }
+    }
+    vgpu_unlock(&vgpu_process.import_lock);
+    return result;
+}
+
 int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
-    uint64_t end = vgpu_add(offset, size);
-    struct vgpu_entry block = vgpu_is_open() ? widen(handle, end) : (struct vgpu_entry){.size = UINT64_MAX};
-    struct vgpu_share share = block.share;
-    bool more = block.size != UINT64_MAX;
-    int result = more ? vgpu_reserve_import(block.device, block.size, end, PART_IMPORTED, &share) : CUDA_OK;
-    if (more)
-        widened(handle, result == CUDA_OK ? end : block.size, &share);
-    bool charged = more && result == CUDA_OK;
-    if (result == CUDA_OK)
-        result = REAL(cuMemMap)(address, size, offset, handle, flags);
-    if (result == CUDA_OK) {
-        if (vgpu_is_open())
-            remember_mapping(address, size, handle);
-    } else if (charged) {
-        vgpu_unimport(block.device, end, block.size, PART_IMPORTED, &share);
-        widened(handle, block.size, &block.share);
-    }
+    struct vgpu_entry block;
+    bool wider = vgpu_is_open() && is_wider(handle, vgpu_add(offset, size), &block);
+    int result = wider ? map_wider(address, size, offset, handle, flags)
+                       : REAL(cuMemMap)(address, size, offset, handle, flags);
+    if (result == CUDA_OK && vgpu_is_open())
+        remember_mapping(address, size, handle);
     return result;
 }
 

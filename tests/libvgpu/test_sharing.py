@@ -316,6 +316,22 @@ def test_an_export_that_nobody_has_imported_covers_nothing(rig, way, builds):
         check_rest(importer, LIMIT - 2 * SIZE)
 
 
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_two_threads_that_map_an_imported_block_count_it_once(rig):
+    """How large it is shows the larger mapping, which comes while the smaller one is being counted."""
+    rig.limit()
+    exporter = rig.client().start()
+    importer = rig.client(VGPU_TEST_WAIT_POINT="76", VGPU_TEST_WAIT_US="100000").start()
+    assert exporter.do(f"alloc create 0 {SIZE} 0") == 0
+    assert importer.do(f"import 0 {SIZE} {passed(*Physical().export(exporter), importer)}") == 0
+    assert importer.do("mapboth 0 1") == 0
+    assert exporter.do("free create 0") == 0
+    check_rest(exporter, LIMIT - SIZE)
+    assert importer.do("unmap 1") == importer.do("unmap 2") == importer.do("free create 0") == 0
+    check_rest(exporter, LIMIT)
+    assert rig.region.records() == []
+
+
 @pytest.mark.sanitized
 def test_without_a_free_record_the_largest_importer_counts(rig, way):
     """What several have imported is then told by sums, as where a handle has no name that others recognise."""

@@ -437,6 +437,29 @@ static int child(const char *how)
     return WIFEXITED(status) ? 1000 + WEXITSTATUS(status) : 2000 + WTERMSIG(status);
 }
 
+static void *map_half(void *given)
+{
+    const unsigned long long *number = given;
+    p_cuMemAddressReserve(&kept[number[1]], kept_size[number[0]] / 2, 0, 0, 0);
+    kept_size[number[1]] = kept_size[number[0]] / 2;
+    return (void *)(intptr_t)p_cuMemMap(kept[number[1]], kept_size[number[1]], 0, kept[number[0]], 0);
+}
+
+/* Maps half of a block, and all of it in another thread meanwhile. */
+static CUresult map_both(unsigned long long from, unsigned long long to)
+{
+    unsigned long long given[2] = {from, to};
+    pthread_t half;
+    void *result;
+    pthread_create(&half, NULL, map_half, given);
+    usleep(20000);
+    p_cuMemAddressReserve(&kept[to + 1], kept_size[from], 0, 0, 0);
+    kept_size[to + 1] = kept_size[from];
+    CUresult all = p_cuMemMap(kept[to + 1], kept_size[from], 0, kept[from], 0);
+    pthread_join(half, &result);
+    return all ? all : (CUresult)(intptr_t)result;
+}
+
 static void command(char *line, char **argv)
 {
     char verb[32] = "", text[64] = "";
@@ -468,6 +491,8 @@ static void command(char *line, char **argv)
         kept[b] = at;
         kept_size[b] = kept_size[a];
         printf("%d\n", result);
+    } else if (!strcmp(verb, "mapboth") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        printf("%d\n", map_both(a, b));
     } else if (!strcmp(verb, "unmap") && sscanf(line, "%*s %llu", &a) == 1)
         printf("%d\n", p_cuMemUnmap(kept[a], kept_size[a]));
     else if (!strcmp(verb, "retain") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
