@@ -27,17 +27,17 @@ void vgpu_uncharge_all(const struct vgpu_freed *freed);
 void vgpu_export(struct vgpu_entry *entry, uint64_t name);
 void vgpu_unexport(const struct vgpu_entry *entry);
 
-/* This process holds `after` bytes of a block that was imported, in place of `before`. A block with a name gets a record; one
- * without is charged to `part`. As vgpu_charge. */
+/* This process holds `after` bytes of a block that was imported, in place of `before`. A block with a name gets a record;
+ * one without is charged to `part`. As vgpu_charge. */
 int vgpu_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share);
 
 /* Takes that back: fewer bytes, or none. */
 void vgpu_unimport(int d, uint64_t before, uint64_t after, enum vgpu_part part, const struct vgpu_share *share);
 
-/* Bytes that the container uses on device d: what its processes count, and what they hold of memory that was imported and
- * that none of them counts. Records in the region tell blocks apart. Imports without a name, and those for which there is
- * no record left, can only be told by sums: what is exported covers as many bytes, and since several importers may hold
- * the same, the largest counts. */
+/* Bytes that the container uses on device d: what its processes count, and what they hold of memory that was imported
+ * and that none of them counts. Records in the region tell blocks apart. Imports without a name, and those for which no
+ * record is free, can only be compared by sums: what is exported covers as many bytes, and since several importers may
+ * hold the same, the largest counts. */
 uint64_t vgpu_usage(int d);
 uint64_t vgpu_counted(int d); /* by this process */
 

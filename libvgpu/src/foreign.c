@@ -67,7 +67,10 @@ static int opened(uint64_t address, bool pooled, uint64_t name)
     if (!vgpu_open())                                                          \
         return CUDA_NOT_PERMITTED;                                             \
     int result = REAL(name)(address, handle, flags);                           \
-    if (result == CUDA_OK && (result = opened(*(uint64_t *)address, false, vgpu_name_of(&handle, sizeof handle, 0))) != CUDA_OK) \
+    if (result != CUDA_OK)                                                     \
+        return result;                                                         \
+    result = opened(*(uint64_t *)address, false, vgpu_name_of(&handle, sizeof handle, 0)); \
+    if (result != CUDA_OK)                                                     \
         REAL(cuIpcCloseMemHandle)(*(uint64_t *)address);                       \
     return result
 

@@ -124,7 +124,8 @@ void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t 
     uint32_t used = used_records(region);
     for (uint32_t i = 1; i <= used; i++) {
         struct state state = unpack(atomic_load(&at(region, i)->state));
-        if (state.owner == owner && state.exported == exported && (!block || atomic_load(&at(region, i)->block) == block))
+        bool meant = !block || atomic_load(&at(region, i)->block) == block;
+        if (meant && state.owner == owner && state.exported == exported)
             vgpu_share_remove(region, owner, i);
     }
     /* The process may have been killed between a change and its notice. */
@@ -136,7 +137,8 @@ void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t 
 static uint64_t see(struct vgpu_table *seen, uint64_t block, uint64_t bytes, bool exported)
 {
     struct vgpu_entry *known = vgpu_table_find(seen, block);
-    if (!known && block && vgpu_table_put(seen, &(struct vgpu_entry){.key = block, .size = bytes, .exported = exported}))
+    struct vgpu_entry first = {.key = block, .size = bytes, .exported = exported};
+    if (!known && block && vgpu_table_put(seen, &first))
         return 0;
     if (!known)
         return exported ? 0 : bytes;

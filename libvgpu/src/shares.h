@@ -1,5 +1,5 @@
-/* Records of memory that several processes hold, in words of the region that HAMi leaves free: which block, how large, by
- * whom. A record belongs to the process whose slot it names, and goes with that slot. So a block counts once, whoever
+/* Records of memory that several processes hold, in words of the region that HAMi leaves free: which block, how large,
+ * by whom. A record belongs to the process whose slot it names, and goes with that slot. So a block counts once, whoever
  * holds it, and nothing waits for anybody. */
 #ifndef VGPU_SHARES_H
 #define VGPU_SHARES_H

@@ -13,8 +13,8 @@ uint64_t vgpu_new_name(void);
 /* A file says nothing about the memory that it stands for. So the process that makes it gives it a name: a lock on one
  * byte far beyond its end, which belongs to the open file itself and goes wherever that is passed. It excludes nobody.
  *
- * vgpu_tag returns the name that the file has, or gives it that one. vgpu_tag_of returns the name of a file that was passed to this
- * process, and gives it one if it has none. 0: it cannot be done. */
+ * vgpu_tag returns the name that the file has, or gives it that one. vgpu_tag_of returns the name of a file that was
+ * passed to this process, and gives it one if it has none. 0: it cannot be done. */
 uint64_t vgpu_tag(int file, uint64_t name);
 uint64_t vgpu_tag_of(int file);
 
