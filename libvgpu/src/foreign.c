@@ -36,8 +36,7 @@ static bool is_opened(uint64_t address)
     return opened;
 }
 
-/* Charges what was opened by a handle with that name. 0, or 2: the caller closes it again. */
-static int opened(uint64_t address, bool pooled, uint64_t name)
+static int charge(uint64_t address, bool pooled, uint64_t name)
 {
     struct vgpu_share share = {.name = name};
     uint64_t size = 0, context = 0;
@@ -50,6 +49,7 @@ static int opened(uint64_t address, bool pooled, uint64_t name)
     if (d < 0)
         return CUDA_OK;
     size = vgpu_round(size, GRANULE);
+    VGPU_POINT(77);
     int result = vgpu_reserve_import(d, 0, size, PART_IMPORTED, &share);
     if (result != CUDA_OK)
         return result;
@@ -61,6 +61,15 @@ static int opened(uint64_t address, bool pooled, uint64_t name)
                                                               .share = share});
     vgpu_unlock(&vgpu_process.lock);
     return CUDA_OK;
+}
+
+/* Charges what was opened by a handle with that name. 0, or 2: the caller closes it again. */
+static int opened(uint64_t address, bool pooled, uint64_t name)
+{
+    vgpu_lock(&vgpu_process.import_lock);
+    int result = charge(address, pooled, name);
+    vgpu_unlock(&vgpu_process.import_lock);
+    return result;
 }
 
 #define OPEN(name)                                                             \
@@ -84,18 +93,16 @@ int cuIpcOpenMemHandle_v2(void *address, struct vgpu_structure handle, uint32_t 
     OPEN(cuIpcOpenMemHandle_v2);
 }
 
-int cuIpcCloseMemHandle(uint64_t address)
+static int close_opened(uint64_t address)
 {
     struct vgpu_freed freed = {0};
     struct vgpu_entry entry = {0};
     bool closed = false;
-    if (vgpu_is_open()) {
-        vgpu_lock(&vgpu_process.lock);
-        struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
-        if (known && known->kind == KIND_OPENED)
-            vgpu_table_take(&vgpu_process.memory, address, &entry);
-        vgpu_unlock(&vgpu_process.lock);
-    }
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
+    if (known && known->kind == KIND_OPENED)
+        vgpu_table_take(&vgpu_process.memory, address, &entry);
+    vgpu_unlock(&vgpu_process.lock);
     int result = REAL(cuIpcCloseMemHandle)(address);
     if (!entry.key)
         return result;
@@ -108,6 +115,16 @@ int cuIpcCloseMemHandle(uint64_t address)
         vgpu_table_put(&vgpu_process.memory, &entry);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
+    return result;
+}
+
+int cuIpcCloseMemHandle(uint64_t address)
+{
+    if (!vgpu_is_open())
+        return REAL(cuIpcCloseMemHandle)(address);
+    vgpu_lock(&vgpu_process.import_lock);
+    int result = close_opened(address);
+    vgpu_unlock(&vgpu_process.import_lock);
     return result;
 }
 

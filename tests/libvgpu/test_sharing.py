@@ -317,6 +317,22 @@ def test_an_export_that_nobody_has_imported_covers_nothing(rig, way, builds):
 
 
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_two_threads_that_open_memory_count_it_once(rig):
+    rig.limit()
+    exporter = rig.client().start()
+    importer = rig.client(VGPU_TEST_WAIT_POINT="77", VGPU_TEST_WAIT_US="100000").start()
+    assert exporter.do(f"alloc plain 0 {SIZE}") == 0
+    assert importer.do(f"ipctold {Ipc().export(exporter)}") == importer.do("ipcboth 10") == 0
+    assert exporter.do("free plain 0") == 0
+    check_rest(exporter, LIMIT - SIZE)
+    assert importer.do("ipcclose 10") == 0
+    check_rest(exporter, LIMIT - SIZE)
+    assert importer.do("ipcclose 11") == 0
+    check_rest(exporter, LIMIT)
+    assert rig.region.records() == []
+
+
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
 def test_two_threads_that_map_an_imported_block_count_it_once(rig):
     """How large it is shows the larger mapping, which comes while the smaller one is being counted."""
     rig.limit()

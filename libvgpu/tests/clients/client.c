@@ -445,6 +445,24 @@ static void *map_half(void *given)
     return (void *)(intptr_t)p_cuMemMap(kept[number[1]], kept_size[number[1]], 0, kept[number[0]], 0);
 }
 
+static void *open_memory(void *place)
+{
+    p_cuCtxSetCurrent(contexts[0]);
+    return (void *)(intptr_t)p_cuIpcOpenMemHandle_v2(place, ipc_handle, 1);
+}
+
+/* Opens memory twice, in two threads. */
+static CUresult open_both(unsigned long long to)
+{
+    pthread_t first;
+    void *result;
+    pthread_create(&first, NULL, open_memory, &kept[to]);
+    usleep(20000);
+    CUresult second = (CUresult)(intptr_t)open_memory(&kept[to + 1]);
+    pthread_join(first, &result);
+    return second ? second : (CUresult)(intptr_t)result;
+}
+
 /* Maps half of a block, and all of it in another thread meanwhile. */
 static CUresult map_both(unsigned long long from, unsigned long long to)
 {
@@ -512,6 +530,8 @@ static void command(char *line, char **argv)
         CUdeviceptr at = 0;
         printf("%d\n", p_cuIpcOpenMemHandle_v2(&at, ipc_handle, 1));
         kept[a] = at;
+    } else if (!strcmp(verb, "ipcboth") && sscanf(line, "%*s %llu", &a) == 1) {
+        printf("%d\n", open_both(a));
     } else if (!strcmp(verb, "ipcclose") && sscanf(line, "%*s %llu", &a) == 1)
         printf("%d\n", p_cuIpcCloseMemHandle(kept[a]));
     else if (!strcmp(verb, "poolexport") && sscanf(line, "%*s %llu", &a) == 1) {
