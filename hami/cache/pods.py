@@ -77,6 +77,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_mislabeled(self) -> bool:
         """The API server has not copied the label of the Binding: there is none, or that of an earlier node."""
+        if self.label == self.node:
+            return False
         return bool(self.node) and self.assigned_node == self.node and self.label != expected_label(self.node)
 
 

@@ -156,14 +156,13 @@ def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
     for usage in usages:
         vendor = world.vendors[usage.device.vendor]
         total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
-    holders = {holding.pod.ref.uid: holding.pod for usage in usages
-               for holding in world.holdings.get(_key(node.name, usage), ()) if holding.pod is not None}
+    holders = [pod for uid in world.holders.get(node.name, ()) if (pod := world.pods.get(uid)) is not None]
     free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
     return NodeRow(
         name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
         memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores, cores_used=used.cores,
         slots=total.slots, slots_used=used.slots, largest_free_mib=max(free, default=0), pods=len(holders),
-        reserved=sum(not pod.node_name for pod in holders.values()),
+        reserved=sum([not pod.node_name for pod in holders]),
         state=_node_state(node, usages, has_problem=has_problem))
 
 
@@ -294,7 +293,7 @@ _CARD_STATES = ("unhealthy", "cordoned", "over-committed")
 
 def _card_state(usage: DeviceUsage) -> list[str]:
     facts = (not usage.device.healthy, usage.device.cordoned, usage.is_overcommitted)
-    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds]
+    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds] if any(facts) else []
 
 
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:

@@ -70,6 +70,14 @@ class World:
         return found
 
     @cached_property
+    def holders(self) -> Mapping[str, list[str]]:
+        """The uids of the pods that hold devices, by node."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for booking in self.snapshot.bookings:
+            found[booking.node].append(booking.uid)
+        return found
+
+    @cached_property
     def selection_keys(self) -> frozenset[str]:
         """The annotations with which the author of a pod selects nodes and devices."""
         return SELECTION_KEYS | {
