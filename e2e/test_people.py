@@ -72,7 +72,7 @@ def test_kubectl_finds_the_commands(local, shared, tmp_path):
          f"--kubeconfig={local.kubeconfig}", f"--device-config-file={DEVICE_CONFIG}"],
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True)
     said = done.stdout.splitlines()
-    assert said[0].startswith(f"pod {shared.namespace}/large waits")
+    assert said[0].startswith(f"pod {shared.namespace}/large has been waiting for ")
     assert any("FailedScheduling" in line for line in said)
     assert any("asks for at most" in line for line in said)
 
@@ -160,7 +160,7 @@ def test_which_right_is_missing(ask, shared, tmp_path):
             "error: you may not list pods in the whole cluster: ask for the verb list on pods there")
     with permitted(shared, "reader", "nodes pods", "list") as client:
         status, text, errors = said(client, "explain", "pod", "large")
-        assert status == 0 and "waits" in text and errors[1:] == [
+        assert status == 0 and "has been waiting" in text and errors[1:] == [
             "note: you may not list resourcequotas in the whole cluster: ask for the verb list on resourcequotas "
             "there; quotas are left out of account",
             f"note: you may not list events in namespace {shared.namespace}: ask for the verb list on events there"]

@@ -182,8 +182,8 @@ def _selections(world: World, pod: Pod) -> dict[str, str]:
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
-    age = f" since {age_text(report.age_s)}" if report.age_s is not None else ""
-    yield f"pod {report.namespace}/{report.name} waits{age} (scheduler {report.scheduler or 'default-scheduler'})"
+    waits = f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
+    yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
     yield from _ask_lines(report.asks, report.annotations)
     yield ""
     if report.fits:
@@ -274,7 +274,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
 
 
 def _bound_lines(report: BoundReport) -> Iterator[str]:
-    since = f" since {age_text(report.bound_s)}" if report.bound_s is not None else ""
+    since = f", for {age_text(report.bound_s)}" if report.bound_s is not None else ""
     yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
     yield from _ask_lines(report.asks, {})
     yield ""

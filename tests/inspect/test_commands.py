@@ -59,7 +59,7 @@ def test_explain_pod():
              "eventTime": "2026-08-21T12:00:00Z", "series": {"count": 4, "lastObservedTime": "2026-08-21T12:05:00Z"}}
     of = FakeApi([node("n1")], [pending("b", "team", gpu=1, gpumem=100_000)], events=[event, {"count": "x"}])
     lines = hami("explain", "pod", "b", of=of).stdout.splitlines()
-    assert lines[0].startswith("pod team/b waits since ")
+    assert lines[0].startswith("pod team/b has been waiting for ")
     assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
     found = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
     assert found["helps"] == [{"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]

@@ -40,7 +40,7 @@ def lines(found, *, wide=False):
 def test_a_pod_that_waits():
     found = report(pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT])
     assert lines(found) == [
-        "pod default/waits waits since 60s (scheduler hami-scheduler)",
+        "pod default/waits has been waiting for 60s (scheduler hami-scheduler)",
         "  c asks for 1 × NVIDIA with 12000 MiB, 10 cores",
         "  nvidia.com/use-gputype: T4",
         "",
