@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import flask
+from markupsafe import Markup
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, AccessDenied, Scope
+from hami.dashboard.live import CardParts
 from hami.dashboard.pace import MakePace, Pace
 from hami.dashboard.renderings import Busy, Rendering, Renderings
 from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
@@ -36,6 +38,7 @@ HEADERS: Mapping[str, str] = {
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 REST = 1.0  # pauses of rendering, as a multiple of the time for which it computes
+KEPT_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -68,7 +71,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app = _Pages(__name__, static_url_path=f"/static/{__version__}")
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
     app.jinja_env.filters.update(texts.FILTERS)
-    app.jinja_env.globals.update(link=link)
+    app.jinja_env.globals.update(link=link, kept_card_cell=_card_cells(app))
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
     app.register_error_handler(Exception, _answer_error)
@@ -88,6 +91,17 @@ def link(path: str, *names: str, **query: object) -> str:
     pairs = [*given.items(), *(("namespace", name) for name in _asked())]
     address = path + "".join(f"/{quote(name, safe='')}" for name in names)
     return f"{address}?{urlencode(pairs)}" if pairs else address
+
+
+def _card_cells(app: flask.Flask) -> Callable[[CardParts], Markup]:
+    """Returns what renders the cell of a card. Cells are kept: most cards of a page have not changed since the last
+    time, and their cells are the most of it."""
+    @lru_cache(KEPT_CELLS)
+    def rendered(card: CardParts, asked: tuple[str, ...]) -> Markup:
+        """*asked*: the namespaces that the links of the cell keep."""
+        return Markup(app.jinja_env.get_template("cell.html").render(card=card))
+
+    return lambda card: rendered(card, _asked())
 
 
 def _asked() -> tuple[str, ...]:

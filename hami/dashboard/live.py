@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 
 import msgspec
 
 from hami.cache.cache import Cache, Snapshot
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
-from hami.dashboard.pace import MakePace, Pace
+from hami.dashboard.pace import MakePace, Pace, paced
 from hami.dashboard.use import NodeUse, Use
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
 from hami.inspect.world import World
-from hami.model import Node, Pod, PodRef
+from hami.model import DeviceUsage, Node, Pod, PodRef
 from hami.scheduling.amounts import cores_of
+from hami.scheduling.index import Booking
 
-NODES_AT_ONCE = 5  # whose rows are made between two pauses
 REST = 1.0  # pauses, as a multiple of the time for which it computes
 EVERYTHING = Scope()
+CORDONED, UNREADABLE = "cordoned", "unreadable"
 
 
 class Segment(msgspec.Struct, rename="camel", frozen=True):
@@ -58,6 +60,7 @@ class LiveCluster:
         self._rows: dict[str, NodeRow] = {}
         self._version: tuple[int, ...] = ()
         self._change = -1
+        self._nodes_change = -1
         self._marks: frozenset[tuple[str, str]] = frozenset()
 
     def world(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> World:
@@ -91,16 +94,40 @@ class LiveCluster:
 
     def namespaces(self, scope: Scope) -> World:
         """Returns a world without nodes and pods, with what pods of *scope* hold."""
-        snapshot = _scoped(self.cache.snapshot(), scope)
+        snapshot = self._holdings(scope)
         return World(self.record((), replace(snapshot, bookings=()), scope), self.cache, snapshot)
 
     def namespace(self, name: str) -> World:
-        """Returns a world with the pods of one namespace and the nodes where they hold devices."""
-        whole, scope = self.cache.snapshot(), Scope(frozenset({name}))
-        snapshot = _scoped(whole, scope)
-        names = {booking.node for booking in snapshot.bookings} & whole.nodes.keys()
-        snapshot = replace(snapshot, nodes={node: whole.nodes[node] for node in names})
-        return World(self.record((), snapshot, scope), self.cache, snapshot)
+        """Returns a world with the pods of one namespace that hold devices, without nodes."""
+        scope = Scope(frozenset({name}))
+        snapshot = self._holdings(scope)
+        return World(self.record((), snapshot, scope, pace=self.make_pace(REST)), self.cache, snapshot)
+
+    def narrowed(self, world: World, pods: Sequence[Pod]) -> World:
+        """Returns *world* with *pods* only, what they hold, and the nodes where they hold it."""
+        uids, pace = {pod.ref.uid for pod in pods}, self.make_pace(REST)
+        bookings = [booking for booking in world.snapshot.bookings if booking.uid in uids]
+        nodes: dict[str, Mapping[str, Sequence[DeviceUsage]]] = {}
+        for name in {booking.node for booking in bookings}:
+            nodes |= self.cache.excerpt([name]).nodes
+            pace()
+        return World(replace(world.record, pods=tuple(pods)), self.cache,
+                     replace(world.snapshot, bookings=bookings, nodes=nodes))
+
+    def _holdings(self, scope: Scope) -> Snapshot:
+        """Returns what all pods of *scope* hold, without nodes. It is read pod by pod: a snapshot of the whole cache
+        would keep filters waiting."""
+        refs = chain((record.ref for record in self.cache.pods.all()), self.cache.reservations.refs())
+        bookings: dict[str, Booking] = {}
+        pods: dict[str, PodRef] = {}
+        for ref in paced(refs, self.make_pace(REST)):
+            if ref.namespace in scope and (booking := self.cache.booking(ref.uid)) is not None:
+                bookings[ref.uid], pods[ref.uid] = booking, ref
+        quotas = self.cache.excerpt(())
+        return Snapshot(
+            nodes={}, bookings=list(bookings.values()), pods=pods,
+            used={key: amounts for key, amounts in quotas.used.items() if key[0] in scope},
+            quotas=[quota for quota in quotas.quotas if quota.namespace in scope])
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -115,28 +142,38 @@ class LiveCluster:
             return self._rows.copy()
 
     def _refresh(self) -> None:
+        pace = self.make_pace(REST)
         change, changed, present = self.cache.changed_nodes(self._change)
-        problems = {node for node, _ in self.cache.nodes.problems()}
-        marks = frozenset([*(("cordoned", name) for name in self.cache.nodes.cordoned()),
-                           *(("unreadable", name) for name in problems)])
-        present |= problems
-        stale = {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())} & present
-        for name in self._rows.keys() - present:
-            del self._rows[name]
-        names, pace = sorted(stale), self.make_pace(REST)
-        for start in range(0, len(names), NODES_AT_ONCE):
-            world = self.world(names[start:start + NODES_AT_ONCE], EVERYTHING)
+        pace()
+        nodes_change = self.cache.nodes.changes
+        marks = self._marks if nodes_change == self._nodes_change else self._read_marks(pace)
+        present |= {name for mark, name in marks if mark == UNREADABLE}
+        added = present.difference(self._rows)
+        if len(self._rows) + len(added) > len(present):
+            for name in self._rows.keys() - present:
+                del self._rows[name]
+        pace()
+        for name in sorted(added | ({*changed, *(name for _, name in marks ^ self._marks)} & present)):
+            world = self.world([name], EVERYTHING)
             self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
             pace()
-        self._change, self._marks = change, marks
+        self._change, self._nodes_change, self._marks = change, nodes_change, marks
+
+    def _read_marks(self, pace: Callable[[], None]) -> frozenset[tuple[str, str]]:
+        """Returns which nodes are cordoned, and of which an inventory cannot be read."""
+        cordoned = self.cache.nodes.cordoned()
+        pace()
+        unreadable = {node for node, _ in self.cache.nodes.problems()}
+        pace()
+        return frozenset([*((CORDONED, name) for name in cordoned), *((UNREADABLE, name) for name in unreadable)])
 
     def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
         """Returns the cards of the nodes *names*, by node."""
         found: dict[str, list[CardParts]] = {}
         pace = self.make_pace(REST)
-        for start in range(0, len(names), NODES_AT_ONCE):
-            world = self.world(names[start:start + NODES_AT_ONCE], scope)
-            found |= {name: _cards(world, node) for name, node in world.nodes.items()}
+        for name in names:
+            world = self.world([name], scope)
+            found |= {node.name: _cards(world, node) for node in world.nodes.values()}
             pace()
         return found
 
@@ -147,16 +184,6 @@ def with_use(card: CardParts, use: NodeUse) -> CardParts:
     segments = tuple(msgspec.structs.replace(part, use=use.of_part(uuid, part.namespace, part.pod))
                      if part.namespace is not None and part.pod is not None else part for part in card.segments)
     return CardParts(card.row, segments, use.of_card(uuid))
-
-
-def _scoped(snapshot: Snapshot, scope: Scope) -> Snapshot:
-    """Returns the bookings, sums and quotas of *snapshot* that are in *scope*, without nodes."""
-    bookings = snapshot.bookings
-    if scope.namespaces is not None:
-        bookings = [booking for booking in bookings if booking.namespace in scope]
-    return replace(snapshot, nodes={}, bookings=bookings,
-                   used={key: amounts for key, amounts in snapshot.used.items() if key[0] in scope},
-                   quotas=[quota for quota in snapshot.quotas if quota.namespace in scope])
 
 
 def _cards(world: World, node: Node) -> list[CardParts]:

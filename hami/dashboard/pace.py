@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from hami.runtime.in_progress import InProgress
+
+T = TypeVar("T")
 
 SLICE_S = 0.00025  # of computing between two pauses
-ASIDE_S = 0.002  # of a pause while pods are being placed: a slice then takes a tenth of their time
+ITEMS = 32  # small ones, between two looks at the time
+ASIDE_S = 0.005  # of a pause at most, while pods are being placed
 
 
 class Pace:
-    """Called often by a computation, it pauses after each slice of time: *rest* times as long as the slice took, and
-    for ASIDE_S or longer while *is_busy* says that others need the processor."""
+    """Called often by a computation, it pauses after each slice of time, *rest* times as long as the slice took.
 
-    def __init__(self, rest: float, *, is_busy: Callable[[], bool] = lambda: False,
+    While pods are being *placed*, a pause lasts until the next of them is: a slice that begins then does not interrupt
+    a thread that places one, and they take turns.
+    """
+
+    def __init__(self, rest: float, *, placed: InProgress | None = None,
                  clock: Callable[[], float] = time.perf_counter,
                  sleep: Callable[[float], object] = time.sleep) -> None:
         self._rest = rest
-        self._is_busy = is_busy
+        self._placed = placed
         self._clock = clock
         self._sleep = sleep
         self._begun = clock()
@@ -26,9 +35,19 @@ class Pace:
         """Pauses if the slice is over."""
         taken = self._clock() - self._begun
         if taken >= SLICE_S:
-            pause = taken * self._rest
-            self._sleep(max(pause, ASIDE_S) if self._is_busy() else pause)
+            if self._placed is not None and self._placed.is_lately():
+                self._placed.wait_for_end(ASIDE_S)
+            else:
+                self._sleep(taken * self._rest)
             self._begun = self._clock()
+
+
+def paced(items: Iterable[T], pace: Callable[[], None]) -> Iterator[T]:
+    """Yields *items*, of which each costs some microseconds, and lets *pace* pause after every few of them."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % ITEMS == 0:
+            pace()
 
 
 MakePace = Callable[[float], Pace]

@@ -20,6 +20,7 @@ from hami.dashboard.said import read_said
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
+from hami.runtime.in_progress import InProgress
 from hami.web.apps import AppServer, TlsContexts
 
 REFRESH_S = 2.0
@@ -69,14 +70,14 @@ class DashboardServer:
 
 def dashboard_server(bind: tuple[str, int], cache: Cache, api: Api, tls: TlsContexts | None, *,
                      monitors: Monitors | None, now: Callable[[], datetime],
-                     unready_reason: Callable[[], str], is_busy: Callable[[], bool]) -> DashboardServer:
+                     unready_reason: Callable[[], str], placed: InProgress) -> DashboardServer:
     """Returns the dashboard of *cache* on *bind*. Without *tls*, nobody is asked who they are: for loopback only.
 
     *monitors*: ``None``: none is asked for the use of cards. *unready_reason*: why the cache cannot be shown
-    yet; empty if it can. *is_busy*: whether pods are being placed, for which pages stand aside. Nothing listens yet.
+    yet; empty if it can. *placed*: says when pods are being placed, for which pages stand aside. Nothing listens yet.
     """
     clock = time.monotonic
-    make_pace = partial(Pace, is_busy=is_busy)
+    make_pace = partial(Pace, placed=placed)
     live = LiveCluster(cache, now=now, make_pace=make_pace)
     explainer = Explainer(live, clock=clock)
     collector = Collector(monitors.page if monitors is not None else None, partial(read_said, api), clock=clock,

@@ -12,6 +12,7 @@ import msgspec
 from hami.dashboard.access import Scope
 from hami.dashboard.explainer import Explainer, Explanation
 from hami.dashboard.live import CardParts, LiveCluster, with_use
+from hami.dashboard.pace import paced
 from hami.dashboard.said import Said
 from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
@@ -27,6 +28,7 @@ PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
 MOST_PAGES = 100_000
+REST = 1.0  # pauses, as a multiple of the time for which it computes
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,
@@ -172,14 +174,15 @@ class Views:
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
-        rows = [row for row in self._live.node_rows().values() if _is_chosen(row, query)]
+        known = self._live.node_rows().values()
+        rows = [row for row in paced(known, self._live.make_pace(REST)) if _is_chosen(row, query)]
         rows.sort(key=NODES.name)
         if query.sort != "name":
             rows.sort(key=NODES.orders[query.sort], reverse=True)
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
         cards = self._cards([row.name for row in shown], scope)
         items = tuple(_item(row, cards.get(row.name, ())) for row in shown)
-        return NodeList(_total(rows), items, page, pages)
+        return NodeList(_total(paced(rows, self._live.make_pace(REST))), items, page, pages)
 
     def node(self, scope: Scope, name: str) -> NodeItem:
         """Returns one node. Raises: Unknown."""
@@ -228,18 +231,18 @@ class Views:
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
-        rows = namespace_rows(self._live.namespaces(scope))
+        rows = namespace_rows(self._live.namespaces(scope), pace=self._live.make_pace(REST))
         return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: Unknown."""
         world = self._live.namespace(name)
-        items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
+        items = sorted(namespace_rows(world, [name], pace=self._live.make_pace(REST)), key=NAMESPACES.name)
         pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
             raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
-        rows = sorted(pod_rows(world, shown), key=PODS.name)
+        rows = sorted(pod_rows(self._live.narrowed(world, shown), shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _cards(self, names: Sequence[str], scope: Scope) -> dict[str, tuple[CardParts, ...]]:
@@ -299,11 +302,16 @@ def _item(row: NodeRow, cards: Sequence[CardParts]) -> NodeItem:
     return NodeItem(row, tuple(cards), total_use([card.use for card in cards]))
 
 
-def _total(rows: Sequence[NodeRow]) -> Total:
-    return Total(nodes=len(rows), cards=sum(row.cards for row in rows), memory_mib=sum(row.memory_mib for row in rows),
-                 memory_used_mib=sum(row.memory_used_mib for row in rows),
-                 largest_free_mib=max((row.largest_free_mib for row in rows), default=0),
-                 pods=sum(row.pods for row in rows))
+def _total(rows: Iterable[NodeRow]) -> Total:
+    nodes = cards = memory = used = free = pods = 0
+    for row in rows:
+        nodes += 1
+        cards += row.cards
+        memory += row.memory_mib
+        used += row.memory_used_mib
+        free = max(free, row.largest_free_mib)
+        pods += row.pods
+    return Total(nodes=nodes, cards=cards, memory_mib=memory, memory_used_mib=used, largest_free_mib=free, pods=pods)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> Unknown:

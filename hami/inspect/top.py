@@ -206,10 +206,18 @@ def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
     return rows
 
 
-def namespace_rows(world: World, wanted: Collection[str] = ()) -> list[NamespaceRow]:
-    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty."""
+def namespace_rows(world: World, wanted: Collection[str] = (), *,
+                   pace: Callable[[], None] = lambda: None) -> list[NamespaceRow]:
+    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty.
+
+    *pace*: called after each pod.
+    """
     snapshot = world.snapshot
-    pods = Counter((booking.namespace, key) for booking in snapshot.bookings for key, _ in booking.charges)
+    pods: Counter[tuple[str, str]] = Counter()
+    for booking in snapshot.bookings:
+        for key, _ in booking.charges:
+            pods[booking.namespace, key] += 1
+        pace()
     quotas: dict[str, list[QuotaLimits]] = {}
     for quota in snapshot.quotas:
         quotas.setdefault(quota.namespace, []).append(quota)

@@ -118,7 +118,7 @@ class SchedulerProgram:
         if (address := settings.dashboard_bind_address) is not None:
             self._dashboard = dashboard_server(address, self._cache, api, self._dashboard_tls(), now=_now,
                                                monitors=_monitors(settings, api), unready_reason=self._unread_reason,
-                                               is_busy=self._verbs.node_filter.in_progress.is_any)
+                                               placed=self._verbs.node_filter.in_progress)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:

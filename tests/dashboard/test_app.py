@@ -117,6 +117,18 @@ def test_a_namespace_shows_its_quota(stage):
     assert [row["name"] for row in stage.json("/namespaces")["items"]] == ["default", "other"]
 
 
+def test_cells_of_cards_that_have_not_changed_are_not_rendered_again(stage):
+    rendered = []
+    stage.app.jinja_env.filters["hue"] = lambda name: rendered.append(name) or "hue0"  # of each part of a card
+    stage.ask("/")
+    first = len(rendered)
+    stage.add(bound("newcomer", "n1", (0, 700, 5)))
+    stage.clock.seconds += 60
+    assert "newcomer" in stage.ask("/").text
+    on_the_card = len(stage.json("/nodes/n1")["cards"][0]["segments"])
+    assert 0 < len(rendered) - first <= 3 * on_the_card < first + 3
+
+
 # Who sees what
 
 

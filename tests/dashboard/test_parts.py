@@ -7,15 +7,14 @@ import pytest
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
-from hami.dashboard.pace import ASIDE_S, SLICE_S, Pace
+from hami.dashboard.pace import ASIDE_S, ITEMS, SLICE_S, Pace, paced
 from hami.dashboard.renderings import KEPT, Renderings
 from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
 from hami.inspect.explain import explain_pod
-from hami.inspect.top import node_rows
+from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from hami.inspect.world import World
-from hami.runtime.in_progress import InProgress
 from tests.dashboard.stage import Stage
 from tests.inspect.clusters import bound, node, pending
 from tests.inspect.worlds import some_world
@@ -106,20 +105,35 @@ def test_computations_pause_in_proportion():
     assert len(slept) == 1
 
 
-def test_computations_stand_aside_while_pods_are_placed():
-    clock, slept, filters = Clock(), [], InProgress()
-    pace = Pace(rest=1.0, is_busy=filters.is_any, clock=clock, sleep=slept.append)
-    with filters:
-        with filters:
-            clock.seconds += 2 * SLICE_S
-            pace()
+class Placed:
+    """Tells when pods are placed, and records waiting."""
+
+    def __init__(self):
+        self.lately, self.waited = False, []
+
+    def is_lately(self):
+        return self.lately
+
+    def wait_for_end(self, timeout):
+        self.waited.append(timeout)
+
+
+def test_computations_take_turns_with_the_placing_of_pods():
+    clock, slept, placed = Clock(), [], Placed()
+    pace = Pace(rest=1.0, placed=placed, clock=clock, sleep=slept.append)
+    for placed.lately in (True, True, False):
+        pace()
         clock.seconds += 2 * SLICE_S
         pace()
-        clock.seconds += 2 * ASIDE_S
-        pace()
-    clock.seconds += 2 * SLICE_S
-    pace()
-    assert slept == [pytest.approx(seconds) for seconds in (ASIDE_S, ASIDE_S, 2 * ASIDE_S, 2 * SLICE_S)]
+    assert (slept, placed.waited) == ([pytest.approx(2 * SLICE_S)], [ASIDE_S, ASIDE_S])
+
+
+def test_long_loops_pause():
+    clock, slept, seen = Clock(), [], []
+    for number in paced(range(3 * ITEMS), Pace(rest=1.0, clock=clock, sleep=slept.append)):
+        seen.append(number)
+        clock.seconds += SLICE_S / ITEMS
+    assert (seen, len(slept)) == (list(range(3 * ITEMS)), 3)
 
 
 def test_nobody_waits_for_templates():
@@ -177,6 +191,27 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
         stage.explain()
         answer, report = stage.explainer.ask(pod, Scope()), explain_pod(world, pod, ())
         assert (answer.fits, answer.unfit, answer.helps) == (report.fits, len(report.nodes), report.helps)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_namespaces_are_those_of_hami_top(seed):
+    record = some_world(random.Random(seed))
+    world, stage = World(record), Stage()
+    for one in record.nodes:
+        stage.cache.nodes.upsert(one)
+    for one in record.quotas:
+        stage.cache.quotas.upsert(one)
+    for one in record.pods:
+        stage.cache.pods.upsert(one)
+    expected = sorted(namespace_rows(world), key=NAMESPACES.name)
+    assert sorted(namespace_rows(stage.live.namespaces(Scope())), key=NAMESPACES.name) == expected
+    for name in {row.name for row in expected}:
+        own = stage.live.namespace(name)
+        assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
+        holders = [world.pods[uid] for uid in own.pods]
+        shown = [(row.name, row.node, row.cards, row.memory_mib, row.cores)
+                 for row in pod_rows(stage.live.narrowed(own, list(own.pods.values())), own.pods.values())]
+        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores) for row in pod_rows(world, holders)]
 
 
 @pytest.mark.parametrize("seed", range(20))

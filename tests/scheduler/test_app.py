@@ -150,13 +150,13 @@ def test_others_can_tell_that_a_filter_is_answered(web):
     answer = node_filter.filter
 
     def look(*args):
-        seen.append(node_filter.in_progress.is_any())
+        seen.append(node_filter.in_progress.is_lately())
         return answer(*args)
 
     node_filter.filter = look
+    assert not node_filter.in_progress.is_lately()
     web.post("/filter", BODIES["/filter"])
-    web.post("/filter", b"{")
-    assert seen == [True] and not node_filter.in_progress.is_any()
+    assert seen == [True] and node_filter.in_progress.is_lately()
 
 
 def test_a_refusal_is_in_the_body(web):
