@@ -437,18 +437,42 @@ static int child(const char *how)
     return WIFEXITED(status) ? 1000 + WEXITSTATUS(status) : 2000 + WTERMSIG(status);
 }
 
+static CUresult map(unsigned long long from, uint64_t size, unsigned long long to)
+{
+    CUdeviceptr at;
+    p_cuMemAddressReserve(&at, size, 0, 0, 0);
+    CUresult result = p_cuMemMap(at, size, 0, kept[from], 0);
+    kept[to] = at;
+    kept_size[to] = size;
+    return result;
+}
+
 static void *map_half(void *given)
 {
     const unsigned long long *number = given;
-    p_cuMemAddressReserve(&kept[number[1]], kept_size[number[0]] / 2, 0, 0, 0);
-    kept_size[number[1]] = kept_size[number[0]] / 2;
-    return (void *)(intptr_t)p_cuMemMap(kept[number[1]], kept_size[number[1]], 0, kept[number[0]], 0);
+    return (void *)(intptr_t)map(number[0], kept_size[number[0]] / 2, number[1]);
 }
 
-static void *open_memory(void *place)
+/* Maps half of a block, and all of it in another thread meanwhile. */
+static CUresult map_both(unsigned long long from, unsigned long long to)
 {
+    unsigned long long given[2] = {from, to};
+    pthread_t half;
+    void *result;
+    pthread_create(&half, NULL, map_half, given);
+    usleep(20000);
+    CUresult all = map(from, kept_size[from], to + 1);
+    pthread_join(half, &result);
+    return all ? all : (CUresult)(intptr_t)result;
+}
+
+static void *open_memory(void *given)
+{
+    CUdeviceptr at = 0;
     p_cuCtxSetCurrent(contexts[0]);
-    return (void *)(intptr_t)p_cuIpcOpenMemHandle_v2(place, ipc_handle, 1);
+    CUresult result = p_cuIpcOpenMemHandle_v2(&at, ipc_handle, 1);
+    *(uint64_t *)given = at;
+    return (void *)(intptr_t)result;
 }
 
 /* Opens memory twice, in two threads. */
@@ -461,21 +485,6 @@ static CUresult open_both(unsigned long long to)
     CUresult second = (CUresult)(intptr_t)open_memory(&kept[to + 1]);
     pthread_join(first, &result);
     return second ? second : (CUresult)(intptr_t)result;
-}
-
-/* Maps half of a block, and all of it in another thread meanwhile. */
-static CUresult map_both(unsigned long long from, unsigned long long to)
-{
-    unsigned long long given[2] = {from, to};
-    pthread_t half;
-    void *result;
-    pthread_create(&half, NULL, map_half, given);
-    usleep(20000);
-    p_cuMemAddressReserve(&kept[to + 1], kept_size[from], 0, 0, 0);
-    kept_size[to + 1] = kept_size[from];
-    CUresult all = p_cuMemMap(kept[to + 1], kept_size[from], 0, kept[from], 0);
-    pthread_join(half, &result);
-    return all ? all : (CUresult)(intptr_t)result;
 }
 
 static void command(char *line, char **argv)
@@ -503,12 +512,7 @@ static void command(char *line, char **argv)
     } else if (!strcmp(verb, "free") && sscanf(line, "%*s %63s %llu", text, &a) == 2)
         printf("%d\n", release(text, kept[a]));
     else if (!strcmp(verb, "map") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
-        CUdeviceptr at;
-        p_cuMemAddressReserve(&at, kept_size[a], 0, 0, 0);
-        CUresult result = p_cuMemMap(at, kept_size[a], 0, kept[a], 0);
-        kept[b] = at;
-        kept_size[b] = kept_size[a];
-        printf("%d\n", result);
+        printf("%d\n", map(a, kept_size[a], b));
     } else if (!strcmp(verb, "mapboth") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
         printf("%d\n", map_both(a, b));
     } else if (!strcmp(verb, "unmap") && sscanf(line, "%*s %llu", &a) == 1)
