@@ -256,11 +256,18 @@ def test_lock_that_is_held_is_not_waited_for(rig):
 # -- kill -9 at every point
 
 
+def gets_the_rest_at_once(rig, client, request):
+    """Within 100 ms; then the counters say what the machine has."""
+    begun = time.monotonic()
+    assert client.do(request) == 0
+    assert time.monotonic() - begun < 0.1
+    assert rig.region.total() == LIMIT == rig.machine.used()
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 @pytest.mark.parametrize("point", INIT_POINTS + CHARGE_POINTS)
 def test_kill_at_a_point(rig, point):
-    """The next process goes on within 100 ms, and the counters say what the machine has."""
     rig.limit()
     with pytest.raises((EOFError, BrokenPipeError)):
         victim = rig.client(VGPU_TEST_POINT=str(point)).start()
@@ -271,10 +278,7 @@ def test_kill_at_a_point(rig, point):
     client = rig.client()
     assert client.do("init") == 0
     assert client.do("ctx 0") == 0
-    begun = time.monotonic()
-    assert client.do(f"alloc plain 0 {LIMIT}") == 0
-    assert time.monotonic() - begun < 0.1
-    assert rig.region.total() == LIMIT == rig.machine.used()
+    gets_the_rest_at_once(rig, client, f"alloc plain 0 {LIMIT}")
 
 
 @pytest.mark.real_time
@@ -291,10 +295,7 @@ def test_kill_while_it_clears_up_after_another(rig, point):
         victim.do(f"alloc plain 0 {LIMIT}")
         raise AssertionError("the point was not reached")
     client = rig.client().start()
-    begun = time.monotonic()
-    assert client.do(f"alloc plain 0 {LIMIT}") == 0
-    assert time.monotonic() - begun < 0.1
-    assert rig.region.total() == LIMIT == rig.machine.used()
+    gets_the_rest_at_once(rig, client, f"alloc plain 0 {LIMIT}")
 
 
 @pytest.mark.real_time
@@ -309,10 +310,7 @@ def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
     assert other.do(f"alloc plain 0 {1024 * MIB}") == 0
     with pytest.raises(EOFError):
         victim.answer()
-    begun = time.monotonic()
-    assert other.do(f"alloc plain 1 {1024 * MIB}") == 0
-    assert time.monotonic() - begun < 0.1
-    assert rig.region.total() == LIMIT == rig.machine.used()
+    gets_the_rest_at_once(rig, other, f"alloc plain 1 {1024 * MIB}")
 
 
 @pytest.mark.real_time
