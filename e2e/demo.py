@@ -1,13 +1,14 @@
 """A demonstration: forty pods share the GPUs of four nodes, and some have to wait.
 
 ``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
-mix of pods. ``--keep`` keeps the cluster running until Ctrl-C. ``--real-node`` shows containers on a real kubelet,
-which print their limits. No process is left at the end.
+mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--picture`` takes a picture of the
+dashboard. ``--real-node`` shows containers on a real kubelet, which print their limits. No process is left at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import subprocess
@@ -15,9 +16,11 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import urllib3
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,13 +29,15 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit, demo_realnode
+from e2e import audit, browser, demo_realnode, measured
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
 from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
 from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
 from e2e.pods import container, init, pod, sidecar
+from e2e.processes import free_port
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
 from tests.libvgpu.rig import Unavailable
@@ -190,7 +195,31 @@ def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, 
     console.print()
 
 
-def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
+@contextlib.contextmanager
+def monitors(sandbox: Sandbox, outcome: Outcome, port: int) -> Iterator[None]:
+    """Serves what monitors of the nodes would, for the dashboard. This machine needs an address beside loopback."""
+    if not measured.own_address():
+        yield
+        return
+    found = audit.inventory(sandbox.kube.list("Node"), outcome.pods.values())
+    nodes = [sandbox.node(name)["metadata"]["name"] for name in sandbox.nodes]
+    with measured.served(measured.plausible_page(found), port), measured.announced(sandbox.kube, *nodes):
+        yield
+
+
+def take_picture(address: str, file: Path) -> None:
+    """Writes a picture of the dashboard, once it shows the use of all nodes, if it is known."""
+    def is_known() -> bool:
+        page = urllib3.request("GET", f"{address}/?format=json").json()
+        return all(item["use"] for item in page["items"]) or not measured.own_address()
+
+    eventually(is_known, "the dashboard shows the use of all nodes")
+    with browser.browser() as started, browser.Visit.started(started) as visit:
+        visit.page.goto(address)
+        visit.picture(file)
+
+
+def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, dashboard: str) -> None:
     """Prints how to use the cluster."""
     kubectl = f"{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}"
     console.print(Panel.fit(Text("\n".join((
@@ -201,17 +230,21 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
         "  k get events --field-selector reason=FilteringFailed",
         "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
         "  k delete pod whole-card-0            # and a waiting pod is placed", "",
+        f"Dashboard: {dashboard}",
         f"Logs: {cluster.folder}/hami-scheduler-0.log"))), title="kept"))
 
 
-def run(console: Console, *, keep: bool) -> int:
+def run(console: Console, *, keep: bool, picture: Path | None) -> int:
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
                   transient=True) as progress:
         task = progress.add_task("control plane (built once, on the first run)")
         with LocalCluster.started(say=lambda line: progress.update(task, description=line)) as cluster:
             progress.update(task, description="hami scheduler")
             certificates = Certificates(cluster.folder / "tls")
-            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+            port, monitor_port = free_port(), free_port()
+            dashboard = f"http://localhost:{port}"
+            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start(
+                dashboard_bind_address=f"127.0.0.1:{port}", dashboard_monitor_port=str(monitor_port))
             with NodeAgent(cluster.kube), Sandbox.opened(cluster.kube, name="demo") as sandbox:
                 progress.update(task, description="nodes")
                 sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
@@ -225,23 +258,35 @@ def run(console: Console, *, keep: bool) -> int:
                     console.print(f"[red]not settled after {TIMEOUT_SECONDS} s: "
                                   f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:")
                     console.print(scheduler.program.tail(), markup=False)
-                if keep:
-                    farewell(console, cluster, sandbox)
-                    threading.Event().wait()
+                if keep or picture:
+                    with monitors(sandbox, outcome, monitor_port):
+                        if picture:
+                            take_picture(dashboard, picture)
+                        if keep:
+                            farewell(console, cluster, sandbox, dashboard)
+                            threading.Event().wait()
                 return int(bool(violations) or not outcome.settled)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture of the dashboard; needs Chromium "
+                        "and the Python packages of the extra e2e")
     parser.add_argument("--real-node", action="store_true",
                         help="show containers on a real kubelet that are stopped at their limits")
     arguments = parser.parse_args()
+    if arguments.picture and (lacks := browser.missing()):
+        parser.error(f"--picture: {lacks}")
+    if arguments.real_node and arguments.picture:
+        parser.error("--real-node has no dashboard for --picture")
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     try:
-        return (demo_realnode.run if arguments.real_node else run)(console, keep=arguments.keep)
+        if arguments.real_node:
+            return demo_realnode.run(console, keep=arguments.keep)
+        return run(console, keep=arguments.keep, picture=arguments.picture)
     except (BinariesMissing, NodeUnavailable, Unavailable) as error:
         console.print(f"[red]{error}")
         return 1

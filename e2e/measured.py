@@ -11,10 +11,12 @@ import os
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from e2e.audit import Inventory
 from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.pods import pod
@@ -22,7 +24,7 @@ from e2e.processes import Program
 from e2e.scheduler import NAMESPACE
 from tests.monitor.region_bytes import Process, region_bytes
 
-__all__ = ["MonitorProcess", "announced", "own_address", "served"]
+__all__ = ["MonitorProcess", "announced", "own_address", "plausible_page", "served"]
 
 MIB = 1 << 20
 LABELS = {"app.kubernetes.io/component": "hami-monitor", "hami.io/webhook": "ignore"}
@@ -68,6 +70,24 @@ def served(text: str, port: int) -> Iterator[None]:
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
         yield
         server.shutdown()
+
+
+def plausible_page(found: Inventory) -> str:
+    """Returns the metrics page of monitors of all nodes, where each pod uses some of what it holds."""
+    lines = []
+    for (node, uuid), card in found.cards.items():
+        memory = compute = 0
+        for who, hold in found.holds.get((node, uuid), {}).items():
+            namespace, _, name = who.partition("/")
+            share = zlib.crc32(who.encode()) % 60 + 35  # percent
+            used, busy = hold.memory * share // 100, (hold.cores or 10) * share // 100
+            memory, compute = memory + used, compute + busy
+            part = f'device_uuid="{uuid}",namespace="{namespace}",pod="{name}"'
+            lines += [f"hami_vgpu_memory_used_bytes{{{part}}} {used * MIB}",
+                      f"hami_container_device_utilization_ratio{{{part}}} {busy}"]
+        lines += [f'hami_host_gpu_memory_used_bytes{{device_uuid="{uuid}"}} {min(memory, card.memory) * MIB}',
+                  f'hami_host_gpu_utilization_ratio{{device_uuid="{uuid}"}} {min(compute, 100)}']
+    return "\n".join([*lines, ""])
 
 
 class MonitorProcess:
