@@ -11,11 +11,13 @@ import yaml
 
 from e2e import binaries
 
-__all__ = ["CHART", "Helm", "HelmError"]
+__all__ = ["CA", "CHART", "Helm", "HelmError"]
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
+CA = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
+"""A CA bundle, as a value of the chart: the first line of a certificate."""
 
 
 class HelmError(RuntimeError):

@@ -14,7 +14,7 @@ import yaml
 
 from e2e.binaries import DEFAULT, find_one
 from e2e.cluster import LocalCluster
-from e2e.helm_chart import CHART, ROOT, Helm, HelmError
+from e2e.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from hami import __version__
 from hami.cli import main
 from tools.chart import upstream_values, upstream_versions
@@ -22,7 +22,6 @@ from tools.chart import upstream_values, upstream_versions
 Object = dict[str, Any]
 CONFIG = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
 STRICT = CONFIG.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1)
-CA = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
 OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
 RENAMED = {"ClusterRoleBinding/hami-scheduler-rights": "ClusterRoleBinding/hami-scheduler",
            "ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
@@ -201,7 +200,10 @@ def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -
     assert plugin["image"] == "hami-device-plugin:0.1.0" and "-v=false" not in plugin["command"]
     ports = {port["port"]: port.get("nodePort") for port in items["Service/hami-scheduler"]["spec"]["ports"]}
     assert ports == {443: 31998, 31993: 31993}
-    # HAMi's Service has the number of the port, and returns with a rollback
+    # as HAMi's Service, which returns with a rollback; its pods have had two names for the port
+    webhook = items["Service/hami-scheduler"]["spec"]["ports"][0]
+    assert (webhook["name"], webhook["targetPort"]) == ("http", 443)
+    assert items["NetworkPolicy/hami-scheduler"]["spec"]["ingress"][0]["ports"] == [{"port": 443}]
     assert pod["containers"][1]["ports"][0]["containerPort"] == 443
     assert "--http_bind=:443" in pod["containers"][1]["command"]
     assert pod["securityContext"]["sysctls"] == [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]

@@ -16,7 +16,7 @@ import yaml
 
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
-from e2e.helm_chart import CHART, Helm, HelmError
+from e2e.helm_chart import CA, CHART, Helm, HelmError
 from e2e.kube import Kube
 from e2e.nodes import fake_node, gpu
 from e2e.pods import pod
@@ -27,7 +27,6 @@ from hami.kube.cluster import Cluster
 
 Object = dict[str, Any]
 NODES = ("n0", "n1")
-CA = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
 OURS = ("hami", CHART, "--namespace", NAMESPACE)
 
 

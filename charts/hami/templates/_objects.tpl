@@ -195,6 +195,15 @@
 {{- with $s.service.schedulerPort -}}{{- $_ := set $https "nodePort" (int .) -}}{{- end -}}
 {{- if ge (int $s.service.monitorPort) 30000 -}}{{- $_ := set $metrics "nodePort" (int $s.service.monitorPort) -}}{{- end -}}
 {{- end -}}
+{{- with $s.service.httpTargetPort -}}
+{{- /* as in HAMi's Service, or it has no endpoints for a moment; its pods name the port http before v2.8, https from then on */ -}}
+{{- $_ := set $https "name" "http" -}}
+{{- $_ := set $https "targetPort" (int .) -}}
+{{- with get $ctx.objects (printf "NetworkPolicy/%s-scheduler" $ctx.name) -}}
+{{- $ingress := first (first .spec.ingress).ports -}}
+{{- $_ := set $ingress "port" $https.targetPort -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $service.metadata "labels" (merge $service.metadata.labels ($s.service.labels | default dict)) -}}
 {{- with $s.service.annotations -}}{{- $_ := set $service.metadata "annotations" . -}}{{- end -}}
 {{- end -}}
