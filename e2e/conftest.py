@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from e2e.scheduler import Certificates, Scheduler, install
 
 TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180  # the first test on kind includes the installation
 REPLICA = pytest.StashKey[Scheduler]()
+KIND = pytest.StashKey[kind.KindCluster]()
 Cluster = LocalCluster | ExternalCluster
 
 
@@ -104,6 +105,7 @@ def equipped_kind(request: pytest.FixtureRequest,
         pytest.skip("needs kind: tox run -e kind")
     tool = request.getfixturevalue("kind_cluster")
     with kind.KindCluster.equipped(tool, tmp_path_factory.mktemp("kind")) as equipped:
+        request.config.stash[KIND] = equipped
         yield equipped
 
 
@@ -234,8 +236,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed and (scheduler := item.config.stash.get(REPLICA, None)):
         report.sections.append(("hami scheduler", scheduler.program.tail()))
+    if report.failed and (cluster := item.config.stash.get(KIND, None)):
+        report.sections.append(("kind", said(cluster.logs)))
     if report.failed and (sandbox := getattr(item, "funcargs", {}).get("sandbox")):
-        report.sections.append(("events", events_of(sandbox)))
+        report.sections.append(("events", said(lambda: events_of(sandbox))))
     if report.failed and (node := getattr(item, "funcargs", {}).get("real")):
         report.sections.append(("real node", node.logs()))
     if report.failed and (plugin := getattr(item, "funcargs", {}).get("plugin")):
@@ -243,9 +247,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def events_of(sandbox: Sandbox) -> str:
+def said(show: Callable[[], str]) -> str:
+    """Returns what *show* returns; the report must not fail, even if the API server is down."""
     try:
-        events = sandbox.kube.list("Event", sandbox.namespace)
-    except Exception as error:  # the report must not fail, even if the API server is down
+        return show()
+    except Exception as error:
         return repr(error)
+
+
+def events_of(sandbox: Sandbox) -> str:
+    events = sandbox.kube.list("Event", sandbox.namespace)
     return "\n".join(f"{item['involvedObject']['name']}: {item['reason']}: {item['message']}" for item in events[-40:])

@@ -26,6 +26,7 @@ from e2e.eventually import eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode
 from e2e.processes import Program
+from e2e.scheduler import wait_for_webhook
 
 __all__ = ["KindCluster", "Tool", "Worker", "created", "missing"]
 
@@ -141,9 +142,10 @@ class KindCluster(ExternalCluster):
             self.install()
 
     def install(self, tag: str = RELEASE) -> None:
-        """Applies the overlay ``kind`` with images of *tag*, and waits for its rollout."""
+        """Applies the overlay ``kind`` with images of *tag*, and waits for its rollout and its webhook."""
         self.kubectl("apply", "-k", str(self._kustomization(tag)))
         self.wait_rolled_out("deployment/hami-scheduler", "daemonset/hami-device-plugin")
+        wait_for_webhook(self.kube)
 
     def uninstall(self) -> None:
         """Deletes what `install` has applied."""
@@ -156,6 +158,7 @@ class KindCluster(ExternalCluster):
         try:
             self.kubectl("apply", "-k", str(folder))
             self.wait_rolled_out("deployment/hami-scheduler-next")
+            wait_for_webhook(self.kube)
             yield
         finally:
             self._delete(folder)
@@ -169,19 +172,18 @@ class KindCluster(ExternalCluster):
         self.wait_rolled_out(workload)
 
     def scale(self, replicas: int) -> None:
-        """Scales the scheduler, and waits until removed pods have left the Service."""
+        """Scales the scheduler, and waits until removed pods have left the Service and the others serve the webhook."""
         self.kubectl("scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE)
         self.wait_rolled_out("deployment/hami-scheduler")
         self.kube.wait("Pod", lambda pods: len(pods) == replicas, NAMESPACE, timeout=90,
                        what=f"{replicas} pods of the scheduler", labelSelector=COMPONENT.format("hami-scheduler"))
+        if replicas:
+            wait_for_webhook(self.kube)
 
     def wait_rolled_out(self, *workloads: str) -> None:
         """Waits for the rollout of *workloads*."""
         for workload in workloads:
-            try:
-                self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
-            except ClusterUnavailable as error:
-                raise ClusterUnavailable(f"{error}\n{self.logs()}") from None
+            self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
 
     def kubectl(self, *words: str) -> str:
         """Returns the standard output of kubectl. Raises: ClusterUnavailable with its output."""
@@ -193,17 +195,28 @@ class KindCluster(ExternalCluster):
         return [item for item in self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
                 if "deletionTimestamp" not in item["metadata"]]
 
-    def logs(self, lines: int = 40) -> str:
-        """Returns state and recent logs of all components."""
-        words = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component in (hami-scheduler,hami-device-plugin)")
-        parts = [("get", "pods", *words, "-o", "wide"), ("describe", "pods", *words),
-                 ("logs", *words, "--all-containers", "--prefix", f"--tail={lines}")]
+    def logs(self, lines: int = 60, size: int = 8000) -> str:
+        """Returns what can be seen of HAMi, in whatever namespace it runs: pods, Services, recent logs and events, and
+        annotations of nodes. *size*: characters of each part.
+        """
+        pods = self.kube.list("Pod", labelSelector=COMPONENTS)
+        namespaces = {item["metadata"]["namespace"] for item in pods}
+        found = ("pods", "--all-namespaces", "--selector", COMPONENTS)
+        parts = [("get", *found, "--output=wide", "--show-labels"), ("get", *found, "--output", STATES),
+                 ("get", "nodes", "--output", ANNOTATIONS)]
+        parts += [("get", "services,endpointslices", "--namespace", name) for name in sorted(namespaces)]
+        parts += [("get", "events", "--namespace", name, "--sort-by=.lastTimestamp")
+                  for name in sorted(namespaces | {"default"})]
+        parts += [("logs", "--namespace", item["metadata"]["namespace"], item["metadata"]["name"],
+                   "--container", container["name"], f"--tail={lines}")
+                  for item in pods for container in item["spec"]["containers"]]
         said = []
         for part in parts:
             try:
-                said.append(self.kubectl(*part)[-8000:])
-            except ClusterUnavailable as error:  # the report must not fail
-                said.append(str(error))
+                shown = self.kubectl(*part, "--request-timeout=10s")[-size:]
+            except ClusterUnavailable as error:  # the other parts are shown nevertheless
+                shown = str(error)
+            said.append(f"--- kubectl {' '.join(part)}\n{shown}")
         return "\n".join(said)
 
     def tag_images(self, tag: str) -> None:
@@ -263,6 +276,9 @@ class KindCluster(ExternalCluster):
 
 
 COMPONENT = "app.kubernetes.io/component={}"
+COMPONENTS = "app.kubernetes.io/component in (hami-scheduler,hami-device-plugin)"
+STATES = r'jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.containerStatuses}{"\n"}{end}'
+ANNOTATIONS = r'jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.annotations}{"\n"}{end}'
 
 
 class Worker(JoinedNode):

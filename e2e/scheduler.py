@@ -127,15 +127,23 @@ def webhook_configuration(certificates: Certificates, port: int) -> Object:
 def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout: float = 30) -> None:
     """Makes the API server call the webhook on *port*, and waits until it does.
 
-    Nothing may listen on the previous port. The API server applies a new configuration with a delay.
+    Nothing may listen on the previous port.
     """
     kube.apply(webhook_configuration(certificates, port))
+    wait_for_webhook(kube, timeout)
 
-    def admitted() -> bool:
-        answer = kube.call("POST", path_of("Pod", "default"), pod("probe", gpu=1), query={"dryRun": "All"})
-        return bool(answer["spec"]["schedulerName"] == SCHEDULER)
 
-    eventually(admitted, f"the API server calls the webhook on port {port}", timeout=timeout)
+def wait_for_webhook(kube: Kube, timeout: float = 30) -> None:
+    """Waits until the webhook changes pods. The API server applies a new configuration with a delay, and kube-proxy
+    forwards to a pod some time after it has become ready; pods of that time would go to another scheduler.
+    """
+    eventually(lambda: is_admitted(kube, "probe"), "the API server calls the webhook", timeout=timeout, interval=0.1)
+
+
+def is_admitted(kube: Kube, name: str) -> bool:
+    """Reports whether the webhook changes a new pod, which is not kept. Raises: ApiError."""
+    made = kube.call("POST", path_of("Pod", "default"), pod(name, gpu=1), query={"dryRun": "All"})
+    return bool(made["spec"]["schedulerName"] == SCHEDULER)
 
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:

@@ -14,21 +14,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from e2e.cluster import SCHEDULER
+from e2e.cluster import MANIFESTS, SCHEDULER
 from e2e.eventually import eventually
 from e2e.helm_chart import CHART, Helm
 from e2e.kube import ApiError, Kube, path_of, summary
-from e2e.pods import pod
-from e2e.scheduler import Certificates
+from e2e.scheduler import Certificates, is_admitted
 from tools.chart import upstream_values
 
-__all__ = ["ALLOCATED", "NAMESPACE", "SECRET", "TakeOver", "remains"]
+__all__ = ["ALLOCATED", "NAMESPACE", "SECRET", "TakeOver", "remains", "remove"]
 
 Object = dict[str, Any]
 NAMESPACE = "hami-system"
@@ -37,8 +37,6 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 RELEASE = Path(__file__).with_name("hami_release")
 THEIRS = "example.com/hami:v2"
 ROLLOUT_SECONDS = 90
-AVAILABLE = timedelta(seconds=11)
-"""Longer than `minReadySeconds` of our DaemonSet."""
 
 
 class TakeOver:
@@ -59,20 +57,26 @@ class TakeOver:
         self.crowded: list[Counter[str]] = []
         self.deserted: list[set[str]] = []
         self._ending = threading.Event()
-        watches = (self._admit, self._connect, self._look)
-        self._threads = [threading.Thread(target=watch, daemon=True) for watch in watches]
+        self._threads = ThreadPoolExecutor()
+        self._watches: list[Future[None]] = []
 
     def __enter__(self) -> TakeOver:
-        for thread in self._threads:
-            thread.start()
-        eventually(lambda: self.admitted > 5, lambda: f"the webhook is called: {self.missed[-3:]}")
-        self.missed.clear()  # the API server applies a new configuration with a delay
+        self._watches = [self._threads.submit(watch) for watch in (self._admit, self._connect, self._look)]
+        try:
+            eventually(self._is_reached, lambda: f"the webhook is called: {self.missed[-3:]}")
+        except BaseException:
+            self.__exit__()
+            raise
+        self.missed.clear()  # API server and kube-proxy apply what is new with a delay
         return self
+
+    def _is_reached(self) -> bool:
+        return self.admitted > 5 and (self._address is None or self.connections > 5)
 
     def __exit__(self, *error: object) -> None:
         self._ending.set()
-        for thread in self._threads:
-            thread.join()
+        for watch in self._watches:
+            watch.result()  # raises what has ended it too early
 
     def _admit(self) -> None:
         """Creates pods that the webhook must see, without leaving one."""
@@ -80,14 +84,12 @@ class TakeOver:
             if self._ending.wait(0.1):
                 return
             try:
-                made = self._kube.call("POST", path_of("Pod", "default"), pod(f"probe-{number}", gpu=1),
-                                       query={"dryRun": "All"})
+                if is_admitted(self._kube, f"probe-{number}"):
+                    self.admitted += 1
+                else:
+                    self.missed.append(f"{time.strftime('%T')} probe-{number}")
             except ApiError as error:
                 self.missed.append(f"{time.strftime('%T')} {error.message}")
-                continue
-            self.admitted += 1
-            if made["spec"]["schedulerName"] != SCHEDULER:
-                self.missed.append(f"{time.strftime('%T')} probe-{number}")
 
     def _connect(self) -> None:
         """Connects to the webhook as an API server does that has no connection yet."""
@@ -141,11 +143,12 @@ class TakeOver:
 
     def _are_plugins_available(self) -> bool:
         """Reports whether the plugins have been ready for as long as our DaemonSet demands."""
-        now = datetime.now(UTC)
+        demanded = yaml.safe_load((MANIFESTS / "device-plugin.yaml").read_text())["spec"]["minReadySeconds"]
+        latest = datetime.now(UTC) - timedelta(seconds=demanded + 1)  # times of conditions are whole seconds
         ready = [condition for item in self._plugins() for condition in item["status"].get("conditions", ())
                  if condition["type"] == "Ready" and condition["status"] == "True"]
         return len(ready) == len(self._nodes) and all(
-            now - datetime.fromisoformat(condition["lastTransitionTime"]) > AVAILABLE for condition in ready)
+            datetime.fromisoformat(condition["lastTransitionTime"]) < latest for condition in ready)
 
     def _plugins(self) -> list[Object]:
         return self._kube.list("Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin")
@@ -191,6 +194,7 @@ class TakeOver:
             ports = {port["port"]: port.get("nodePort") for port in spec.get("ports", ())}
             found[f"{kind}/{name}"] = {
                 "uid": item["metadata"]["uid"], "address": spec.get("clusterIP"), "ports": ports,
+                "endpoints": [port["name"] for port in spec.get("ports", ())[:1]],
                 "labels": spec["selector"].get("matchLabels") if "template" in spec else None}
         return found
 
@@ -208,13 +212,23 @@ def encoded(file: Path) -> str:
 
 def remains(kubectl: Callable[..., str]) -> set[str]:
     """Returns all objects of HAMi, other than those that controllers make and remove."""
-    found = set()
-    for namespaced, place in (("true", f"--namespace={NAMESPACE}"), ("false", "--all-namespaces")):
-        kinds = kubectl("api-resources", "--verbs=list,delete", f"--namespaced={namespaced}", "--output=name")
-        wanted = [kind for kind in kinds.split() if kind.partition(".")[0] not in OTHERS]
-        names = kubectl("get", ",".join(wanted), place, "--output=name")
-        found |= {name for name in names.split() if "hami" in name.partition("/")[2]}
-    return found - {f"namespace/{NAMESPACE}"}
+    return (objects(kubectl, f"--namespace={NAMESPACE}") | objects(kubectl)) - {f"namespace/{NAMESPACE}"}
+
+
+def remove(kubectl: Callable[..., str]) -> None:
+    """Removes the release, from whatever state it is in, and its namespace."""
+    kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
+    if left := objects(kubectl, "--selector=app.kubernetes.io/managed-by=Helm"):
+        kubectl("delete", *sorted(left), "--timeout=60s")
+
+
+def objects(kubectl: Callable[..., str], *words: str) -> set[str]:
+    """Returns the objects of HAMi that *words* of ``kubectl get`` select: of a namespace, or without one."""
+    namespaced = any(word.startswith("--namespace") for word in words)
+    kinds = kubectl("api-resources", "--verbs=list,delete", f"--namespaced={str(namespaced).lower()}", "--output=name")
+    wanted = [kind for kind in kinds.split() if kind.partition(".")[0] not in OTHERS]
+    names = kubectl("get", ",".join(wanted), *words, "--output=name")
+    return {name for name in names.split() if "hami" in name.partition("/")[2]}
 
 
 OTHERS = {"pods", "events", "endpoints", "endpointslices", "replicasets", "controllerrevisions", "nodes", "csinodes"}

@@ -5,6 +5,7 @@ What runs in place of HAMi are our own programs, in the pods, behind the Service
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from e2e.cluster import SCHEDULER
 from e2e.eventually import eventually
 from e2e.helm_chart import Helm
 from e2e.kind import KindCluster, Worker
 from e2e.pods import pod
 from e2e.scheduler import Certificates
-from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, THEIRS, TakeOver, is_running, remains
+from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, THEIRS, TakeOver, is_running, remains, remove
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
 Object = dict[str, Any]
@@ -30,22 +32,29 @@ LEASES = {f"lease.coordination.k8s.io/hami-scheduler{suffix}" for suffix in ("",
 
 @pytest.fixture
 def nodes(bare_kind: KindCluster) -> Iterator[list[Worker]]:
-    """All nodes of kind, the control plane included: device plugins are handed over one after the other."""
-    bare_kind.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    bare_kind.retag("hami-device-plugin", THEIRS)
+    """All nodes of kind, the control plane included: device plugins are handed over one after the other.
+
+    At the end, nothing is left of releases in `NAMESPACE`, whatever has happened.
+    """
     found = bare_kind.nodes()
-    before = {node.name: node.node()["metadata"].get("annotations", {}) for node in found}
-    labels = {node.name: node.node()["metadata"]["labels"].get("gpu") for node in found}
-    for node in found:
-        node.label({"gpu": "on"})
-    yield found
-    bare_kind.kube.delete_all("Pod", "default", grace_seconds=0)
-    bare_kind.kubectl("delete", "namespace", NAMESPACE)
-    for node in found:
-        now = node.node()["metadata"].get("annotations", {})
-        added = {key: None for key in now if key not in before[node.name]}
-        bare_kind.kube.merge_patch("Node", node.name, {"metadata": {
-            "annotations": added, "labels": {"gpu": labels[node.name]}}})
+    with contextlib.ExitStack() as afterwards:  # does all that it can, the last first
+        for node in found:
+            afterwards.callback(restore, node, node.node()["metadata"])
+        afterwards.callback(remove, bare_kind.kubectl)
+        afterwards.callback(bare_kind.kube.delete_all, "Pod", "default", grace_seconds=0)
+        bare_kind.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        bare_kind.retag("hami-device-plugin", THEIRS)
+        for node in found:
+            node.label({"gpu": "on"})
+        yield found
+
+
+def restore(node: Worker, before: Object) -> None:
+    """Removes annotations that *node* did not have *before*, and restores its label."""
+    now = node.node()["metadata"].get("annotations", {})
+    added = {key: None for key in now if key not in before.get("annotations", {})}
+    node.kube.merge_patch("Node", node.name, {"metadata": {
+        "annotations": added, "labels": {"gpu": before["labels"].get("gpu")}}})
 
 
 @pytest.fixture
@@ -69,7 +78,8 @@ def programs(helm: Helm, version: str, values: Object) -> Object:
     scheduler["volumes"][0]["configMap"]["name"] = "hami-scheduler"
     for container in (*plugin["initContainers"], *plugin["containers"]):
         container["image"] = THEIRS
-    plugin["containers"].append({"name": "vgpu-monitor", "image": THEIRS, "command": ["sleep", "infinity"]})
+    monitor = "trap exit TERM; sleep infinity & wait"  # the first process of a container has no default for signals
+    plugin["containers"].append({"name": "vgpu-monitor", "image": THEIRS, "command": ["sh", "-c", monitor]})
     return {"scheduler": scheduler, "devicePlugin": plugin,
             "config": items["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"],
             "deviceConfig": items["ConfigMap/hami-scheduler-device"]["data"]["device-config.yaml"]}
@@ -88,7 +98,7 @@ def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind: KindCluster
     def run(*items: Object) -> None:
         """Creates pods, and waits until their containers run."""
         for item in items:
-            kube.create(item, "default")
+            assert kube.create(item, "default")["spec"]["schedulerName"] == SCHEDULER, "the webhook was not called"
         names = {item["metadata"]["name"] for item in items}
         kube.wait("Pod", lambda pods: all(is_running(pods[name]) for name in names), "default", timeout=90,
                   what=f"{', '.join(sorted(names))} run")
