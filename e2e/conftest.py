@@ -37,12 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # HAMi is installed for the session by the first test that needs it: what needs the cluster without it comes before
-    items.sort(key=lambda item: "bare_kind" not in getattr(item, "fixturenames", ()))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
     items[:] = longest_first(items)
+    # HAMi is installed for the session by the first test that needs it: what needs the cluster without it comes before
+    items.sort(key=lambda item: "bare_kind" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -21,7 +21,7 @@ from e2e.pods import pod
 from e2e.scheduler import Certificates
 from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, THEIRS, TakeOver, is_running, remains, remove
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 NODE_PORT = 31998
 """Of the webhook, by default of HAMi's chart."""
