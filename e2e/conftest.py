@@ -180,10 +180,13 @@ def agent(plugins: NodeAgent, sandbox: Sandbox) -> NodeAgent:
 
 @pytest.fixture
 def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent) -> Iterator[Sandbox]:
-    """A fresh namespace with its own nodes; all components run with the shipped flags."""
-    if isinstance(cluster, LocalCluster):
-        cluster.revive()
-        request.getfixturevalue("replica").run_with()
+    """A fresh namespace with its own nodes; all components run with the shipped flags, and with those of a marker."""
+    marker = request.node.get_closest_marker("flags")
+    if marker is not None or isinstance(cluster, LocalCluster):
+        request.getfixturevalue("local").revive()
+        replica: Scheduler = request.getfixturevalue("replica")
+        flags = marker.kwargs if marker is not None else {}
+        replica.run_with(**{name: flag(replica) if callable(flag) else flag for name, flag in flags.items()})
     plugins.reset()
     with Sandbox.opened(cluster.kube) as opened:
         yield opened

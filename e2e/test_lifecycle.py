@@ -152,11 +152,11 @@ def test_a_failed_allocation_frees_the_node(sandbox, agent):
     assert sandbox.pod("broken")["metadata"]["annotations"][PHASE] == "failed"
 
 
+@pytest.mark.flags(node_lock_timeout="3s")
 @pytest.mark.parametrize(
     "mishap", [Mishap.DIES_BEFORE, Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED], ids=lambda mishap: mishap.name)
-def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, scheduler, mishap):
+def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, mishap):
     """After the timeout the allocation of the holder is revoked, and the next pod takes the lock."""
-    scheduler.run_with(node_lock_timeout="3s")
     sandbox.add_gpu_node("n0")
     agent.mishap = lambda namespace, name: mishap if name == "stuck" else None
     sandbox.create(pod("stuck", gpu=1, gpumem=1000))

@@ -22,28 +22,30 @@ def two_nodes(sandbox):
     sandbox.add_gpu_nodes({"n0": gpus(2), "n1": gpus(2)})
 
 
-@pytest.mark.parametrize(("policy", "nodes"), [("binpack", 1), ("spread", 2)])
-@pytest.mark.parametrize("by", ["flag", "annotation"])
-def test_node_policy(sandbox, scheduler, policy, nodes, by):
-    if by == "flag":
-        scheduler.run_with(node_scheduler_policy=policy)
+def by_flag_and_annotation(flag, **expected):
+    """Returns the parameters ``by``, ``policy`` and what is expected of it, with the flag where it decides."""
+    return [pytest.param(by, policy, count, marks=[pytest.mark.flags(**{flag: policy})] if by == "flag" else [])
+            for by in ("flag", "annotation") for policy, count in expected.items()]
+
+
+@pytest.mark.parametrize(("by", "policy", "nodes"),
+                         by_flag_and_annotation("node_scheduler_policy", binpack=1, spread=2))
+def test_node_policy(sandbox, by, policy, nodes):
     two_nodes(sandbox)
     used, _ = place(sandbox, 2, **({NODE_POLICY: policy} if by == "annotation" else {}))
     assert len(used) == nodes
 
 
-@pytest.mark.parametrize(("policy", "cards"), [("binpack", 1), ("spread", 2)])
-@pytest.mark.parametrize("by", ["flag", "annotation"])
-def test_gpu_policy(sandbox, scheduler, policy, cards, by):
-    if by == "flag":
-        scheduler.run_with(gpu_scheduler_policy=policy)
+@pytest.mark.parametrize(("by", "policy", "cards"),
+                         by_flag_and_annotation("gpu_scheduler_policy", binpack=1, spread=2))
+def test_gpu_policy(sandbox, by, policy, cards):
     sandbox.add_gpu_node("n0", *gpus(2))
     _, used = place(sandbox, 2, **({GPU_POLICY: policy} if by == "annotation" else {}))
     assert len(used) == cards
 
 
-def test_an_annotation_overrules_the_flag(sandbox, scheduler):
-    scheduler.run_with(node_scheduler_policy="spread", gpu_scheduler_policy="spread")
+@pytest.mark.flags(node_scheduler_policy="spread", gpu_scheduler_policy="spread")
+def test_an_annotation_overrules_the_flag(sandbox):
     two_nodes(sandbox)
     nodes, cards = place(sandbox, 3, **{NODE_POLICY: "binpack", GPU_POLICY: "binpack"})
     assert len(nodes) == len(cards) == 1

@@ -9,7 +9,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -460,23 +459,27 @@ def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox: Sandbox,
 # -- strict mode
 
 
-@pytest.fixture
-def strict(scheduler: Scheduler, tmp_path: Path) -> None:
-    """``strict`` in the device configuration."""
+def strict_config(scheduler: Scheduler) -> str:
+    """Writes the device configuration with ``strict``; returns its path."""
     config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
-    (tmp_path / "device-config.yaml").write_text(yaml.safe_dump(config))
-    scheduler.run_with(device_config_file=str(tmp_path / "device-config.yaml"))
+    path = scheduler.cluster.folder / "strict-device-config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
 
 
+strict = pytest.mark.flags(device_config_file=strict_config)
+
+
+@strict
 @pytest.mark.parametrize("fields, field", [
     ({"envFrom": [{"configMapRef": {"name": "limits", "optional": True}}]}, "envFrom"),
     ({"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}, "env CUDA_DISABLE_CONTROL=true"),
     ({"volumeMounts": [{"name": "v", "mountPath": "/etc/ld.so.preload"}]},
      "volumeMounts[0].mountPath=/etc/ld.so.preload"),
 ], ids=["envFrom", "variable", "volume"])
-def test_strict_mode_refuses_what_could_lift_limits(sandbox: Sandbox, tenant: Kube, strict: None, fields: Object,
-                                                    field: str) -> None:
+def test_strict_mode_refuses_what_could_lift_limits(sandbox: Sandbox, tenant: Kube, fields: Object, field: str,
+                                                    ) -> None:
     def own(name: str, **asked: int) -> Object:
         item = pod(name, containers=[container(**asked) | fields])
         item["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
@@ -487,8 +490,8 @@ def test_strict_mode_refuses_what_could_lift_limits(sandbox: Sandbox, tenant: Ku
         tenant.create(own("asking", gpu=1), sandbox.namespace)
 
 
-def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandbox, running: str,
-                                                                  strict: None) -> None:
+@strict
+def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandbox, running: str) -> None:
     """The label that hides a new pod from the webhook does not help."""
     sandbox.create(pod("plain"))
     debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox:1"}]}}
@@ -499,7 +502,8 @@ def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandb
     sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
 
 
-def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox: Sandbox, tenant: Kube, strict: None) -> None:
+@strict
+def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox: Sandbox, tenant: Kube) -> None:
     env = {"env": [{"name": "LD_PRELOAD", "value": "x"}]}
     with pytest.raises(ApiError, match="env LD_PRELOAD=x is not permitted in strict mode"):
         tenant.create(pod("p", containers=[container(gpu=1) | env], scheduler="foo"), sandbox.namespace)
@@ -510,7 +514,7 @@ def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox: Sandbox, tenan
 
 
 @pytest.fixture
-def all_pods(sandbox: Sandbox, strict: None, scheduler: Scheduler, certificates: Certificates) -> Iterator[None]:
+def all_pods(sandbox: Sandbox, scheduler: Scheduler, certificates: Certificates) -> Iterator[None]:
     """The webhook receives all pods, as with the component ``strict``."""
     component = yaml.safe_load((MANIFESTS.parent / "components" / "strict" / "kustomization.yaml").read_text())
     (patch,) = component["patches"]
@@ -524,6 +528,7 @@ def all_pods(sandbox: Sandbox, strict: None, scheduler: Scheduler, certificates:
     redirect_webhook(sandbox.kube, certificates, scheduler.port)
 
 
+@strict
 @pytest.mark.parametrize("scheduler_name", ["default-scheduler", "foo"])
 def test_no_pod_sees_devices_without_a_request_where_the_webhook_receives_all(
         sandbox: Sandbox, tenant: Kube, all_pods: None, scheduler_name: str) -> None:
