@@ -72,25 +72,28 @@ static int opened(uint64_t address, bool pooled, uint64_t name)
     return result;
 }
 
-#define OPEN(name)                                                             \
-    if (!vgpu_open())                                                          \
-        return CUDA_NOT_PERMITTED;                                             \
-    int result = REAL(name)(address, handle, flags);                           \
-    if (result != CUDA_OK)                                                     \
-        return result;                                                         \
-    result = opened(*(uint64_t *)address, false, vgpu_name_of(&handle, sizeof handle, 0)); \
-    if (result != CUDA_OK)                                                     \
-        REAL(cuIpcCloseMemHandle)(*(uint64_t *)address);                       \
-    return result
+static int opened_by_handle(int result, const uint64_t *address, const struct vgpu_structure *handle)
+{
+    if (result != CUDA_OK)
+        return result;
+    result = opened(*address, false, vgpu_name_of(handle, sizeof *handle, 0));
+    if (result != CUDA_OK)
+        REAL(cuIpcCloseMemHandle)(*address);
+    return result;
+}
 
 int cuIpcOpenMemHandle(void *address, struct vgpu_structure handle, uint32_t flags)
 {
-    OPEN(cuIpcOpenMemHandle);
+    if (!vgpu_open())
+        return CUDA_NOT_PERMITTED;
+    return opened_by_handle(REAL(cuIpcOpenMemHandle)(address, handle, flags), address, &handle);
 }
 
 int cuIpcOpenMemHandle_v2(void *address, struct vgpu_structure handle, uint32_t flags)
 {
-    OPEN(cuIpcOpenMemHandle_v2);
+    if (!vgpu_open())
+        return CUDA_NOT_PERMITTED;
+    return opened_by_handle(REAL(cuIpcOpenMemHandle_v2)(address, handle, flags), address, &handle);
 }
 
 static int close_opened(uint64_t address)

@@ -73,6 +73,15 @@ static int device_of(void *handle)
     return vgpu_current(&index, NULL) ? index : -1;
 }
 
+/* Remembers a pool, unless it is known. */
+static void keep(uint64_t handle, int device)
+{
+    vgpu_lock(&vgpu_process.lock);
+    if (!find(handle))
+        add(handle, device);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
 static int pool_device(void *handle)
 {
     struct vgpu_process *process = &vgpu_process;
@@ -83,10 +92,7 @@ static int pool_device(void *handle)
     if (device != -2)
         return device;
     device = device_of(handle);
-    vgpu_lock(&process->lock);
-    if (!find((uint64_t)(uintptr_t)handle))
-        add((uint64_t)(uintptr_t)handle, device);
-    vgpu_unlock(&process->lock);
+    keep((uint64_t)(uintptr_t)handle, device);
     return device;
 }
 
@@ -362,12 +368,8 @@ int cuMemPoolImportFromShareableHandle(void *pool, void *shareable, uint32_t typ
     uint64_t name = type == HANDLE_FILE ? vgpu_tag_of((int)(intptr_t)shareable) : 0;
     int result = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
     if (result == CUDA_OK) {
-        uint64_t handle = *(uint64_t *)pool;
-        vgpu_lock(&vgpu_process.lock);
-        if (!find(handle))
-            add(handle, -1); /* its exporter counts what it has in reserve */
-        vgpu_unlock(&vgpu_process.lock);
-        name_pool(handle, name);
+        keep(*(uint64_t *)pool, -1); /* its exporter counts what it has in reserve */
+        name_pool(*(uint64_t *)pool, name);
     }
     return result;
 }
