@@ -11,7 +11,9 @@ import pytest
 
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
-from tests.libvgpu.test_sharing import Ipc, Physical, Pooled, allocate, check_rest, free, passed, release, shared
+from tests.libvgpu.test_sharing import (
+    Fabric, Ipc, Physical, Pooled, allocate, check_rest, free, passed, release, shared,
+)
 
 LIMIT, UNIT = 4096 * MIB, 32 * MIB
 PROCESSES = 3  # in each container
@@ -28,7 +30,7 @@ class External:
         return client.do(f"free external {number}")
 
 
-IPC, POOLED, PHYSICAL, EXTERNAL = Ipc(), Pooled(), Physical(), External()
+IPC, POOLED, PHYSICAL, FABRIC, EXTERNAL = Ipc(), Pooled(), Physical(), Fabric(), External()
 
 
 @dataclass(eq=False)
@@ -85,7 +87,7 @@ class World:
     def allocate(self):
         if len(self.blocks) > 6:
             return
-        process, way = self.random.choice(self.processes), self.random.choice([IPC, POOLED, PHYSICAL, EXTERNAL])
+        process, way = self.random.choice(self.processes), self.random.choice([IPC, POOLED, PHYSICAL, FABRIC, EXTERNAL])
         size, number = self.random.randint(1, 6) * UNIT, process.next_number()
         if way is EXTERNAL:
             handle = process.client, process.client.do("memfd")
@@ -102,7 +104,7 @@ class World:
             return
         block, process = self.random.choice(choice), self.random.choice(self.processes)
         number = process.next_number()
-        more = {"size": block.size} if block.way in (PHYSICAL, EXTERNAL) else {}
+        more = {"size": block.size} if block.way in (PHYSICAL, FABRIC, EXTERNAL) else {}
         handle = block.handle
         if block.way is PHYSICAL and block.holders and self.random.random() < 0.5:
             importer, held = self.random.choice(block.holders)

@@ -81,7 +81,20 @@ class Physical:
         return client.do(f"unmap {number + 1}") or client.do(f"free create {number}")
 
 
-@pytest.fixture(params=[Ipc(), Pooled(), Physical()], ids=["ipc", "pooled", "physical"])
+class Fabric(Physical):
+    """Handles of physical memory for other machines, too: bytes, as those of IPC are."""
+
+    def export(self, client, number=0):
+        result, *content = client.do(f"fabric {number}")
+        assert result == 0
+        return content
+
+    def open(self, client, handle, number=10, size=SIZE):
+        first, second = handle
+        return client.do(f"fabricget {number} {size} {first} {second}") or client.do(f"map {number} {number + 1}")
+
+
+@pytest.fixture(params=[Ipc(), Pooled(), Physical(), Fabric()], ids=["ipc", "pooled", "physical", "fabric"])
 def way(request):
     return request.param
 

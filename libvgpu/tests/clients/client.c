@@ -490,7 +490,7 @@ static CUresult open_both(unsigned long long to)
 static void command(char *line, char **argv)
 {
     char verb[32] = "", text[64] = "";
-    unsigned long long a = 0, b = 0, c = 0;
+    unsigned long long a = 0, b = 0, c = 0, d = 0;
     sscanf(line, "%31s", verb);
     if (!strcmp(verb, "init"))
         printf("%d\n", p_cuInit(0));
@@ -566,6 +566,20 @@ static void command(char *line, char **argv)
         printf("%d\n", p_cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)c,
                                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         close((int)c);
+        kept[a] = handle;
+        kept_size[a] = b;
+    } else if (!strcmp(verb, "fabric") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUmemFabricHandle handle;
+        CUresult result = p_cuMemExportToShareableHandle(&handle, kept[a], CU_MEM_HANDLE_TYPE_FABRIC, 0);
+        memcpy(&b, handle.data, sizeof b);
+        memcpy(&c, handle.data + sizeof b, sizeof c);
+        printf("%d %llu %llu\n", result, b, c);
+    } else if (!strcmp(verb, "fabricget") && sscanf(line, "%*s %llu %llu %llu %llu", &a, &b, &c, &d) == 4) {
+        CUmemFabricHandle given = {{0}};
+        CUmemGenericAllocationHandle handle = 0;
+        memcpy(given.data, &c, sizeof c);
+        memcpy(given.data + sizeof c, &d, sizeof d);
+        printf("%d\n", p_cuMemImportFromShareableHandle(&handle, &given, CU_MEM_HANDLE_TYPE_FABRIC));
         kept[a] = handle;
         kept_size[a] = b;
     } else if (!strcmp(verb, "memfd")) {

@@ -1253,28 +1253,45 @@ static void drop(struct physical *physical)
     free(physical);
 }
 
-/* A shareable handle is a file with this in it. */
+/* A shareable handle is a file with this in it or, for a fabric, begins with it. */
 struct shareable {
-    int share;
-    bool multicast;
+    int32_t share, serial, multicast;
 };
 
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                                      UNUSED CUmemAllocationHandleType type, UNUSED unsigned long long flags)
+                                      CUmemAllocationHandleType type, UNUSED unsigned long long flags)
 {
     struct physical *physical = (struct physical *)handle;
-    if (!physical->multicast)
+    struct shareable content = {.share = physical->share, .multicast = physical->multicast};
+    if (!physical->multicast) {
         share_memory(&physical->share, physical->device, physical->size, false);
-    struct shareable content = {physical->share, physical->multicast};
+        content.share = physical->share;
+        content.serial = fake_machine()->share[physical->share - 1].serial;
+    }
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+        memset(shareable, 0, sizeof(CUmemFabricHandle));
+        memcpy(shareable, &content, sizeof content);
+        return CUDA_SUCCESS;
+    }
     return write_file(shareable, &content, sizeof content) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+static bool read_shareable(struct shareable *content, const void *shareable, CUmemAllocationHandleType type)
+{
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        memcpy(content, shareable, sizeof *content);
+    else if (pread((int)(intptr_t)shareable, content, sizeof *content, 0) != sizeof *content)
+        return false;
+    return content->multicast || (content->share > 0 && content->share <= FAKE_SHARES
+                                  && fake_machine()->share[content->share - 1].serial == content->serial
+                                  && hold(content->share));
+}
+
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-                                        UNUSED CUmemAllocationHandleType type)
+                                        CUmemAllocationHandleType type)
 {
     struct shareable content;
-    if (pread((int)(intptr_t)shareable, &content, sizeof content, 0) != sizeof content
-        || (!content.multicast && !hold(content.share)))
+    if (!read_shareable(&content, shareable, type))
         return CUDA_ERROR_INVALID_VALUE;
     struct physical *made = malloc(sizeof *made);
     *made = (struct physical){.share = content.share, .multicast = content.multicast, .references = 1};
