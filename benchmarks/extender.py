@@ -45,8 +45,8 @@ class Targets:
 
 TARGETS = {
     100: Targets((1, 4), None, None, None, None, "20 / 35 ms"),
-    1000: Targets((1.5, 5), 6, 500, None, 2, "161 / 284 ms", "36 s"),
-    5000: Targets((3, 6), 15, None, 300, 5, "985 / 1,623 ms", "125 s"),
+    1000: Targets((1.5, 5), 6, 700, None, 2, "161 / 284 ms", "36 s"),
+    5000: Targets((2, 4), 15, None, 300, 4, "985 / 1,623 ms", "125 s"),
 }
 NO_TARGETS = Targets(None, None, None, None, None, "")
 
