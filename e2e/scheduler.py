@@ -30,7 +30,8 @@ from e2e.kube import ApiError, Kube, path_of, write_kubeconfig
 from e2e.pods import pod
 from e2e.processes import Program, free_port
 
-__all__ = ["Certificates", "Scheduler", "install", "redirect_webhook", "second_replica"]
+__all__ = ["Certificates", "Scheduler", "install", "is_admitted", "redirect_webhook", "second_replica",
+           "wait_for_webhook"]
 
 NAMESPACE = "kube-system"
 Object = dict[str, Any]
