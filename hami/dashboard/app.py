@@ -37,7 +37,7 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
-REST = 1.0  # pauses of rendering, as a multiple of the time for which it computes
+REST = 0.5  # pauses of rendering, as a multiple of the time for which it computes
 KEPT_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 

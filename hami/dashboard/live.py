@@ -22,7 +22,8 @@ from hami.model import DeviceUsage, Node, Pod, PodRef
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.index import Booking
 
-REST = 1.0  # pauses, as a multiple of the time for which it computes
+REST = 0.5  # pauses, as a multiple of the time for which it computes
+NODES_AT_ONCE = 8  # of which the lock of the cache is held while their bookings are copied
 EVERYTHING = Scope()
 CORDONED, UNREADABLE = "cordoned", "unreadable"
 
@@ -115,13 +116,24 @@ class LiveCluster:
                      replace(world.snapshot, bookings=bookings, nodes=nodes))
 
     def _holdings(self, scope: Scope) -> Snapshot:
-        """Returns what all pods of *scope* hold, without nodes. It is read pod by pod: a snapshot of the whole cache
-        would keep filters waiting."""
-        refs = chain((record.ref for record in self.cache.pods.all()), self.cache.reservations.refs())
+        """Returns what all pods of *scope* hold, without nodes.
+
+        It is read in parts: a snapshot of the whole cache would keep filters waiting for long, and a question for each
+        pod would often want the lock that they need.
+        """
+        names, pace = list(self.node_rows()), self.make_pace(REST)
         bookings: dict[str, Booking] = {}
         pods: dict[str, PodRef] = {}
-        for ref in paced(refs, self.make_pace(REST)):
-            if ref.namespace in scope and (booking := self.cache.booking(ref.uid)) is not None:
+        for start in range(0, len(names), NODES_AT_ONCE):
+            part = self.cache.excerpt(names[start:start + NODES_AT_ONCE])
+            bookings |= {booking.uid: booking for booking in part.bookings if booking.namespace in scope}
+            pods |= {uid: ref for uid, ref in part.pods.items() if ref.namespace in scope}
+            pace()
+        refs = chain((record.ref for record in self.cache.pods.all()), self.cache.reservations.refs())
+        for ref in paced(refs, pace):
+            if ref.uid in bookings or ref.namespace not in scope:
+                continue
+            if (booking := self.cache.booking(ref.uid)) is not None:  # on a node that has no devices any more
                 bookings[ref.uid], pods[ref.uid] = booking, ref
         quotas = self.cache.excerpt(())
         return Snapshot(

@@ -28,7 +28,7 @@ PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
 MOST_PAGES = 100_000
-REST = 1.0  # pauses, as a multiple of the time for which it computes
+REST = 0.5  # pauses, as a multiple of the time for which it computes
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,

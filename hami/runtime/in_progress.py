@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 
-LATELY_S = 0.05
+LATELY_S = 0.02
 
 
 class InProgress:
