@@ -10,7 +10,7 @@ from hami.runtime.in_progress import InProgress
 
 T = TypeVar("T")
 
-SLICE_S = 0.00025  # of computing between two pauses
+SLICE_S = 0.001  # of computing between two pauses: shorter slices cost filters more, by the changes of threads
 ITEMS = 32  # small ones, between two looks at the time
 ASIDE_S = 0.005  # of a pause at most, while pods are being placed
 
