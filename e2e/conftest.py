@@ -188,7 +188,7 @@ def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
         flags = marker.kwargs if marker is not None else {}
         replica.run_with(**{name: flag(replica) if callable(flag) else flag for name, flag in flags.items()})
     plugins.reset()
-    with Sandbox.opened(cluster.kube) as opened:
+    with Sandbox.opened(cluster.kube, keeps_namespace=isinstance(cluster, LocalCluster)) as opened:
         yield opened
 
 

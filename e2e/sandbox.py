@@ -46,27 +46,40 @@ class Sandbox:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t") -> Iterator[Sandbox]:
+    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t",
+               keeps_namespace: bool = False) -> Iterator[Sandbox]:
+        """Yields a new sandbox. *keeps_namespace*: a namespace in which only pods were created is left behind, empty.
+
+        To delete one, the controller manager lists and deletes each of forty types, which takes as much CPU time as a
+        short test. A cluster that ends with the tests can do without.
+        """
         sandbox = cls(kube, f"{name}-{secrets.token_hex(3)}")
         sandbox._open(labels or {})
         try:
             yield sandbox
         finally:
-            sandbox.close()
+            is_left = keeps_namespace and not sandbox.has_lasting_objects()
+            sandbox.empty()
+            if not is_left:
+                kube.delete("Namespace", sandbox.namespace)
 
     def _open(self, labels: Mapping[str, str]) -> None:
         self.kube.create(named("Namespace", self.namespace, labels=dict(labels)))
         with contextlib.suppress(ApiError):  # the controller manager has created it
             self.kube.create(named("ServiceAccount", "default"), self.namespace)
 
-    def close(self) -> None:
-        """Deletes the pods at once, then the nodes, and the namespace in the background."""
+    def has_lasting_objects(self) -> bool:
+        """Reports whether later tests could notice its namespace: by a quota, or by pods that a controller makes."""
+        owned = any(pod["metadata"].get("ownerReferences") for pod in self.kube.list("Pod", self.namespace))
+        return owned or any(self.kube.list(kind, self.namespace) for kind in ("Job", "DaemonSet", "ResourceQuota"))
+
+    def empty(self) -> None:
+        """Deletes the pods at once, then the nodes."""
         self.kube.delete_all("Job", self.namespace)
         self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
         self.kube.wait("Pod", lambda pods: not pods, self.namespace, what="the sandbox's pods are gone")
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
-        self.kube.delete("Namespace", self.namespace)
 
     # -- nodes
 
