@@ -39,12 +39,17 @@ def free_port() -> int:
 
 def is_alive(pid: int) -> bool:
     """Reports whether a thread of the process is alive. The first may end before others that keep its sockets open."""
+    return bool(thread_states(pid) - set("ZX"))
+
+
+def thread_states(pid: int) -> set[str]:
+    """Returns the states of the process's threads, as /proc has them: Z and X have ended, T are suspended."""
+    states = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    return True
-    return False
+                states.add(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def group_members(group: int) -> list[int]:
@@ -121,8 +126,13 @@ class Program:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Suspends it (SIGSTOP): connections stay open, nothing is answered."""
+        """Suspends it (SIGSTOP), and waits until it is: connections stay open, nothing is answered."""
         self.signal(signal.SIGSTOP)
+        eventually(self._is_suspended, f"{self.name} (pid {self.pid}) is suspended", timeout=10, interval=0.01)
+
+    def _is_suspended(self) -> bool:
+        states = thread_states(self.pid) if self.pid is not None else set()
+        return "T" in states and states <= set("TZX")
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)

@@ -24,6 +24,7 @@ from e2e.pods import init, pod, sidecar
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from e2e.shown import END, limits, script, seen, shower, showing
+from hami.codec.keys import ASSIGNED_NODE
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -413,6 +414,7 @@ def test_the_mode_changes_under_running_pods(sandbox: Sandbox, real: RealNode, p
     plugin.stop()
     plugin.start(allocate="admission").wait_offered(2 * SLOTS)
     one(sandbox, real, "free", 2000)  # bound without a lock, before the change was seen
+    eventually(lambda: ASSIGNED_NODE in sandbox.pod("free")["metadata"]["labels"], "our scheduler has seen it")
     sandbox.create(shower(HOOK, "locked", gpu=1, gpumem=3000))
     sandbox.running("free", "locked")
     release(sandbox, real, "waiting")

@@ -281,6 +281,7 @@ class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
 
     *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
+    *admitted*: the kubelet has admitted it, so its devices have been allocated.
     """
 
     ref: PodRef
@@ -292,6 +293,7 @@ class Pod:
     scheduler_name: str = ""
     phase: str = ""
     init_done: bool = False
+    admitted: bool = False
     deleting: bool = False
     created: str = ""
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from hami.cache.binding import awaits_allocation
 from hami.cache.cache import Cache, Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
@@ -130,7 +131,13 @@ class WatchedCluster(FakeCluster):
         return self.nodes[node].annotations.get(NODE_LOCK)
 
     def allocate(self, node, *, releases=True):
-        """Lets the device plugin of *node* allocate the devices of the pod that holds the lock. Returns that pod."""
+        """Lets the device plugin of *node* allocate the devices of the pod that holds the lock. Returns that pod.
+
+        Pods that were bound without a lock are admitted, too.
+        """
+        for unlocked in [pod for pod in self.pods.values() if pod.node_name == node and awaits_allocation(
+                pod, ONLY_NVIDIA)]:
+            self.put_pod(replace(unlocked, admitted=True))
         holder = tuple((self.lock_of(node) or "").split(",")[1:])
         pod = self.pods.get(holder)
         if pod is None or pod.node_name != node or pod.annotations.get(BIND_PHASE) != "allocating":

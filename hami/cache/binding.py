@@ -99,5 +99,14 @@ def is_allocating(pod: Pod, vendors: Catalog) -> bool:
         and (not vendor.to_allocate or bool(annotations.get(vendor.to_allocate))) for vendor in vendors)
 
 
+def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
+    """Reports whether *pod* is bound without a lock, and its kubelet has not had its devices allocated yet."""
+    annotations = pod.annotations
+    return (bool(pod.node_name) and not pod.admitted and not pod.is_terminated
+            and annotations.get(BIND_PHASE) == BindPhase.SUCCESS and any(
+                vendor.lock == NODE_LOCK and bool(vendor.to_allocate) and vendor.to_allocate not in annotations
+                for vendor in vendors.allocated_in(annotations)))
+
+
 def _unix(now: datetime) -> str:
     return str(int(now.timestamp()))

@@ -15,7 +15,7 @@ from datetime import datetime
 
 import msgspec
 
-from hami.cache.binding import assigned_at, assigned_node, bound_at, expected_label, is_allocating
+from hami.cache.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
 from hami.cache.nodes import NodeCache
 from hami.cache.reservations import BindingStage, Reservations
 from hami.codec.allocation import LONGEST_CACHED, parse_shares
@@ -40,7 +40,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     to allocate its devices. *assigned_at*, *bound_at*: Unix seconds, 0 if not known. *assigned*, *bound*: since when
     the pod shows these. *most_shares*: how many devices it requests, by vendor. *seen_at*: on the monotonic clock.
     *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
-    *allocation*: a hash of the annotations from which the devices of a bound pod are read.
+    *allocation*: a hash of the annotations from which the devices of a bound pod are read. *awaits_allocation*: it is
+    bound without a lock, and its devices have not been allocated yet.
     """
 
     ref: PodRef
@@ -62,6 +63,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     vendors: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     allocation: int = 0
+    awaits_allocation: bool = False
 
     @property
     def requests_devices(self) -> bool:
@@ -210,6 +212,18 @@ class PodCache:
         with self._lock:
             return list(self._waiting.values())
 
+    def awaits_allocation(self, node: str) -> bool:
+        """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
+        plugin that needs the lock could take it for the holder of the lock."""
+        with self._lock:
+            for booking in self._index.bookings_on(node):
+                reservation = self._reservations.find(booking.uid)
+                if reservation is not None and reservation.stage is BindingStage.FINISHED and not reservation.lock_keys:
+                    return True
+                if (record := self._records.get(booking.uid)) is not None and record.awaits_allocation:
+                    return True
+            return False
+
     def unreadable(self) -> list[PodRef]:
         """Returns pods that hold devices and whose annotations cannot be read."""
         with self._lock:
@@ -241,7 +255,8 @@ class PodCache:
             bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             most_shares=most, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
-            problems=problems, allocation=allocation)
+            problems=problems, allocation=allocation,
+            awaits_allocation=awaits_allocation(pod, self._vendors))
         if known is None or _shown(known) != _shown(record):
             self.changes += 1
         if most and not pod.node_name and not is_terminated:

@@ -106,6 +106,7 @@ class _ContainerStatus(msgspec.Struct):
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = ""
+    start_time: str | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
 
 
@@ -179,6 +180,7 @@ def _pod(wire: _Pod[_Container]) -> Pod:
         scheduler_name=sys.intern(spec.scheduler_name or ""),
         phase=sys.intern(status.phase or ""),
         init_done=_init_done(inits, status.init_container_statuses or ()),
+        admitted=bool(status.start_time),
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
     )

@@ -6,7 +6,7 @@ import pytest
 
 from hami.cache.reservations import Rejected
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
-from hami.errors import ClusterError, HamiError
+from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
@@ -176,10 +176,31 @@ def test_a_node_needs_locks_again_under_running_pods():
     second = replace(ASKED, ref=pod(name="second").ref)
     made = world(lock_free(), ASKED, second)
     made.schedule(ASKED)
+    made.fake.put_pod(replace(bound(made), admitted=True))
     announce(made, "")
     made.schedule(second)
     assert made.fake.lock_of("n1").endswith(",default,second")
     assert made.fake.charges("n1")["GPU-0"] == [2, 6000, 60]
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen bound", "just bound"])
+def test_a_lock_waits_for_pods_that_were_bound_without_one(is_seen):
+    """The device plugin could not tell such a pod from the one that holds the lock."""
+    second = replace(ASKED, ref=pod(name="second").ref)
+    made = world(lock_free(), ASKED, second)
+    made.schedule(ASKED)
+    if is_seen:
+        made.watch()
+    known = made.fake.nodes["n1"]
+    made.fake.put_node(replace(known, annotations={**known.annotations, LOCK_FREE: ""}))
+    made.watch("nodes")
+    with pytest.raises(NodeLocked, match="a pod that was bound without a lock has not been allocated its devices"):
+        made.schedule(second)
+    assert made.fake.lock_of("n1") is None
+    made.fake.put_pod(replace(bound(made), admitted=True))
+    made.watch()
+    made.schedule(second)
+    assert made.fake.lock_of("n1").endswith(",default,second")
 
 
 # other processes, and Bindings without an answer
