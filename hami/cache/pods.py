@@ -79,7 +79,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_mislabeled(self) -> bool:
         """The API server has not copied the label of the Binding: there is none, or that of an earlier node."""
-        if self.label == self.node:
+        if self.label == self.node:  # as nearly always, so the name need not be checked
             return False
         return bool(self.node) and self.assigned_node == self.node and self.label != expected_label(self.node)
 
@@ -218,7 +218,8 @@ class PodCache:
         with self._lock:
             for booking in self._index.bookings_on(node):
                 reservation = self._reservations.find(booking.uid)
-                if reservation is not None and reservation.stage is BindingStage.FINISHED and not reservation.lock_keys:
+                if (reservation is not None and reservation.stage is BindingStage.FINISHED and reservation.lock_free
+                        and not reservation.lock_keys):
                     return True
                 if (record := self._records.get(booking.uid)) is not None and record.awaits_allocation:
                     return True

@@ -203,6 +203,14 @@ def test_a_lock_waits_for_pods_that_were_bound_without_one(is_seen):
     assert made.fake.lock_of("n1").endswith(",default,second")
 
 
+def test_a_lock_does_not_wait_for_pods_whose_vendor_has_none():
+    other = pod(container({"x.io/card": 1}), name="other")
+    made = world(lock_free(""), ASKED, other, vendors=Catalog([NVIDIA, other_vendor("")]))
+    made.schedule(other)
+    made.schedule(ASKED)
+    assert made.fake.lock_of("n1").endswith(",default,pod1")
+
+
 # other processes, and Bindings without an answer
 
 def test_pods_that_another_process_may_have_bound_are_read_before_the_binding():
