@@ -193,8 +193,7 @@ class DeviceUsage:
         Cores of partitioned devices are rounded up and do not count.
         """
         device = self.device
-        if self.partitions and any(one.overlaps(other) for index, one in enumerate(self.partitions)
-                                   for other in self.partitions[:index]):
+        if any(one.overlaps(other) for index, one in enumerate(self.partitions) for other in self.partitions[:index]):
             return True
         return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
                 or (self.cores_used > device.cores and not device.is_partitioned))

@@ -11,7 +11,7 @@ from hami.errors import MalformedInput
 INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits
-LONGEST_INTEGER = 20  # characters of one of 64 bits
+LONGEST_INTEGER = 19  # digits of one of 64 bits
 _SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
                     r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -24,7 +24,7 @@ def parse_integer(text: str, bits: int = 32) -> int | None:
     Source: Go's strconv.ParseInt, with which upstream reads the fields of annotations.
     """
     digits = text[1:] if text.startswith(("+", "-")) else text
-    if not (digits.isdecimal() and digits.isascii() and len(text) <= LONGEST_INTEGER):
+    if not (digits.isdecimal() and digits.isascii() and len(digits) <= LONGEST_INTEGER):
         return None
     return value if -(1 << bits - 1) <= (value := int(text)) < 1 << bits - 1 else None
 

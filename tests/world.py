@@ -135,9 +135,9 @@ class WatchedCluster(FakeCluster):
 
         Pods that were bound without a lock are admitted, too.
         """
-        for unlocked in [pod for pod in self.pods.values() if pod.node_name == node and awaits_allocation(
-                pod, ONLY_NVIDIA)]:
-            self.put_pod(replace(unlocked, admitted=True))
+        for pod in list(self.pods.values()):
+            if pod.node_name == node and awaits_allocation(pod, ONLY_NVIDIA):
+                self.put_pod(replace(pod, admitted=True))
         holder = tuple((self.lock_of(node) or "").split(",")[1:])
         pod = self.pods.get(holder)
         if pod is None or pod.node_name != node or pod.annotations.get(BIND_PHASE) != "allocating":

@@ -22,7 +22,7 @@ from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, AccessDenied, Scope
 from hami.dashboard.live import CardParts
-from hami.dashboard.pace import MakePace, Pace
+from hami.dashboard.pace import REST, MakePace, Pace
 from hami.dashboard.renderings import Busy, Rendering, Renderings
 from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
 
@@ -37,7 +37,6 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
-REST = 0.5  # pauses of rendering, as a multiple of the time for which it computes
 KEPT_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 

@@ -13,7 +13,7 @@ import msgspec
 from hami.cache.cache import Cache, Snapshot
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
-from hami.dashboard.pace import MakePace, Pace, paced
+from hami.dashboard.pace import REST, MakePace, Pace, paced
 from hami.dashboard.use import NodeUse, Use
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
@@ -22,7 +22,6 @@ from hami.model import DeviceUsage, Node, Pod, PodRef
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.index import Booking
 
-REST = 0.5  # pauses, as a multiple of the time for which it computes
 NODES_AT_ONCE = 8  # of which the lock of the cache is held while their bookings are copied
 EVERYTHING = Scope()
 CORDONED, UNREADABLE = "cordoned", "unreadable"
@@ -165,7 +164,8 @@ class LiveCluster:
             for name in self._rows.keys() - present:
                 del self._rows[name]
         pace()
-        for name in sorted(added | ({*changed, *(name for _, name in marks ^ self._marks)} & present)):
+        stale = added | (present & {*changed, *(name for _, name in marks ^ self._marks)})
+        for name in sorted(stale):
             world = self.world([name], EVERYTHING)
             self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
             pace()

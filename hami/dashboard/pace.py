@@ -11,6 +11,7 @@ from hami.runtime.in_progress import InProgress
 T = TypeVar("T")
 
 SLICE_S = 0.001  # of computing between two pauses: shorter slices cost filters more, by the changes of threads
+REST = 0.5  # pauses of a page, as a multiple of the time for which it computes
 ITEMS = 32  # small ones, between two looks at the time
 ASIDE_S = 0.005  # of a pause at most, while pods are being placed
 

@@ -12,7 +12,7 @@ import msgspec
 from hami.dashboard.access import Scope
 from hami.dashboard.explainer import Explainer, Explanation
 from hami.dashboard.live import CardParts, LiveCluster, with_use
-from hami.dashboard.pace import paced
+from hami.dashboard.pace import REST, paced
 from hami.dashboard.said import Said
 from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
@@ -28,7 +28,6 @@ PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
 MOST_PAGES = 100_000
-REST = 0.5  # pauses, as a multiple of the time for which it computes
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,

@@ -301,7 +301,7 @@ _CARD_STATES = ("unhealthy", "cordoned", "over-committed")
 
 def _card_state(usage: DeviceUsage) -> list[str]:
     facts = (not usage.device.healthy, usage.device.cordoned, usage.is_overcommitted)
-    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds] if any(facts) else []
+    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds]
 
 
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:

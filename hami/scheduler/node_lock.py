@@ -162,7 +162,7 @@ class NodeLocks:
             if wait <= 0:
                 known = self._nodes.lock_of(*lock)
                 held_by = f" (held by {known[0]})" if known is not None and known[0] else ""
-                if self._precede(lock):
+                if self._comes_later(lock):
                     held_by = " (a pod that was bound without a lock has not been allocated its devices)"
                 raise NodeLocked(
                     f"timed out waiting for node {lock.node} to be unlocked{held_by}: node lock contention")
@@ -182,7 +182,7 @@ class NodeLocks:
             again = text is not None and names_pod(text, ref) and not self._is_orphaned(lock, text)
             if not again and not (has_turn and (text is None or self._is_free(lock, text))):
                 return None
-            if self._precede(lock):
+            if self._comes_later(lock):
                 return None
             ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
             releasable = "" if again else ours
@@ -202,8 +202,8 @@ class NodeLocks:
             return releasable
         return None
 
-    def _precede(self, lock: LockId) -> bool:
-        """Reports whether pods that were bound before the device plugin needed the lock come first."""
+    def _comes_later(self, lock: LockId) -> bool:
+        """Reports whether pods that were bound before the device plugin needed the lock get their devices first."""
         return lock.key == NODE_LOCK and self._pods.awaits_allocation(lock.node)
 
     def _release(self, lock: LockId, state: LockState, text: str) -> None:

@@ -55,6 +55,7 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[S
     held = [(kind, shares) for kind, shares in zip(kinds, containers)
             if shares and not (init_done and kind is ContainerKind.INIT)]
     together = [share for _, shares in held for share in shares]
+    # all run at the same time, unless init containers are among them
     peaks = _by_device(together) if all([kind is not ContainerKind.INIT for kind, _ in held]) else _peaks(held)
     charges = tuple([Charge(uuid, *peaks[uuid]) for uuid in sorted(peaks)])
     if any([share.partitions or share.co_tenants for share in together]):

@@ -11,6 +11,7 @@ from hami.codec.register import parse_bool, parse_devices, parse_devices_text, p
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu
+from tests.codec.fuzz import mutated
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
 A40_JSON = ('[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40","mode":"hami-core",'
@@ -169,3 +170,19 @@ def test_pair_scores():
 def test_malformed_pair_scores(text):
     with pytest.raises(MalformedInput, match="score: expected a list of uuid and score"):
         parse_pair_scores("score", text)
+
+
+def outcome(document):
+    """The devices in *document*, or the error without the text in which it was found."""
+    try:
+        return parse_devices("f", json.dumps(document), "NVIDIA")
+    except MalformedInput as error:
+        return error.field, error.problem
+
+
+@given(mutated(json.loads(MIG_JSON)))
+def test_unknown_keys_change_nothing_though_they_are_decoded_otherwise(text):
+    document = json.loads(text)
+    devices = document if isinstance(document, list) else []
+    more = [one | {"later": 1} if isinstance(one, dict) else one for one in devices] or document
+    assert outcome(document) == outcome(more)

@@ -71,6 +71,18 @@ class Stage:
             is_local=rights is None))
         self.client = self.app.test_client()
 
+    @classmethod
+    def of(cls, record):
+        """The dashboard of a cluster that was recorded."""
+        stage = cls()
+        for one in record.nodes:
+            stage.cache.nodes.upsert(one)
+        for one in record.quotas:
+            stage.cache.quotas.upsert(one)
+        for one in record.pods:
+            stage.cache.pods.upsert(one)
+        return stage
+
     def _version(self):
         return *self.cache.version(), self.explainer.answered, self.collector.changes()
 

@@ -176,14 +176,7 @@ def test_the_thread_computes_until_it_is_stopped():
 @pytest.mark.parametrize("seed", range(20))
 def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(seed):
     record = some_world(random.Random(seed))
-    world = World(record)
-    stage = Stage()
-    for one in record.nodes:
-        stage.cache.nodes.upsert(one)
-    for one in record.quotas:
-        stage.cache.quotas.upsert(one)
-    for one in record.pods:
-        stage.cache.pods.upsert(one)
+    world, stage = World(record), Stage.of(record)
     rows = stage.live.node_rows()
     assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
@@ -196,13 +189,7 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
 @pytest.mark.parametrize("seed", range(20))
 def test_the_namespaces_are_those_of_hami_top(seed):
     record = some_world(random.Random(seed))
-    world, stage = World(record), Stage()
-    for one in record.nodes:
-        stage.cache.nodes.upsert(one)
-    for one in record.quotas:
-        stage.cache.quotas.upsert(one)
-    for one in record.pods:
-        stage.cache.pods.upsert(one)
+    world, stage = World(record), Stage.of(record)
     expected = sorted(namespace_rows(world), key=NAMESPACES.name)
     assert sorted(namespace_rows(stage.live.namespaces(Scope())), key=NAMESPACES.name) == expected
     for name in {row.name for row in expected}:
