@@ -59,8 +59,9 @@ def release(sandbox: Sandbox, real: RealNode, name: str) -> None:
 
 
 def kill_container(sandbox: Sandbox, real: RealNode, name: str) -> int:
-    """Kills the only app container of a running pod; returns how often it was restarted before."""
+    """Kills the only app container of a running pod after it has printed its view; returns its earlier restarts."""
     (status,) = sandbox.pod(name)["status"]["containerStatuses"]
+    views(sandbox, real, name, status["restartCount"] + 1)
     real.ctr("tasks", "kill", "--signal", "SIGKILL", status["containerID"].rpartition("/")[2])
     return int(status["restartCount"])
 
@@ -76,10 +77,10 @@ def restarted(sandbox: Sandbox, name: str, before: int, timeout: float = 60) -> 
 
 def views(sandbox: Sandbox, real: RealNode, name: str, runs: int) -> list[str]:
     """Returns the memory limits that all *runs* of a container have seen."""
-    text = real.output(sandbox.pod(name))
-    eventually(lambda: real.output(sandbox.pod(name)).count(END) >= runs, f"{name} has printed {runs} times")
-    text = real.output(sandbox.pod(name))
-    return re.findall(r"^CUDA_DEVICE_MEMORY_LIMIT_0=(.*)$", text, re.MULTILINE)
+    item = sandbox.pod(name)
+    eventually(lambda: real.output(item).count(END) >= runs,
+               lambda: f"{name} has printed {runs} times; its output is {real.output(item)!r}")
+    return re.findall(r"^CUDA_DEVICE_MEMORY_LIMIT_0=(.*)$", real.output(item), re.MULTILINE)
 
 
 def refusal(sandbox: Sandbox, name: str, containing: str) -> str:
@@ -266,6 +267,7 @@ def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
     for number, name in enumerate(names, 1):
         one(sandbox, real, name, 1000 * number)
     before = sandbox.running(*names)
+    assert [views(sandbox, real, name, 1) for name in names] == [["1000m"], ["2000m"], ["3000m"]]
     plugin.kill()
 
     def start_plugin() -> None:
