@@ -97,7 +97,6 @@ class Stage:
         self.run.say(f"in turn: {latency.count} pods, {outcome['seconds'] / IN_TURN:.2f} s a pod")
         return Row(group=GROUP, what=f"{self._call}, real API server, {IN_TURN} pods one after the other",
                    measured=f"{latency} (p50 / p99), longest {latency.longest:.1f} ms",
-                   target="3 / 40 ms", met=latency.p50 <= 3 and latency.p99 <= 40 and latency.count == IN_TURN,
                    compared=remarks(f"a pod's whole way, container included: {outcome['seconds'] / IN_TURN:.2f} s",
                                     outcome["disturbance"]), figures=outcome)
 
@@ -129,12 +128,13 @@ class Stage:
         allocate = Latency.of([1e6 * seconds for outcome in outcomes for seconds in outcome["allocate_seconds"]])
         waits = [seconds for outcome in outcomes for seconds in outcome["waited_seconds"].values()]
         slowest = max(outcome["seconds"] for outcome in outcomes)
+        is_met = (slowest <= 6 and len(waits) == rounds * PODS and max(waits) <= 0.3
+                  and allocate.count == rounds * PODS and allocate.p50 <= 3 and allocate.p99 <= 40)
         return Row(group=GROUP, what=f"{PODS} one-slice pods at once on one real node: until all containers run",
                    measured=remarks(", ".join(f"{outcome['seconds']:.1f}" for outcome in outcomes) + " s",
                                     f"from filter to bound {statistics.median(waits):.2f} s in the middle, "
                                     f"{max(waits):.2f} s at most", f"{self._call} {allocate}"),
-                   target="<= 6 s; from filter to bound <= 0.3 s",
-                   met=slowest <= 6 and len(waits) == rounds * PODS and max(waits) <= 0.3,
+                   target=f"<= 6 s; from filter to bound <= 0.3 s; {self._call} 3 / 40 ms", met=is_met,
                    compared=remarks("the slowest run counts", *{outcome["disturbance"] for outcome in outcomes}),
                    figures={"runs": outcomes})
 

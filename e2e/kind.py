@@ -238,12 +238,12 @@ class KindCluster(ExternalCluster):
     # -- how it comes about
 
     def _load_images(self) -> None:
-        for repository in IMAGES:
-            self._tool.load_docker_image(f"{repository}:{RELEASE}")
+        """Copies the images to all nodes, together: what they share is copied once."""
         archive = self.folder / "busybox.tar"
         pack_busybox(archive, BUSYBOX, Path(shutil.which("busybox") or ""), command=("sh",))
         run("docker", "load", "--input", archive)
-        self._tool.load_docker_image(BUSYBOX)
+        names = [*(f"{repository}:{RELEASE}" for repository in IMAGES), BUSYBOX]
+        run(self._tool.kind_path, "load", "docker-image", *names, "--name", self._tool.name)
 
     def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:
         """Returns *overlay* with images of *tag* and the cluster's version of kube-scheduler, not on fake nodes.

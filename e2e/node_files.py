@@ -130,8 +130,9 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
         "makeIPTablesUtilChains": False,
         "resolvConf": "",
         "volumePluginDir": str(folder / "volume-plugins"),
-        # tests wait for changes of the node's status
+        # tests wait for changes of the node's status; without a change every watch of nodes would be told each second
         "nodeStatusUpdateFrequency": "1s",
+        "nodeStatusReportFrequency": "1m",
         # ignore a full disk of the machine
         "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available", "nodefs.inodesFree",
                                        "imagefs.inodesFree"), "0%"),
