@@ -499,3 +499,26 @@ def test_help_of_the_device_plugin_names_every_flag_with_environment_and_default
 def test_no_two_flags_of_the_device_plugin_set_one_field():
     fields = [flag.parameter for _, flags in PLUGIN_FLAGS for flag in flags]
     assert len(fields) == len(set(fields))
+
+
+def test_a_command_ends_without_freeing_what_it_has_read():
+    """It ends with its status, and nothing of its output is lost."""
+    script = ("import sys; from hami.cli.group import Commands, run; import click\n"
+              "class Kept:\n    def __del__(self): print('freed')\n"
+              "@click.group(cls=Commands)\ndef commands(): pass\n"
+              "@commands.command()\ndef read(): Kept.one = Kept(); sys.stdout.write('read'); sys.exit(3)\n"
+              "run(commands, 'any')\n")
+    done = subprocess.run([sys.executable, "-c", script, "read"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "read", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_no_success():
+    script = ("import sys; from hami.cli.group import Commands, run; import click\n"
+              "@click.group(cls=Commands)\ndef commands(): pass\n"
+              "@commands.command()\ndef read(): sys.stdout.write('read')\n"
+              "run(commands, 'any')\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script, "read"], stdout=full, stderr=subprocess.PIPE, check=False,
+                              env=os.environ | {"PYTHONUNBUFFERED": ""})
+    assert done.returncode == 120

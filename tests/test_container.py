@@ -114,7 +114,7 @@ def test_the_entry_point_is_the_console_script(stage):
     (entry,), (command,) = of(stage, "ENTRYPOINT"), of(stage, "CMD")
     scripts = dict(line.split(" = ") for line in lines(SETUP["options.entry_points"]["console_scripts"]))
     assert json.loads(entry) == ["/opt/hami/bin/hami"], "a list: no shell is started"
-    assert scripts["hami"] == "hami.cli:main"
+    assert scripts["hami"] == "hami.cli:console_script"
     assert json.loads(command)[0] in main.commands
 
 

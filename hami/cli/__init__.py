@@ -9,7 +9,7 @@ import click
 
 from hami import __version__
 from hami.cli.device_plugin import device_plugin_command
-from hami.cli.group import Commands
+from hami.cli.group import Commands, run
 from hami.cli.kubectl import PEOPLE
 from hami.cli.monitor import monitor_command
 from hami.cli.scheduler import scheduler_command
@@ -30,3 +30,8 @@ def version() -> None:
 
 for command in (scheduler_command, device_plugin_command, monitor_command, vendors_command, *PEOPLE):
     main.add_command(command)
+
+
+def console_script() -> None:
+    """``hami`` as a process."""
+    run(main, "hami")

@@ -1,6 +1,6 @@
 """``python -m hami.cli``: the same as the console script ``hami``."""
 
-from hami.cli import main
+from hami.cli import console_script
 
 if __name__ == "__main__":
-    main(prog_name="hami")
+    console_script()

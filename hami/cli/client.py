@@ -166,7 +166,8 @@ def make_style(form: str, *, headers: bool = True) -> Style:
 
     from hami.inspect.tables import Style
 
-    return Style(form, headers, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is none where it was closed
+    return Style(form, headers, colour=is_terminal and not os.environ.get("NO_COLOR"))
 
 
 def show_note(text: str) -> None:

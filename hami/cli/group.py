@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+import sys
+import threading
+from typing import Any, NoReturn
 
 import click
 
@@ -27,3 +30,23 @@ class Commands(click.Group):
         except HamiError as error:
             click.echo(f"error: {' '.join(str(error).splitlines())}", err=True)
             ctx.exit(1)
+
+
+def run(commands: Commands, name: str) -> NoReturn:
+    """Runs the command of this process, whose program is called *name*, and ends the process.
+
+    A command that has read a large cluster ends without freeing it object by object, which takes a sixth of its time. A
+    program with threads ends as usual.
+    """
+    try:
+        commands(prog_name=name)
+    except SystemExit as ended:
+        if threading.active_count() > 1 or not isinstance(ended.code, int):
+            raise
+        try:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+        except OSError:
+            raise ended from None  # the interpreter tells of it
+        os._exit(ended.code)
+    raise AssertionError("click ends the process")

@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from hami import __version__
 from hami.cli.audit import audit_command
 from hami.cli.explain import explain_command
-from hami.cli.group import Commands
+from hami.cli.group import Commands, run
 from hami.cli.simulate import capacity_command, simulate_command
 from hami.cli.snapshot import replay_command, snapshot_command
 from hami.cli.top import top_command
@@ -45,6 +45,11 @@ def completions(words: list[str]) -> list[str]:
     found = shell.get_completions(args, incomplete)
     lines = [f"{item.value}\t{item.help}" if item.help else str(item.value) for item in found if item.type == "plain"]
     return [*lines, WITH_FILES if any(item.type == "file" for item in found) else NO_FILES]
+
+
+def console_script() -> None:
+    """``kubectl-hami`` as a process."""
+    run(kubectl_main, "kubectl-hami")
 
 
 def complete() -> None:
