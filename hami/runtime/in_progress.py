@@ -24,16 +24,16 @@ class InProgress:
     def __exit__(self, *error: object) -> None:
         self._marks.pop()
         self._ended = time.monotonic()
-        with contextlib.suppress(IndexError):  # another thread has taken the last one
-            while self._waiting:
-                self._waiting.popleft().release()
+        with contextlib.suppress(IndexError):  # nobody waits
+            self._waiting.popleft().release()
 
     def is_lately(self) -> bool:
         """Reports whether any thread is at it, or was in the last LATELY_S."""
         return bool(self._marks) or time.monotonic() - self._ended < LATELY_S
 
     def wait_for_end(self, timeout: float) -> None:
-        """Waits until a thread has done it, at most *timeout* seconds."""
+        """Waits until a thread has done it, at most *timeout* seconds. The thread that has waited longest goes on then,
+        and only that one."""
         held = threading.Lock()
         held.acquire()
         self._waiting.append(held)

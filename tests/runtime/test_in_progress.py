@@ -1,10 +1,10 @@
 """What is being done, as others see it."""
 
+import queue
 import threading
 import time
 
-import pytest
-
+from e2e.eventually import eventually
 from hami.runtime.in_progress import LATELY_S, InProgress
 
 
@@ -29,23 +29,25 @@ def test_waiting_ends_with_a_timeout():
         pass  # nobody waits any more
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_an_end_wakes_all_that_wait(count):
-    placing, woken = InProgress(), []
+def test_an_end_wakes_the_thread_that_has_waited_longest():
+    placing, woken = InProgress(), queue.SimpleQueue()
 
-    def wait():
+    def wait(number):
         placing.wait_for_end(60)
-        woken.append(None)
+        woken.put(number)
 
-    threads = [threading.Thread(target=wait) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    while len(woken) < count:
+    threads = []
+    for number in range(3):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        eventually(lambda: len(placing._waiting) == number + 1, "it waits")
+    for number in range(3):
+        assert woken.empty()
         with placing:
-            time.sleep(0.001)
+            pass
+        assert woken.get(timeout=20) == number
     for thread in threads:
         thread.join(20)
-    assert len(woken) == count
 
 
 def test_ends_and_waits_of_many_threads_do_not_disturb_each_other():
