@@ -13,14 +13,14 @@ T = TypeVar("T")
 SLICE_S = 0.001  # of computing between two pauses: shorter slices cost filters more, by the changes of threads
 REST = 0.5  # pauses of a page, as a multiple of the time for which it computes
 ITEMS = 32  # small ones, between two looks at the time
-ASIDE_S = 0.025  # of a pause at most, while pods are being placed; longer than these count as placed lately
+ASIDE_S = 0.025  # of a pause at most while pods are being placed; more than LATELY_S, after which they no longer are
 
 
 class Pace:
     """Called often by a computation, it pauses after each slice of time, *rest* times as long as the slice took.
 
-    While pods are being *placed*, a pause lasts until the next of them is, or one of those after it, where several
-    computations wait: a slice that begins then does not interrupt a thread that places one, and they take turns.
+    While pods are being *placed*, computations continue one at a time, each when a pod has been placed: a slice that
+    begins then does not interrupt the thread that places the next one.
     """
 
     def __init__(self, rest: float, *, placed: InProgress | None = None,

@@ -32,8 +32,7 @@ class InProgress:
         return bool(self._marks) or time.monotonic() - self._ended < LATELY_S
 
     def wait_for_end(self, timeout: float) -> None:
-        """Waits until a thread has done it, at most *timeout* seconds. The thread that has waited longest goes on then,
-        and only that one."""
+        """Waits until a thread has done it, at most *timeout* seconds. Each end wakes one: the first that came."""
         held = threading.Lock()
         held.acquire()
         self._waiting.append(held)

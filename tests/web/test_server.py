@@ -320,11 +320,11 @@ def test_a_head_that_trickles_in_is_closed_in_time(impatient):
     b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"garbage\r\n\r\n",
 ], ids=["nothing", "line", "body", "answered and not closed", "garbage"])
 def test_many_such_clients_do_not_keep_another_waiting(start, sent):
-    server = start(threads=8, read_seconds=2)
+    server = start(threads=8, read_seconds=1)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(server.connect(sent))
-        assert server.get("/hello", timeout=15) == (200, "/hello")
+        assert server.get("/hello", timeout=5) == (200, "/hello")
 
 
 @pytest.mark.parametrize("clients", [500, 1000], ids=["more than threads", "more than connections"])
@@ -345,12 +345,12 @@ def test_when_connections_run_out_silent_ones_make_room(start):
 
 
 def test_waiting_requests_are_not_cut_for_others(start):
-    server = start(threads=4, read_seconds=2)
+    server = start(threads=4, read_seconds=1)
     waiting = [in_background(server.get, "/wait") for _ in range(3)]
     with contextlib.ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(server.connect(b"GET /hello HT"))
-        assert server.get("/hello", timeout=15) == (200, "/hello")
+        assert server.get("/hello", timeout=5) == (200, "/hello")
     server.signal()
     assert [answer() for answer in waiting] == [(200, "released")] * 3
 
@@ -559,7 +559,7 @@ def files(tmp_path):
 @pytest.fixture
 def secured(start, files):
     """A server with TLS, and the context of a client that trusts it."""
-    server = start(tls=files, read_seconds=2)
+    server = start(tls=files, read_seconds=1.5)
     context = ssl.create_default_context(cafile=files[0])
     context.set_alpn_protocols(["h2", "http/1.1"])
     return server, context
@@ -611,7 +611,7 @@ def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(secured
     server, context = secured
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.connect(sent)) for _ in range(12)]
-        assert server.get(context=context, timeout=15) == (200, "/hello")
+        assert server.get(context=context, timeout=5) == (200, "/hello")
         for client in clients if sent else ():
             with contextlib.suppress(ConnectionResetError):
                 read_to_end(client)
