@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from hami.codec.documents import convert, parse_yaml, struct_fields, unknown_keys
+from hami.codec.documents import convert, parse_own_yaml, parse_yaml, struct_fields, unknown_keys
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 
@@ -255,8 +255,8 @@ DeviceConfigFile: Any = msgspec.defstruct("DeviceConfigFile", [
 ], frozen=True)
 """The sections of the file, with the names of their keys."""
 
-CHART: Mapping[str, Any] = parse_yaml(
-    resources.files("hami.codec").joinpath("device-config.yaml").read_text(encoding="utf-8"), "device-config.yaml")
+CHART: Mapping[str, Any] = parse_own_yaml(
+    resources.files("hami.codec").joinpath("device-config.yaml").read_text(encoding="utf-8"))
 """The chart's configuration, in the shape of the file."""
 
 _CHART_CHIPS = tuple(chip["commonWord"] for chip in CHART["vnpus"]["configs"])
