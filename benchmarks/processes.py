@@ -119,14 +119,17 @@ class Cpu:
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
         self._before = {name: cpu_seconds(pid) for name, pid in self._pids.items()}
-        self._busy = busy_seconds()
+        self._busy, self._stolen = machine_seconds()
         self._begun = time.monotonic()
 
     def spent(self, **more: float) -> dict[str, float]:
-        """Returns the time of each program, with *more*; ``others``: other programs; ``seconds``: elapsed time."""
+        """Returns the time of each program, with *more*; ``others``: other programs; ``stolen``: that the host gave to
+        other machines while programs wanted it; ``seconds``: elapsed time."""
         spent = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()} | more
-        others = busy_seconds() - self._busy - sum(spent.values())
-        spent |= {"others": max(0.0, others), "seconds": time.monotonic() - self._begun}
+        busy, stolen = machine_seconds()
+        others = busy - self._busy - sum(spent.values())
+        spent |= {"others": max(0.0, others), "stolen": stolen - self._stolen,
+                  "seconds": time.monotonic() - self._begun}
         return {name: round(value, 2) for name, value in spent.items()}
 
 
@@ -159,14 +162,17 @@ def objects_seconds() -> float:
     return min(once() for _ in range(5))
 
 
-def busy_seconds() -> float:
-    """Returns the CPU time of the whole machine."""
+def machine_seconds() -> tuple[float, float]:
+    """Returns the CPU time of the whole machine, and what its host gave to other machines instead."""
     total = Path("/proc/stat").read_text().partition("\n")[0]
-    user, nice, system, _, _, interrupts, soft, *_ = map(int, total.split()[1:])
-    return (user + nice + system + interrupts + soft) / TICKS
+    user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, total.split()[1:])
+    return (user + nice + system + interrupts + soft) / TICKS, stolen / TICKS
 
 
 def disturbed(spent: Mapping[str, float]) -> str:
-    """Returns a remark if other programs used more than a tenth of the machine; empty otherwise."""
-    share = spent["others"] / (spent["seconds"] * (os.cpu_count() or 1)) if spent["seconds"] else 0.0
-    return f"disturbed: other programs took {share:.0%} of the CPUs" if share > 0.1 else ""
+    """Returns a remark if other programs used more than a tenth of the machine, or other machines of its host more than
+    a fiftieth; empty otherwise. Where 5 % are stolen, the rest is slower, too: caches and memory are shared."""
+    whole = spent["seconds"] * (os.cpu_count() or 1) or 1.0
+    shares = {"other programs": (spent["others"] / whole, 0.1), "other machines": (spent["stolen"] / whole, 0.02)}
+    told = [f"{name} took {share:.0%} of the CPUs" for name, (share, least) in shares.items() if share > least]
+    return f"disturbed: {', '.join(told)}" if told else ""
