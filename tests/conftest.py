@@ -2,7 +2,8 @@
 restored after each test.
 
 ``--fewer-examples`` is for the second and each further Python on one machine: what an example shows depends on the
-code and hardly on the interpreter. All tests run, those with random input on a part of the examples.
+code and hardly on the interpreter. All tests run, those with random input on a part of the examples, except those with
+the mark ``files``, which read the files of the project.
 """
 
 import logging
@@ -23,7 +24,7 @@ LOGGERS = (None, "hami", "gunicorn", "kubernetes", "urllib3", "werkzeug")
 
 def pytest_addoption(parser):
     parser.addoption("--fewer-examples", action="store_true",
-                     help=f"run every {EVERY}th seed, and 15 instead of 100 examples of Hypothesis")
+                     help=f"run every {EVERY}th seed, 15 instead of 100 examples of Hypothesis, and no test of files")
 
 
 def pytest_configure(config):
@@ -39,9 +40,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def superfluous(items):
-    """Yields the tests that differ from another only in the seed, except the first and then every seventh of them."""
+    """Yields the tests with the mark ``files``, and those that differ from another only in the seed, except the first
+    and then every seventh of them."""
     siblings = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("files"):
+            yield item
+            continue
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if SEED in parameters:
             others = [id(value) for name, value in parameters.items() if name != SEED]

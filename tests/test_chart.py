@@ -11,6 +11,8 @@ from tools.chart import (
     CHART, EFFECTS, ROOT, generated_files, leaves, number, own_values, upstream_rows, upstream_values,
 )
 
+pytestmark = pytest.mark.files
+
 ROWS = upstream_rows()
 
 

@@ -21,6 +21,7 @@ from hami.vendors.catalog import vendors
 from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
 
+pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]

@@ -1,12 +1,28 @@
-"""With ``--fewer-examples``, every test runs, and of those with random input each case with some seeds."""
-
-from types import SimpleNamespace
+"""With ``--fewer-examples``, every test runs that depends on the interpreter, and of those with random input each case
+with some seeds."""
 
 from tests.conftest import superfluous
 
 
+class Item:
+    """A test as pytest has it. *marks*: the names of its marks."""
+
+    def __init__(self, name, marks=()):
+        self.parent, self.originalname, self.marks = "module", name, marks
+
+    def get_closest_marker(self, name):
+        return name in self.marks or None
+
+
 def item(name, **parameters):
-    return SimpleNamespace(parent="module", originalname=name, callspec=SimpleNamespace(params=parameters))
+    made = Item(name)
+    made.callspec = Callspec(parameters)
+    return made
+
+
+class Callspec:
+    def __init__(self, params):
+        self.params = params
 
 
 def kept(items):
@@ -26,6 +42,10 @@ def test_each_case_keeps_seeds():
 
 
 def test_tests_are_counted_apart_and_those_without_seed_stay():
-    others = [SimpleNamespace(), item("test_c", case=1), item("test_c", case=2)]
+    others = [Item("test_d"), item("test_c", case=1), item("test_c", case=2)]
     found = [*others, *(item(name, seed=seed) for name in ("test_a", "test_b") for seed in range(8))]
     assert len(kept(found)) == 3 + 2 + 2 and kept(found)[:3] == others
+
+
+def test_those_that_read_files_are_left_out():
+    assert [one.originalname for one in kept([Item("test_a", ["files"]), Item("test_b", ["kind"])])] == ["test_b"]
