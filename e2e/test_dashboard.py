@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from e2e.kube import Kube
 from e2e.measured import MonitorProcess, announced, own_address, served
 from e2e.nodes import gpu, gpus
 from e2e.pods import pod
-from e2e.processes import free_port
+from e2e.processes import free_port, group_members
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import NAMESPACE, Certificates, Scheduler
 
@@ -41,6 +42,11 @@ class Site:
     def ask(self, path: str, token: str = "", method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
         given = {"Authorization": f"Bearer {token}"} if token else {}
         return self._pool.request(method, self.base + path, headers=given | headers)
+
+    def ready(self, token: str = "") -> Site:
+        """Waits until the process of the dashboard has read the cluster."""
+        eventually(lambda: self.ask("/", token).status not in (500, 503), "the dashboard has read the cluster")
+        return self
 
 
 def viewer(kube: Kube, name: str, namespace: str, *, everywhere: bool) -> str:
@@ -67,7 +73,7 @@ def site(scheduler: Scheduler, monitor_port: int) -> Site:
     """The dashboard on loopback."""
     port = free_port()
     scheduler.run_with(dashboard_bind_address=f"127.0.0.1:{port}", dashboard_monitor_port=str(monitor_port))
-    return Site(port)
+    return Site(port).ready()
 
 
 @pytest.fixture
@@ -110,11 +116,15 @@ def explained(site: Site, path: str) -> Object:
 
 def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None:
     names = filled(sandbox)
+
+    def total() -> tuple[int, int, int]:
+        row = site.ask(f"/?node={sandbox.namespace}&format=json").json()["total"]
+        return row["nodes"], row["cards"], row["pods"]
+
+    eventually(lambda: total() == (2, 12, 6), lambda: f"all nodes and pods are shown, not {total()}")
     for path in PAGES.values():
         answer = site.ask(path.format(**names))
         assert answer.status == 200, path
-    row = site.ask(f"/?node={sandbox.namespace}&format=json").json()["total"]
-    assert (row["nodes"], row["cards"], row["pods"]) == (2, 12, 6)
     page = site.ask(f"/pods/{sandbox.namespace}/a?format=json").json()
     assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (names["node"], 9000, "Running")
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
@@ -123,6 +133,38 @@ def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None
     said = eventually(lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["said"],
                       "kube-scheduler's words are shown", timeout=30)
     assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
+
+
+def test_what_only_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
+    """A reservation is in the scheduler's memory until the pod is bound; nothing in the API server tells it."""
+    sandbox.add_gpu_node("n0", gpu())
+    node = sandbox.node("n0")["metadata"]["name"]
+    sandbox.create(pod("waits", gpu=1, gpumem=5000, scheduler="nobody"))
+    answer = scheduler.call("/filter", {"Pod": sandbox.pod("waits"), "NodeNames": [node]}).json()
+    assert answer["NodeNames"] == [node], answer
+    (part,) = eventually(lambda: segments(site, f"/nodes/{node}?format=json"), "the reservation is shown")
+    assert (part["pod"], part["memoryMib"], part["isReserved"]) == ("waits", 5000, True)
+    sandbox.delete("waits")
+    eventually(lambda: not segments(site, f"/nodes/{node}?format=json"), "the reservation is gone")
+
+
+def test_the_process_of_the_dashboard_is_started_again(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
+    filled(sandbox)
+
+    def process() -> int:
+        assert scheduler.program.pid is not None
+        (pid,) = (pid for pid in group_members(scheduler.program.pid)
+                  if b"hami.scheduler.dashboard_program" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return pid
+
+    before = process()
+    os.kill(before, signal.SIGKILL)
+    sandbox.create(pod("meanwhile", gpu=1, gpumem=1000))
+    sandbox.started(wait_for=7)
+    site.ready()
+    assert process() != before
+    page = f"/pods/{sandbox.namespace}/meanwhile"
+    eventually(lambda: site.ask(page).status == 200, "the pod is shown")
 
 
 def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox, site: Site) -> None:
@@ -155,6 +197,7 @@ def test_viewers_see_what_they_may_list(sandbox: Sandbox, guarded: Site, tokens:
         sandbox.create(pod("mine", gpu=1, gpumem=9000))
         sandbox.started()
         own, foreign = f"?namespace={sandbox.namespace}", f"?namespace={other.namespace}"
+        guarded.ready(tokens["everything"])
         expected = {
             ("/", ""): 401, ("/", "forged"): 401, ("/", "nobody"): 403, ("/", "own"): 403, ("/", "everything"): 200,
             (f"/{own}", "nobody"): 403, (f"/{own}", "own"): 200, (f"/{own}", "everything"): 200,

@@ -201,6 +201,19 @@ class Cache:
             self.nodes.expire()
             return expired
 
+    def follow(self, reserved: Iterable[tuple[PodRef, Booking]], ended: Iterable[str]) -> None:
+        """Takes over the reservations of another process that reads the same cluster.
+
+        *reserved*: new ones, or such that have changed. *ended*: pods (uids) that have none any more.
+        """
+        with self._lock:
+            for uid in ended:
+                self.reservations.forget(uid)
+            for ref, booking in reserved:
+                if not self._bound_node(ref.uid) and not self.pods.is_deleted(ref.uid):
+                    self.reservations.assume(Reservation(
+                        ref, booking.node, (), {}, {}, frozenset(), (), self._clock(), BindingStage.WAITING), booking)
+
     # Reading
 
     def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
@@ -247,29 +260,25 @@ class Cache:
         with self._lock:
             return self._index.bookings.get(uid)
 
-    def load(self, snapshot: Snapshot, *, pace: Callable[[], None] = lambda: None) -> None:
+    def load(self, snapshot: Snapshot) -> None:
         """Makes devices, bookings and quotas those of *snapshot*. What has not changed since the last one costs little.
 
-        Annotations, node locks and waiting pods are not part of it. *pace* is called between steps: this cache must
-        belong to one thread.
+        Annotations, node locks and waiting pods are not part of it. This cache must belong to one thread.
         """
         bookings = {booking.uid: booking for booking in snapshot.bookings}
-        self._load_devices(snapshot.nodes, pace)
+        self._load_devices(snapshot.nodes)
         for uid in [uid for uid in self._index.bookings if uid not in bookings]:
             self._index.unbook(uid)
         for booking in bookings.values():
             self._index.book(booking)
-            pace()
         self.quotas.prune({quota.uid for quota in snapshot.quotas}, 0.0)
         for quota in snapshot.quotas:
             self.quotas.upsert(quota)
 
-    def _load_devices(self, nodes: Mapping[str, Mapping[str, Sequence[DeviceUsage]]],
-                      pace: Callable[[], None]) -> None:
+    def _load_devices(self, nodes: Mapping[str, Mapping[str, Sequence[DeviceUsage]]]) -> None:
         for name in [name for name in self._index.nodes if name not in nodes]:
             self._index.remove_node(name)
         for name, usages in nodes.items():
-            pace()
             entry = self._index.nodes.get(name)
             gone = [vendor for vendor in entry.devices if vendor not in usages] if entry is not None else []
             for vendor, found in usages.items():

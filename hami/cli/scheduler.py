@@ -196,7 +196,7 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     from hami.vendors.entry_points import catalog
 
     settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values)
-    logs.configure(settings.log_format, max(settings.verbosity, logs.DEBUG_VERBOSITY if settings.debug else 0))
+    logs.configure(settings.log_format, settings.log_verbosity)
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
     # a faulty vendor ends the start here, with one line, rather than in the worker
@@ -207,6 +207,7 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_scheduler(settings: Settings) -> int:
     """Serves until a stop signal arrives. Returns or exits with the exit status."""
+    from hami.web.bounded import listen_as_flagged
     from hami.web.server import serve
     from hami.web.tls import TlsContext
 
@@ -214,12 +215,15 @@ def run_scheduler(settings: Settings) -> int:
     if settings.cert_file:
         tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None,
                          is_made_later=bool(settings.self_signed_cert_dir))
+    dashboard = None  # listens here, and for as long as the program runs: workers and their processes may be replaced
+    if settings.dashboard_bind_address is not None:
+        dashboard = listen_as_flagged("--dashboard-bind-address", settings.dashboard_bind_address)
     programs: list[SchedulerProgram] = []
 
     def make_app() -> WSGIApplication:
         from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
 
-        program = SchedulerProgram(settings)
+        program = SchedulerProgram(settings, dashboard)
         programs.append(program)
         app = program.app()
         program.start()

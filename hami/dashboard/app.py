@@ -22,7 +22,6 @@ from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, AccessDenied, Scope
 from hami.dashboard.live import CardParts
-from hami.dashboard.pace import REST, MakePace, Pace
 from hami.dashboard.renderings import Busy, Rendering, Renderings
 from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
 
@@ -38,6 +37,7 @@ HEADERS: Mapping[str, str] = {
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 KEPT_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
+KEPT_QUERIES = 64  # of namespaces, which each link of a page repeats
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -49,7 +49,7 @@ class Dashboard:
     """The parts of which the pages are made.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
-    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are. *make_pace*: of rendering.
+    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
     """
 
     views: Views
@@ -58,7 +58,6 @@ class Dashboard:
     version: Callable[[], Hashable]
     unready_reason: Callable[[], str]
     is_local: bool
-    make_pace: MakePace = Pace
 
 
 class _Pages(flask.Flask):
@@ -98,15 +97,20 @@ def _card_cells(app: flask.Flask) -> Callable[[CardParts], Markup]:
     @lru_cache(KEPT_CELLS)
     def rendered(card: CardParts, asked: tuple[str, ...]) -> Markup:
         """*asked*: the namespaces that the links of the cell keep."""
-        return Markup(app.jinja_env.get_template("cell.html").render(card=card))
+        macros: Any = app.jinja_env.get_template("parts.html").module
+        return Markup(macros.card_cell(card))
 
     return lambda card: rendered(card, _asked())
 
 
 def _asked() -> tuple[str, ...]:
     """Returns the namespaces that the viewer asks for, as one parameter each or separated by commas."""
-    texts_given = flask.request.args.getlist("namespace")
-    return tuple(sorted({name.strip() for text in texts_given for name in text.split(",") if name.strip()}))
+    return _names_in(tuple(flask.request.args.getlist("namespace")))
+
+
+@lru_cache(KEPT_QUERIES)
+def _names_in(texts_given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({name.strip() for text in texts_given for name in text.split(",")} - {""}))
 
 
 def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
@@ -150,21 +154,16 @@ def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> 
     if form not in ("html", "json"):
         raise BadQuery(f"format={form[:20]}: expected html or json")
     key = form, request.path, _canonical(request.args), scope
-    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(
-        form, template, make(scope), scope, dashboard.make_pace(REST)))
+    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(form, template, make(scope), scope))
     return _response(found)
 
 
-def _render(form: str, template: str, document: Any, scope: Scope, pace: Pace) -> tuple[str, str]:
+def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
     if form == "json":
         return to_json(document), "application/json"
     query = partial(flask.request.args.get, default="")
-    pieces = []
-    for piece in flask.stream_template(template, page=document, scope=scope, query=query, version=__version__,
-                                       here=_here):
-        pieces.append(piece)
-        pace()
-    return "".join(pieces), "text/html; charset=utf-8"
+    page = flask.render_template(template, page=document, scope=scope, query=query, version=__version__, here=_here)
+    return page, "text/html; charset=utf-8"
 
 
 def _here(**changes: object) -> str:

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import TypeVar
 
 from hami.dashboard.looked import Looked, Times
-from hami.dashboard.pace import MakePace, Pace
 from hami.dashboard.said import Said
 from hami.dashboard.texts import timestamp
 from hami.dashboard.use import NodeUse, parse_use
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 AT_ONCE = 4  # questions
 POLL_S = 0.5
 FAILED_S = 30.0  # until a question that had no answer is asked again
-REST = 3.0  # pauses while a page is read, as a multiple of the time for which it computes
 USE_TIMES, MOST_NODES = Times(every=15.0, shown=60.0, looked=90.0), 512
 SAID_TIMES, MOST_PODS = Times(every=10.0, shown=60.0, looked=90.0), 256
 
@@ -37,13 +35,12 @@ class Collector:
     """Answers questions of pages. `run` asks, until `stop`."""
 
     def __init__(self, page: Callable[[str], str] | None, said: Callable[[PodRef], Said], *,
-                 clock: Callable[[], float], now: Callable[[], datetime], make_pace: MakePace = Pace) -> None:
+                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         """*page*: returns the metrics page of a node's monitor; ``None``: nobody is asked. *said*: what kube-scheduler
         said about a pod. Both raise HamiError, and run in threads."""
         self._page = page
         self._said = said
         self._now = now
-        self._make_pace = make_pace
         self._uses = Looked[str, NodeUse](USE_TIMES, MOST_NODES, clock=clock)
         self._words = Looked[PodRef, Said](SAID_TIMES, MOST_PODS, clock=clock)
         self._stopped = threading.Event()
@@ -98,4 +95,4 @@ class Collector:
                     answers.put(key, None, wait=FAILED_S)
 
     def _parse(self, page: str) -> NodeUse:
-        return parse_use(page, timestamp(int(self._now().timestamp())), self._make_pace(REST))
+        return parse_use(page, timestamp(int(self._now().timestamp())))

@@ -1,4 +1,4 @@
-"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, and with pauses.
+"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, and with rests.
 
 Answers are kept, so that many viewers cost as much as one. Pods that ask for the same have one answer.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -20,16 +19,15 @@ from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import Helps, NodeShort, WaitingReport, explain_pod
 from hami.inspect.world import World
-from hami.model import DeviceUsage, Pod
+from hami.model import Pod
 from hami.runtime.watchdog import beat, beat_before_wait
-from hami.scheduling.decide import Choice
 
 log = logging.getLogger(__name__)
 
 KEPT = 256  # answers
 MOST_WANTED = 64  # questions that wait; the oldest is dropped first
 LEAST_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
-REST = 3.0  # pauses, as a multiple of the time for which it computes
+REST = 1.0  # after an answer, as a multiple of the time for which it was computed
 SHOWN_NODES = 20  # nearest nodes of an answer
 SHOWN_CARDS = 8  # of each of them
 
@@ -70,7 +68,7 @@ class Explainer:
         self._wanted: OrderedDict[_Key, Pod] = OrderedDict()
         self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
         self._is_stopped = False
-        self._copy: _PacedCache | None = None  # of the answering thread; none after an error, which may have broken it
+        self._copy: Cache | None = None  # of the answering thread; none after an error, which may have broken it
         self.answered = 0
         """The number of answers so far."""
 
@@ -87,10 +85,10 @@ class Explainer:
             return known.explanation if known is not None else None
 
     def answer_all(self) -> None:
-        """Answers the questions that wait, the oldest first."""
+        """Answers the questions that wait, the oldest first, and rests after each."""
         while (question := self._take()) is not None:
             beat()
-            (key, pod), version = question, self._live.cache.version()
+            (key, pod), version, begun = question, self._live.cache.version(), self._clock()
             answer = _Answer(self._answer(pod, key[1]), version, self._clock())
             with self._changed:
                 self._answers[key] = answer
@@ -98,6 +96,7 @@ class Explainer:
                 if len(self._answers) > KEPT:
                     self._answers.popitem(last=False)
                 self.answered += 1
+                self._changed.wait_for(lambda: self._is_stopped, REST * (answer.made - begun))
 
     def wait(self, seconds: float) -> bool:
         """Waits for a question, at most so many seconds. Returns whether to go on."""
@@ -117,7 +116,9 @@ class Explainer:
             return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
 
     def _answer(self, pod: Pod, scope: Scope) -> Explanation:
-        cache, self._copy = self._copy or _PacedCache(self._live), None
+        live = self._live
+        cache, self._copy = self._copy or Cache(
+            live.cache.vendors, live.cache.policies, clock=self._clock, now=live.now), None
         try:
             explanation = self._explain(cache, pod, scope)
         except HamiError as error:
@@ -128,33 +129,14 @@ class Explainer:
         self._copy = cache
         return explanation
 
-    def _explain(self, cache: _PacedCache, pod: Pod, scope: Scope) -> Explanation:
+    def _explain(self, cache: Cache, pod: Pod, scope: Scope) -> Explanation:
         snapshot, names = self._live.cache.snapshot(), self._live.cache.nodes.names()
-        cache.load(snapshot, pace=cache.pace)
-        record = self._live.record(names, snapshot, scope, [pod], pace=cache.pace)
+        cache.load(snapshot)
+        record = self._live.record(names, snapshot, scope, [pod])
         report = explain_pod(World(record, cache, snapshot), pod, ())
         if not isinstance(report, WaitingReport):
             return Explanation(problem="the pod is bound by now")
         return _bounded(report)
-
-
-class _PacedCache(Cache):
-    """A copy of the cache of *live* for one thread, which pauses after each step."""
-
-    def __init__(self, live: LiveCluster) -> None:
-        self.pace = live.make_pace(REST)
-        super().__init__(live.cache.vendors, live.cache.policies, clock=time.monotonic, now=live.now,
-                         yield_lock=self.pace)
-
-    def choose(self, pod: Pod, names: Sequence[str], ended: Collection[str] = ()) -> Choice | None:
-        """Like the cache's, with a pause."""
-        self.pace()
-        return super().choose(pod, names, ended)
-
-    def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:
-        """Like the cache's, with a pause."""
-        self.pace()
-        return super().node_usage(node)
 
 
 def _question(pod: Pod) -> bytes:

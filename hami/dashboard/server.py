@@ -1,7 +1,8 @@
-"""The dashboard as a part of the scheduler program: its parts, wired together."""
+"""The dashboard's server: its parts, wired together."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -14,13 +15,11 @@ from hami.dashboard.collector import Collector
 from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors
-from hami.dashboard.pace import Pace
 from hami.dashboard.renderings import Renderings
 from hami.dashboard.said import read_said
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
-from hami.runtime.in_progress import InProgress
 from hami.web.apps import AppServer, TlsContexts
 
 REFRESH_S = 2.0
@@ -41,7 +40,7 @@ class DashboardServer:
         self._prepare = prepare
 
     def start(self) -> None:
-        """Listens and serves. Raises: HamiError if the address cannot be listened on."""
+        """Serves."""
         self._server.start()
 
     def run(self) -> None:
@@ -62,32 +61,26 @@ class DashboardServer:
         self._explainer.stop()
         self._collector.stop()
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """The address that it listens on."""
-        return self._server.address
 
-
-def dashboard_server(bind: tuple[str, int], cache: Cache, api: Api, tls: TlsContexts | None, *,
+def dashboard_server(listener: socket.socket, cache: Cache, api: Api, tls: TlsContexts | None, *,
                      monitors: Monitors | None, now: Callable[[], datetime],
-                     unready_reason: Callable[[], str], placed: InProgress) -> DashboardServer:
-    """Returns the dashboard of *cache* on *bind*. Without *tls*, nobody is asked who they are: for loopback only.
+                     unready_reason: Callable[[], str]) -> DashboardServer:
+    """Returns the dashboard of *cache* on *listener*. Without *tls*, nobody is asked who they are: for loopback only.
 
     *monitors*: ``None``: none is asked for the use of cards. *unready_reason*: why the cache cannot be shown
-    yet; empty if it can. *placed*: says when pods are being placed, for which pages stand aside. Nothing listens yet.
+    yet; empty if it can.
     """
     clock = time.monotonic
-    make_pace = partial(Pace, placed=placed)
-    live = LiveCluster(cache, now=now, make_pace=make_pace)
+    live = LiveCluster(cache, now=now)
     explainer = Explainer(live, clock=clock)
     collector = Collector(monitors.page if monitors is not None else None, partial(read_said, api), clock=clock,
-                          now=now, make_pace=make_pace)
+                          now=now)
     access = Access(Reviews(api) if tls is not None else None, clock=clock)
 
     def version() -> tuple[int, ...]:
         return *cache.version(), explainer.answered, collector.changes(), int(now().timestamp()) // AGES_S
 
     app = create_dashboard(Dashboard(Views(live, explainer, collector), access, Renderings(clock=clock), version,
-                                     unready_reason, is_local=tls is None, make_pace=make_pace))
-    server = AppServer("dashboard", bind, app, flag="--dashboard-bind-address", tls=tls)
+                                     unready_reason, is_local=tls is None))
+    server = AppServer("dashboard", listener, app, tls=tls)
     return DashboardServer(server, live, explainer, collector, unready_reason, partial(compile_templates, app))

@@ -5,7 +5,7 @@ Only lines of known metrics are parsed, up to a number, and only names of pods a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,18 +56,14 @@ class NodeUse:
         return self.uses.get((uuid, namespace, pod))
 
 
-def parse_use(page: str, as_of: str, pace: Callable[[], None] = lambda: None) -> NodeUse:
-    """Returns what the metrics *page* of a monitor says, without the lines that cannot be read.
-
-    *pace*: called after each line.
-    """
+def parse_use(page: str, as_of: str) -> NodeUse:
+    """Returns what the metrics *page* of a monitor says, without the lines that cannot be read."""
     sums: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
     for sample in _samples(page):
         labels = tuple(sample.labels.get(name, "") for name in METRICS[sample.name])
         if all(labels):
             known = sums[sample.name]
             known[labels] = known.get(labels, 0.0) + max(0.0, sample.value)
-        pace()
     return NodeUse(_uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of)
                    | _uses(sums[POD_MEMORY], sums[POD_COMPUTE], as_of))
 

@@ -12,7 +12,6 @@ import msgspec
 from hami.dashboard.access import Scope
 from hami.dashboard.explainer import Explainer, Explanation
 from hami.dashboard.live import CardParts, LiveCluster, with_use
-from hami.dashboard.pace import REST, paced
 from hami.dashboard.said import Said
 from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
@@ -173,15 +172,14 @@ class Views:
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
-        known = self._live.node_rows().values()
-        rows = [row for row in paced(known, self._live.make_pace(REST)) if _is_chosen(row, query)]
+        rows = [row for row in self._live.node_rows().values() if _is_chosen(row, query)]
         rows.sort(key=NODES.name)
         if query.sort != "name":
             rows.sort(key=NODES.orders[query.sort], reverse=True)
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
         cards = self._cards([row.name for row in shown], scope)
         items = tuple(_item(row, cards.get(row.name, ())) for row in shown)
-        return NodeList(_total(paced(rows, self._live.make_pace(REST))), items, page, pages)
+        return NodeList(_total(rows), items, page, pages)
 
     def node(self, scope: Scope, name: str) -> NodeItem:
         """Returns one node. Raises: Unknown."""
@@ -230,13 +228,13 @@ class Views:
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
-        rows = namespace_rows(self._live.namespaces(scope), pace=self._live.make_pace(REST))
+        rows = namespace_rows(self._live.namespaces(scope))
         return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: Unknown."""
         world = self._live.namespace(name)
-        items = sorted(namespace_rows(world, [name], pace=self._live.make_pace(REST)), key=NAMESPACES.name)
+        items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
         pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
             raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")

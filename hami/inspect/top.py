@@ -206,18 +206,13 @@ def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
     return rows
 
 
-def namespace_rows(world: World, wanted: Collection[str] = (), *,
-                   pace: Callable[[], None] = lambda: None) -> list[NamespaceRow]:
-    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty.
-
-    *pace*: called after each pod.
-    """
+def namespace_rows(world: World, wanted: Collection[str] = ()) -> list[NamespaceRow]:
+    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty."""
     snapshot = world.snapshot
     pods: Counter[tuple[str, str]] = Counter()
     for booking in snapshot.bookings:
         for key, _ in booking.charges:
             pods[booking.namespace, key] += 1
-        pace()
     quotas: dict[str, list[QuotaLimits]] = {}
     for quota in snapshot.quotas:
         quotas.setdefault(quota.namespace, []).append(quota)

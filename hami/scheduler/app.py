@@ -118,9 +118,8 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
     @blueprint.post("/filter")
     def filter_nodes() -> flask.Response:
         """Scheduler extender: names the one node that should run the pod, or why none can."""
-        with verbs.node_filter.in_progress:
-            return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
-                         lambda text, code: extender.render_filter(None, error=text), observe)
+        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
+                     lambda text, code: extender.render_filter(None, error=text), observe)
 
     @blueprint.post("/bind")
     def bind() -> flask.Response:

@@ -10,7 +10,6 @@ from hami.cache.cache import Cache
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Node, Pod
-from hami.runtime.in_progress import InProgress
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.decide import Choice, Refusal
@@ -39,8 +38,6 @@ class NodeFilter:
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
-        self.in_progress = InProgress()
-        """Entered while a filter is answered."""
 
     def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
         """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from hami.cache.cache import Cache, Policies
-from hami.certificates.manager import CertificateManager, CertificateSettings
-from hami.certificates.revision import Lifetimes
-from hami.dashboard.monitors import Monitors
-from hami.dashboard.server import dashboard_server
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -28,22 +24,21 @@ from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
+from hami.scheduler.dashboard_process import DashboardProcess
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
-from hami.scheduler.settings import Settings, is_loopback
+from hami.scheduler.settings import Settings
 from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
 from hami.vendors.entry_points import catalog
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
-from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = 10.0  # of calls to the API server, unless the settings say otherwise
 EVENTS_PER_SECOND = 50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
 NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane as much as its Binding
 BODY_BUDGET = 64 << 20  # bytes of reviews that arrive or are worked on; anybody can send them
@@ -55,25 +50,11 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _certificate_settings(settings: Settings) -> CertificateSettings:
-    return CertificateSettings(
-        namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
-        file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
-        previous_secret=settings.self_signed_previous_secret,
-        lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
-                            authority=timedelta(seconds=settings.self_signed_ca_lifetime)))
-
-
-def _monitors(settings: Settings, api: Api) -> Monitors | None:
-    """Returns the monitors that the dashboard asks; ``None`` for none."""
-    selector = settings.dashboard_monitor_selector
-    return Monitors(api, settings.pod_namespace, selector, settings.dashboard_monitor_port) if selector else None
-
-
 class SchedulerProgram:
     """All parts of ``hami scheduler`` in one process. Constructed in the worker, after the fork."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, dashboard: socket.socket | None) -> None:
+        """*dashboard*: the address of the dashboard, which listens; ``None`` for no dashboard."""
         self._settings = settings
         clock = time.monotonic
         registry = CollectorRegistry()
@@ -81,7 +62,7 @@ class SchedulerProgram:
         self._metrics = Metrics(registry)
 
         # Cache and leadership
-        api = Api.connect(timeout=settings.kube_timeout or REQUEST_TIMEOUT_S)
+        api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
         vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
         self._lock_states = LockStates(self._metrics.lock_wait)
@@ -110,21 +91,20 @@ class SchedulerProgram:
         # Certificates and exporter
         self._certificates = None
         if settings.self_signed_cert_dir:
-            self._certificates = CertificateManager(self._cluster, self._leadership.leads,
-                                                    _certificate_settings(settings), now=_now)
+            from hami.scheduler.self_signed import certificate_manager  # its libraries take 80 ms and 10 MB
+
+            self._certificates = certificate_manager(settings, self._cluster, self._leadership.leads, now=_now)
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         self._dashboard = None
-        if (address := settings.dashboard_bind_address) is not None:
-            self._dashboard = dashboard_server(address, self._cache, api, self._dashboard_tls(), now=_now,
-                                               monitors=_monitors(settings, api), unready_reason=self._unread_reason,
-                                               placed=self._verbs.node_filter.in_progress)
+        if dashboard is not None:
+            self._dashboard = DashboardProcess(settings, dashboard, self._cache.reservations)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:
             loops["certificates"] = self._certificates.run
         if self._dashboard is not None:
-            loops |= {"dashboard": self._dashboard.run, "dashboard-questions": self._dashboard.collect}
+            loops["dashboard"] = self._dashboard.run
         self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
     def app(self) -> WSGIApplication:
@@ -140,8 +120,6 @@ class SchedulerProgram:
         if self._certificates is not None:
             self._certificates.prepare(time.sleep)
         self._exporter.start()
-        if self._dashboard is not None:
-            self._dashboard.start()
         for thread in self._threads:
             thread.start()
 
@@ -207,18 +185,6 @@ class SchedulerProgram:
         if self._watches.is_synced():
             made += families(self._cache.snapshot(), self._cache.vendors, legacy=self._settings.legacy_metrics)
         return made
-
-    def _dashboard_tls(self) -> TlsContext | None:
-        """Returns the certificate of the dashboard; ``None`` for an address that only this machine reaches."""
-        settings = self._settings
-        address = settings.dashboard_bind_address
-        if address is None or is_loopback(address.host):
-            return None
-        return TlsContext(settings.cert_file, settings.key_file, is_made_later=bool(settings.self_signed_cert_dir))
-
-    def _unread_reason(self) -> str:
-        """Returns why the dashboard cannot show the cluster yet; empty if it can."""
-        return "" if self._watches.is_synced() else "the scheduler is still reading the cluster"
 
     def _unready_reason(self) -> str | None:
         if (reason := self._watches.unready_reason()) is not None:

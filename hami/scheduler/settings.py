@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config, parse_device_config
 from hami.errors import HamiError, MalformedInput
+from hami.runtime.logs import DEBUG_VERBOSITY
 from hami.runtime.options import Address, parse_named, parse_seconds, read_text
 
 SELF_SIGNED_FILE = "tls.pem"
@@ -23,6 +24,7 @@ NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY = 86_400.0  # seconds
+REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 LEAST_LIFETIME = 20.0  # seconds; shorter ones would expire before the API server knows the CA
 
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
@@ -86,6 +88,16 @@ class Settings:
 
     pod_name: str = ""
     pod_namespace: str = "kube-system"
+
+    @property
+    def request_timeout(self) -> float:
+        """The seconds until a call to the API server times out."""
+        return self.kube_timeout or REQUEST_TIMEOUT_S
+
+    @property
+    def log_verbosity(self) -> int:
+        """The verbosity of the log, with *debug*."""
+        return max(self.verbosity, DEBUG_VERBOSITY if self.debug else 0)
 
 
 def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fallback: Fallback = MappingProxyType({}),

@@ -25,11 +25,11 @@ TlsContexts = Callable[[object, object], ssl.SSLContext]
 class AppServer(ServerThread):
     """Serves an application in daemon threads from `start` to `stop`."""
 
-    def __init__(self, name: str, bind: tuple[str, int], app: WSGIApplication, *, flag: str,
-                 tls: TlsContexts | None = None, timeout: float = 30.0) -> None:
-        """*name*: begins log messages. *bind*, *flag*: as for ServerThread. *tls*: ``None`` for plain HTTP. *timeout*:
-        seconds that a client may take for its request and the answer together."""
-        super().__init__(name, bind, lambda listener: _Server(name, listener, app, tls, timeout), flag=flag)
+    def __init__(self, name: str, listener: socket.socket, app: WSGIApplication, *, tls: TlsContexts | None = None,
+                 timeout: float = 30.0) -> None:
+        """*name*: begins log messages. *listener*: listens already. *tls*: ``None`` for plain HTTP. *timeout*: seconds
+        that a client may take for its request and the answer together."""
+        super().__init__(name, lambda: listener, lambda listener: _Server(name, listener, app, tls, timeout))
 
 
 class _Server(BoundedServer):

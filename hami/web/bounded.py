@@ -31,23 +31,17 @@ LINE_LIMIT = 65_536  # bytes of a request line
 class ServerThread:
     """Serves in daemon threads from `start` to `stop`."""
 
-    def __init__(self, name: str, bind: tuple[str, int], make: Callable[[socket.socket], BoundedServer], *,
-                 flag: str) -> None:
-        """*name*: of the thread. *bind*: host and port; an empty host listens on all addresses. *make* returns the
-        server of a listener. *flag*: the command-line flag of *bind*. Nothing listens yet."""
+    def __init__(self, name: str, listen: Callable[[], socket.socket],
+                 make: Callable[[socket.socket], BoundedServer]) -> None:
+        """*name*: of the thread. *listen* returns the socket to serve, which listens. *make* returns its server."""
         self._name = name
-        self._bind = bind
+        self._listen = listen
         self._make = make
-        self._flag = flag
         self._server: BoundedServer | None = None
 
     def start(self) -> None:
-        """Listens and serves. Raises: HamiError with the flag if the address cannot be listened on."""
-        try:
-            listener = listen(*self._bind)
-        except HamiError as error:
-            raise HamiError(f"{self._flag}: {error}") from error
-        self._server = self._make(listener)
+        """Listens and serves. Raises what *listen* raises."""
+        self._server = self._make(self._listen())
         threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name=self._name, daemon=True).start()
 
     def stop(self) -> None:
@@ -153,6 +147,14 @@ class OneRequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
+
+
+def listen_as_flagged(flag: str, bind: tuple[str, int]) -> socket.socket:
+    """A socket that listens on *bind*, the address that *flag* gives. Raises: HamiError naming both."""
+    try:
+        return listen(*bind)
+    except HamiError as error:
+        raise HamiError(f"{flag}: {error}") from error
 
 
 def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket:

@@ -11,10 +11,11 @@ import socket
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client.exposition import gzip_accepted
 
-from hami.web.bounded import BoundedServer, OneRequestHandler, ServerThread
+from hami.web.bounded import BoundedServer, OneRequestHandler, ServerThread, listen_as_flagged
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,11 @@ class PageServer(ServerThread):
 
     def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *, flag: str,
                  timeout: float = 30.0) -> None:
-        """*name*: begins log messages. *bind*, *flag*: as for ServerThread. *pages*: by path; each is made again for
-        each request. *timeout*: seconds that a client may take for its request and the answer together."""
-        super().__init__(name, bind, lambda listener: _PagesServer(name, listener, pages, timeout), flag=flag)
+        """*name*: begins log messages. *bind*: host and port, which *flag* gives; an empty host listens on all
+        addresses. *pages*: by path; each is made again for each request. *timeout*: seconds that a client may take for
+        its request and the answer together."""
+        super().__init__(name, partial(listen_as_flagged, flag, bind),
+                         lambda listener: _PagesServer(name, listener, pages, timeout))
 
 
 class _PagesServer(BoundedServer):

@@ -1,4 +1,4 @@
-"""Renderings are shared, explanations leave the cluster's cache alone, computations pause."""
+"""Renderings are shared, explanations leave the cluster's cache alone, rows follow every change."""
 
 import random
 import threading
@@ -7,7 +7,6 @@ import pytest
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
-from hami.dashboard.pace import ASIDE_S, ITEMS, SLICE_S, Pace, paced
 from hami.dashboard.renderings import KEPT, Renderings
 from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
@@ -91,49 +90,6 @@ def test_only_one_rendering_is_made_at_a_time_and_the_others_get_it():
     for thread in threads:
         thread.join(20)
     assert (answers, make.made) == ([b"text 1"] * 5, 1)
-
-
-def test_computations_pause_in_proportion():
-    clock, slept = Clock(), []
-    pace = Pace(rest=3.0, clock=clock, sleep=slept.append)
-    pace()
-    assert slept == []
-    clock.seconds += 2 * SLICE_S
-    pace()
-    assert slept == [pytest.approx(6 * SLICE_S)]
-    pace()
-    assert len(slept) == 1
-
-
-class Placed:
-    """Tells when pods are placed, and records waiting."""
-
-    def __init__(self):
-        self.lately, self.waited = False, []
-
-    def is_lately(self):
-        return self.lately
-
-    def wait_for_end(self, timeout):
-        self.waited.append(timeout)
-
-
-def test_computations_take_turns_with_the_placing_of_pods():
-    clock, slept, placed = Clock(), [], Placed()
-    pace = Pace(rest=1.0, placed=placed, clock=clock, sleep=slept.append)
-    for placed.lately in (True, True, False):
-        pace()
-        clock.seconds += 2 * SLICE_S
-        pace()
-    assert (slept, placed.waited) == ([pytest.approx(2 * SLICE_S)], [ASIDE_S, ASIDE_S])
-
-
-def test_long_loops_pause():
-    clock, slept, seen = Clock(), [], []
-    for number in paced(range(3 * ITEMS), Pace(rest=1.0, clock=clock, sleep=slept.append)):
-        seen.append(number)
-        clock.seconds += SLICE_S / ITEMS
-    assert (seen, len(slept)) == (list(range(3 * ITEMS)), 3)
 
 
 def test_nobody_waits_for_templates():

@@ -102,12 +102,6 @@ def test_no_page_is_an_error(text, place):
     parse_use(line[:place] + text + line[place:], AT)
 
 
-def test_a_page_is_read_with_pauses():
-    paused = []
-    parse_use(card_lines() + pod_lines(), AT, lambda: paused.append(1))
-    assert len(paused) == 4
-
-
 @pytest.mark.parametrize("uses, expected", [
     ([], None), ([None], None), ([Use(1, 2, "b"), None], None),
     ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),

@@ -145,20 +145,6 @@ def test_unexpected_errors_are_in_the_body(web, caplog):
     assert caplog.text.count("ZeroDivisionError") == 3
 
 
-def test_others_can_tell_that_a_filter_is_answered(web):
-    node_filter, seen = web.replica.verbs.node_filter, []
-    answer = node_filter.filter
-
-    def look(*args):
-        seen.append(node_filter.in_progress.is_lately())
-        return answer(*args)
-
-    node_filter.filter = look
-    assert not node_filter.in_progress.is_lately()
-    web.post("/filter", BODIES["/filter"])
-    assert seen == [True] and node_filter.in_progress.is_lately()
-
-
 def test_a_refusal_is_in_the_body(web):
     def refuse(*_):
         raise NodeLocked("node n1 has been locked")

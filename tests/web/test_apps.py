@@ -9,6 +9,7 @@ import pytest
 
 from hami.errors import HamiError
 from hami.web.apps import AppServer
+from hami.web.bounded import listen, listen_as_flagged
 from hami.web.tls import TlsContext
 from tests.web.test_tls import Authority
 
@@ -27,7 +28,7 @@ def serve():
     started = []
 
     def start(**given):
-        server = AppServer("dashboard", ("127.0.0.1", 0), show, flag="--dashboard-bind-address", **given)
+        server = AppServer("dashboard", listen("127.0.0.1", 0), show, **given)
         server.start()
         started.append(server)
         return server
@@ -92,6 +93,5 @@ def test_an_error_of_the_application_is_logged_and_not_shown(serve, caplog):
 
 
 def test_an_address_in_use_is_named_with_its_flag(serve):
-    server = serve()
     with pytest.raises(HamiError, match="--dashboard-bind-address: cannot listen on 127.0.0.1"):
-        AppServer("dashboard", server.address, show, flag="--dashboard-bind-address").start()
+        listen_as_flagged("--dashboard-bind-address", serve().address)
