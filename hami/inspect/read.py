@@ -13,10 +13,11 @@ from hami.cache.cache import Policies
 from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject, now
+from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject
 from hami.inspect.world import catalog_of
 from hami.kube.pages import Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
+from hami.runtime.clock import utc_now
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Reader:
 
         Raises: HamiError if nodes or pods cannot be listed. Without quotas or device configuration it goes on.
         """
-        taken = now()
+        taken = utc_now()
         text = self._config(source)
         trim = Trimmer(catalog_of(text))
         unreadable: list[UnreadableObject] = []

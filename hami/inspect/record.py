@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from hami.cache.cache import Policies
 from hami.codec.keys import (
@@ -60,11 +60,6 @@ class ClusterRecord:
     policies: Policies = Policies()
     unreadable: tuple[UnreadableObject, ...] = ()
     events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
-
-
-def now() -> datetime:
-    """Returns the time of day."""
-    return datetime.now(UTC)
 
 
 class Trimmer:

@@ -20,6 +20,7 @@ from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.retry import EVENT_WAIT, Backoff
 from hami.model import PodRef
+from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.watchdog import beat, beat_before_wait
 
@@ -97,8 +98,7 @@ class EventRecorder:
     """Accepts events from any thread and writes them in the thread that calls `run`."""
 
     def __init__(self, cluster: Cluster, component: str, limits: EventLimits = EventLimits(), *,
-                 clock: Callable[[], float] = time.monotonic,
-                 now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+                 clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
         """*component*: the source of the events."""
         self._cluster = cluster
         self._component = component

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 
 from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
+from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.watchdog import beat, beat_before_wait
 
@@ -77,7 +78,7 @@ class Election:
 
     def __init__(self, cluster: Cluster, candidate: Candidate, callbacks: LeaderCallbacks, *,
                  times: LeaseTimes = LeaseTimes(), clock: Callable[[], float] = time.monotonic,
-                 now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+                 now: Callable[[], datetime] = utc_now) -> None:
         """*now* is only written to the lease."""
         self._cluster = cluster
         self._candidate = candidate

@@ -7,25 +7,22 @@ import os
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hami.cache.cache import Cache, Policies
 from hami.cache.reservations import ReservationChanges
 from hami.dashboard.monitors import Monitors
 from hami.dashboard.server import dashboard_server
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime import logs
+from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS
 from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
 from hami.scheduler.settings import Settings, is_loopback
-from hami.scheduler.watches import Watches
-from hami.vendors.entry_points import catalog
+from hami.scheduler.watches import watched_cache
 from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)
@@ -41,12 +38,8 @@ class DashboardProgram:
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         """*listener*: the address of the pages, which listens."""
         api = Api.connect(timeout=settings.request_timeout)
-        self._cache = Cache(
-            catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
-            Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=_now,
-            foreign_reservations=settings.foreign_reservations)
-        self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
-        self._server = dashboard_server(listener, self._cache, api, _tls(settings), now=_now,
+        self._cache, self._watches = watched_cache(settings, api)
+        self._server = dashboard_server(listener, self._cache, api, _tls(settings), now=utc_now,
                                         monitors=_monitors(settings, api), unready_reason=self._unready_reason)
         loops = {**self._watches.loops(), "dashboard": self._server.run, "questions": self._server.collect,
                  "memory": self._freeze}
@@ -76,10 +69,6 @@ class DashboardProgram:
         beat_before_wait()
         self._watches.is_synced(None)
         freeze_gc()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _monitors(settings: Settings, api: Api) -> Monitors | None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from datetime import UTC, datetime
 from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from hami.cache.cache import Cache, Policies
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
+from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
 from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
 from hami.scheduler.admit import Admitter
@@ -31,8 +30,7 @@ from hami.scheduler.lock_states import LockStates
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.settings import Settings
-from hami.scheduler.watches import RELIST_TIMEOUT_S, Watches
-from hami.vendors.entry_points import catalog
+from hami.scheduler.watches import RELIST_TIMEOUT_S, watched_cache
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -44,10 +42,6 @@ NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane a
 BODY_BUDGET = 64 << 20  # bytes of reviews that arrive or are worked on; anybody can send them
 DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
 JOIN_TIMEOUT_S = 1.0  # for each thread at the end
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 class SchedulerProgram:
@@ -64,12 +58,8 @@ class SchedulerProgram:
         # Cache and leadership
         api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
-        vendors = catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = Cache(
-            vendors, Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=clock, now=_now,
-            on_lock_change=self._lock_states.wake_node, foreign_reservations=settings.foreign_reservations)
-        self._watches = Watches(api, self._cache, node_selector=settings.node_selector)
+        self._cache, self._watches = watched_cache(settings, api, on_lock_change=self._lock_states.wake_node)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock)
 
         # Events
@@ -80,20 +70,20 @@ class SchedulerProgram:
         # Verbs and controller
         locks = NodeLocks(
             self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
-            leading_since=self._leadership.since, clock=clock, now=_now)
+            leading_since=self._leadership.since, clock=clock, now=utc_now)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
         self._verbs = Verbs(
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
             self._binder, self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
-                                      clock=clock, now=_now)
+                                      clock=clock, now=utc_now)
 
         # Certificates and exporter
         self._certificates = None
         if settings.self_signed_cert_dir:
             from hami.scheduler.self_signed import certificate_manager  # its libraries take 80 ms and 10 MB
 
-            self._certificates = certificate_manager(settings, self._cluster, self._leadership.leads, now=_now)
+            self._certificates = certificate_manager(settings, self._cluster, self._leadership.leads, now=utc_now)
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         self._dashboard = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hami.cache.cache import Cache
+from hami.cache.cache import Cache, Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
+from hami.runtime.clock import utc_now
 from hami.runtime.watchdog import beat_before_wait
+from hami.scheduler.settings import Settings
+from hami.vendors.entry_points import catalog
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
@@ -69,3 +73,13 @@ class Watches:
         beat_before_wait()
         self._reflectors["nodes"].synced.wait()
         self._reflectors["pods"].run()
+
+
+def watched_cache(settings: Settings, api: Api, *,
+                  on_lock_change: Callable[[str], None] = lambda node: None) -> tuple[Cache, Watches]:
+    """Returns the cache that *settings* describe, still empty, and the watches that fill it."""
+    cache = Cache(
+        catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
+        Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=utc_now,
+        on_lock_change=on_lock_change, foreign_reservations=settings.foreign_reservations)
+    return cache, Watches(api, cache, node_selector=settings.node_selector)
