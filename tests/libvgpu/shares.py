@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from tests.libvgpu.layout import Machine, Region
 
-__all__ = ["SETTLE_S", "Tenant", "measured_shares", "sampled"]
+__all__ = ["SETTLE_S", "Tenant", "measured_shares", "sampled", "wrong_shares"]
 
 SAMPLE_S = 1 / 6
 """Seconds between two samples of utilisation: the shortest that NVML documents."""
 SETTLE_S = 3.0
 """Seconds until the compute limit has settled."""
+NAP_S = 0.002
+"""Seconds for which a thread sleeps that watches its CPU."""
+LATE_S = 0.01
+"""Seconds after which a CPU counts as withheld. A container loses what is due to it if a launch comes 25 ms late."""
+CALM = 0.03
+"""Part of a measurement for which CPUs may be withheld: a point of a limit of 30 percent."""
+ATTEMPTS = 5
+"""Measurements, at most, until one is calm."""
 
 
 class Tenant:
@@ -53,9 +62,61 @@ def sampled(tenants: Sequence[Tenant]) -> Iterator[None]:
         thread.join()
 
 
+class Withheld:
+    """Counts the seconds for which a CPU did not run a thread that was due, as when the host ran another machine."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._watch, args=(cpu,)) for cpu in os.sched_getaffinity(0)]
+
+    def __enter__(self) -> Withheld:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _watch(self, cpu: int) -> None:
+        os.sched_setaffinity(0, {cpu})  # of this thread
+        while not self._done.is_set():
+            due = time.monotonic() + NAP_S
+            time.sleep(NAP_S)
+            late = time.monotonic() - due
+            if late > LATE_S:
+                with self._lock:
+                    self.seconds += late
+
+
 def measured_shares(tenants: Sequence[Tenant], seconds: float) -> list[float]:
     """Percent of the card that each of *tenants* uses in the next *seconds*."""
     before, begun = [sum(tenant.busy().values()) for tenant in tenants], time.monotonic()
     time.sleep(seconds)
     after, took = [sum(tenant.busy().values()) for tenant in tenants], time.monotonic() - begun
     return [(new - old) / took / 1e7 for old, new in zip(before, after, strict=True)]
+
+
+def wrong_shares(tenants: Sequence[Tenant], due: Sequence[float], slack: float, seconds: float) -> str:
+    """What is wrong with the percent of the card that each of *tenants* uses; empty if nothing is. *due*: of each, up
+    to *slack* points more or less.
+
+    Measured at a time when the CPUs were not withheld. If five measurements find none, the calmest counts: a container
+    may get less by the part of the time for which it could not launch, which no limiter can give it.
+    """
+    calmest, shares = float("inf"), [0.0]
+    for _ in range(ATTEMPTS):
+        with Withheld() as withheld:
+            found = measured_shares(tenants, seconds)
+        part = withheld.seconds / seconds
+        if part < calmest:
+            calmest, shares = part, found
+        if calmest <= CALM:
+            break
+    lost = calmest if calmest > CALM else 0.0
+    holds = all(percent * (1 - lost) - slack <= share <= percent + slack
+                for share, percent in zip(shares, due, strict=True))
+    return "" if holds else f"{shares} instead of {due}, CPUs withheld for {calmest:.0%} of the time"
