@@ -30,11 +30,15 @@ def cards(number: int) -> tuple[Gpu, ...]:
     return registered(node_name(number), gpus(GPUS))
 
 
+def asked() -> dict[str, str]:
+    """Returns the annotation of a node that a scheduler has known for a while, whose plugin is v2.8 or later."""
+    return {"hami.io/node-handshake": f"Requesting_{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"}
+
+
 def nodes(count: int, start: int = 0) -> Iterator[Object]:
-    """Returns node objects of a running cluster, with the handshake of plugins since v2.8."""
-    asked = f"Requesting_{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    """Returns node objects of a running cluster."""
     for number in range(start, start + count):
-        node = fake_node(node_name(number), cards(number), annotations={"hami.io/node-handshake": asked})
+        node = fake_node(node_name(number), cards(number), annotations=asked())
         node["status"] |= {
             "addresses": [{"type": "InternalIP", "address": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"},
                           {"type": "Hostname", "address": node_name(number)}],

@@ -135,10 +135,10 @@ class Stage:
 
     @contextlib.contextmanager
     def nodes(self, count: int) -> Iterator[None]:
-        """Provides ready nodes with eight GPUs each."""
+        """Provides ready nodes with eight GPUs each, which the scheduler does not meet for the first time."""
         self.names = names = [fleet.node_name(number) for number in range(count)]
         for name in names:
-            self.kube.create(fake_node(name, gpus(fleet.GPUS)))
+            self.kube.create(fake_node(name, gpus(fleet.GPUS), annotations=fleet.asked()))
         self.kube.wait("Node", lambda nodes: all(is_ready(nodes.get(name)) for name in names), what="nodes are Ready",
                        timeout=60)
         yield
