@@ -12,6 +12,7 @@ from pathlib import Path
 MIB = 1 << 20
 LIMIT, CONTEXT, MODULE = 2048 * MIB, 64 * MIB, 8 * MIB
 CHARGED = 256 + 16  # nanoseconds of the first device, in the compute file
+FIRST_COST = 20_000  # nanoseconds: of a launch that cannot be measured
 
 cu = ctypes.CDLL("libcuda.so.1")
 called = set()
@@ -207,16 +208,17 @@ def modules():
 
 
 def launch(name, *arguments):
+    """The driver has no events: with them, a launch may give back what the measurement of another has shown."""
     before = spent()
     call(name, *arguments)
-    assert spent() > before, name
+    assert spent() - before == FIRST_COST, (name, spent() - before)
 
 
 def kernel():
-    """A function of 100 microseconds, which is more than an unknown one is charged."""
+    """A module, and a function of it."""
     module, function = ctypes.c_uint64(), ctypes.c_uint64()
     call("cuModuleLoadData", ctypes.byref(module), b"")
-    call("cuModuleGetFunction", ctypes.byref(function), module.value, b"busy_100")
+    call("cuModuleGetFunction", ctypes.byref(function), module.value, b"busy_10")
     return module.value, function
 
 
