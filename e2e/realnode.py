@@ -18,7 +18,6 @@ import contextlib
 import functools
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -50,6 +49,7 @@ PACKAGES = {"busybox": "busybox-static", "unshare": "util-linux", "nsenter": "ut
 """Programs and the Debian packages that they come from."""
 DEBIAN = {"containerd": "containerd", "ctr": "containerd", "runc": "runc"}
 """The same for the runtime of the time before CDI."""
+RUNC_STATE = "/run/containerd/runc/k8s.io"  # of containerd's containers in the kubelet's namespace
 SYS_ADMIN = 21
 SHADOWED = ("/run", "/tmp", "/var/lib", "/var/log")
 """Folders of the machine in whose place the node sees folders of its own."""
@@ -222,8 +222,11 @@ class RealNode(JoinedNode):
 
     def ctr(self, *words: str) -> str:
         """Returns the standard output of containerd's client in the kubelet's namespace. Raises: NodeUnavailable."""
-        command = ["ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words]
-        done = subprocess.run([*self._enter(), "--", *command], stdin=subprocess.DEVNULL, capture_output=True,
+        return self._run("ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words)
+
+    def _run(self, *words: str) -> str:
+        """Returns the standard output of a command on the node. Raises: NodeUnavailable."""
+        done = subprocess.run([*self._enter(), "--", *words], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, env=os.environ | {"PATH": self._runtime.path}, check=False)
         if done.returncode != 0:
             said = (done.stdout + done.stderr)[-2000:]
@@ -231,8 +234,11 @@ class RealNode(JoinedNode):
         return done.stdout
 
     def run_in(self, container: str, *words: str) -> str:
-        """Returns the output of *words* in the running *container* (``containerd://…``). Raises: NodeUnavailable."""
-        return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(4), container.rpartition("/")[2], *words)
+        """Returns the output of *words* in the running *container* (``containerd://…``). Raises: NodeUnavailable.
+
+        Not by ``ctr tasks exec``: when the program ends, that no longer waits for its output.
+        """
+        return self._run("runc", "--root", RUNC_STATE, "exec", container.rpartition("/")[2], *words)
 
     def containers(self) -> int:
         """Returns the number of running containers, including pause containers."""
