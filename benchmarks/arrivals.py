@@ -28,13 +28,13 @@ BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
 def job(*, kubeconfig: Path, pod: dict[str, Any], namespace: str, count: int, allocated: bool, creators: int = 8,
-        patience: float = 180) -> dict[str, Any]:
+        timeout: float = 180) -> dict[str, Any]:
     """Returns the input of ``main``: *count* pods like *pod*, from *creators* connections.
 
     A pod is done when it is bound; with *allocated*, when its device plugin has also allocated its devices.
     """
     return dict(kubeconfig=str(kubeconfig), pod=pod, namespace=namespace, count=count, allocated=allocated,
-                creators=creators, patience=patience)
+                creators=creators, timeout=timeout)
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def follow(kube: Kube, path: str, version: str, asked: dict[str, Any], begun: fl
         if not asked["allocated"] or (pod["metadata"].get("annotations") or {}).get(PHASE) == "success":
             done.setdefault(name, now)
 
-    while len(done) < asked["count"] and (left := asked["patience"] + begun - time.monotonic()) > 0:
+    while len(done) < asked["count"] and (left := asked["timeout"] + begun - time.monotonic()) > 0:
         for change, pod in kube.watch(path, version, left, BOUND):
             if change in ("ADDED", "MODIFIED"):
                 see(pod)

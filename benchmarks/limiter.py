@@ -175,7 +175,7 @@ def broken_rows(builds: Builds) -> Iterator[Row]:
 
 
 def start_once(container: Rig, count: int, **more: bool) -> float:
-    """Seconds until *count* processes that wait for it have initialised CUDA and allocated."""
+    """Seconds until *count* processes that wait for it have initialized CUDA and allocated."""
     env = container.environment(FAKE_CUDA_JUDGE=str(LIMIT), **more)
     clients = [subprocess.Popen([container.builds.client, "symbol"], env=env, text=True,
                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]

@@ -27,7 +27,7 @@ from e2e.vendors import (
 __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violations"]
 
 Object = dict[str, Any]
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 """The scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
 kubelet may still call (DELETED_S in hami/scheduler/node_lock.py). The rest is for a slow machine."""
 ASSIGNED = "hami.io/vgpu-node"
@@ -64,7 +64,7 @@ class Inventory:
         return Hold(sum(h.memory for h in holds), sum(h.cores for h in holds), sum(h.slots for h in holds))
 
 
-def audit(kube: Kube, *, wait: float = PATIENCE_S) -> list[str]:
+def audit(kube: Kube, *, wait: float = TIMEOUT_S) -> list[str]:
     """Returns the violations, as sentences.
 
     An overcommitted device is reported at once. Locks and unfinished pods are reported if they last *wait* seconds.
@@ -181,7 +181,7 @@ def all_cores(ask: Ask, shares: Shares) -> list[str]:
         problems.append(f"requests {ask.cores} cores, holds {cores}")
     indexes = sorted(card.index for _, card in shares)
     if indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
-        problems.append(f"holds devices that are not neighbours: {indexes}")
+        problems.append(f"holds devices that are not neighbors: {indexes}")
     return problems
 
 

@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass(slots=True)
 class Visit:
-    """One look at pages, with a width and a colour scheme. *complaints*: of the console and of scripts."""
+    """One look at pages, with a width and a color scheme. *complaints*: of the console and of scripts."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)

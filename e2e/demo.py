@@ -117,8 +117,8 @@ def bar(used: int, there: int, width: int = 16) -> Text:
     """Returns a colored bar for a ratio."""
     share = used / there if there else 0
     filled = round(share * width)
-    colour = "green" if share < 0.6 else "yellow" if share < 0.95 else "red"
-    return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="grey37") + Text(f" {share:4.0%}")
+    color = "green" if share < 0.6 else "yellow" if share < 0.95 else "red"
+    return Text("█" * filled, style=color) + Text("░" * (width - filled), style="grey37") + Text(f" {share:4.0%}")
 
 
 def node_tables(sandbox: Sandbox, outcome: Outcome) -> list[Table]:

@@ -53,7 +53,7 @@ def all_of(mib: int) -> list[str]:
 
 
 def stopped_at(mib: int) -> list[list[int]]:
-    """Returns the answers to these commands, after those of the initialisation, where the limit holds."""
+    """Returns the answers to these commands, after those of the initialization, where the limit holds."""
     return [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
 
 

@@ -132,9 +132,9 @@ class FakeCluster:
     def pods_on(self, node: str) -> list[Pod]:
         return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node)
 
-    def pods_labelled(self, namespace: str, selector: str) -> list[Pod]:
+    def pods_labeled(self, namespace: str, selector: str) -> list[Pod]:
         """*selector*: ``key=value`` or ``key``, several joined by commas."""
-        return self._do("pods_labelled", lambda: [
+        return self._do("pods_labeled", lambda: [
             pod for (space, _), pod in self.pods.items() if space == namespace and _matches(pod.labels, selector)],
             namespace=namespace, selector=selector)
 

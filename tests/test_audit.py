@@ -135,7 +135,7 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
     pytest.param(INF, [neuron("a", 1), neuron("b", 1)], "the parts [0] of n-AWSNeuron-0", id="neuron-core-twice"),
     pytest.param(INF, [neuron("a", 3), neuron("b", 2)], "the parts [1] of n-AWSNeuron-0", id="neuron-overlap"),
     pytest.param(INF, [neuron("a", 3)], "requests 1 cores, holds 2", id="neuron-too-many"),
-    pytest.param(nodes.neuron("inf2", 3), [neurons(0, 2)], "not neighbours: [0, 2]", id="neuron-no-run"),
+    pytest.param(nodes.neuron("inf2", 3), [neurons(0, 2)], "not neighbors: [0, 2]", id="neuron-no-run"),
     pytest.param(nodes.neuron(None, 1), [neuron("a", 1)], "which the node does not have", id="neuron-no-label"),
     pytest.param(XPUS, [vxpu("a", 24_576, 0), vxpu("b", 49_152, 0)], "x0 on n is cut in slices of several sizes",
                  id="vxpu-sizes"),

@@ -357,7 +357,7 @@ def listing(*args, **environ):
     return CliRunner().invoke(main, ["vendors", *args], env=ENVIRONMENT | environ)
 
 
-def test_vendors_prints_the_catalogue():
+def test_vendors_prints_the_catalog():
     assert listing().exit_code == 0
     assert "nvidia.com/gpumem-percentage" in listing().stdout
     assert listing("--output=markdown").stdout.startswith("| backend |")

@@ -184,7 +184,7 @@ def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
     assert pod_spec(CONTAINERS[name])["priorityClassName"] == priority
 
 
-def test_metrics_are_for_labelled_namespaces_only():
+def test_metrics_are_for_labeled_namespaces_only():
     """They name the pods, namespaces, devices and quotas of the whole cluster."""
     policies = {item["metadata"]["name"]: item["spec"]
                 for item in yaml.safe_load_all((BASE / "network-policy.yaml").read_text())}

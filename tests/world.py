@@ -13,7 +13,7 @@ from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
-from hami.scheduler.bind import PATIENCE_S, Binder
+from hami.scheduler.bind import LOCK_TIMEOUT_S, Binder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
@@ -168,12 +168,12 @@ class WatchedCluster(FakeCluster):
 class Replica:
     """One process of the scheduler on *cluster*, which it has just listed.
 
-    Unless it is *patient*, a bind does not wait: it fails if it cannot take its locks at once. *leadership*: makes its
-    leadership; by default one that *leads* or not. *sleep*: between attempts of a Binding.
+    Unless *waits_for_locks*, a bind fails if it cannot take its locks at once. *leadership*: makes its leadership; by
+    default one that *leads* or not. *sleep*: between attempts of a Binding.
     """
 
     def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
-                 settings=SETTINGS, patient=False, leadership=None, sleep=lambda seconds: None):
+                 settings=SETTINGS, waits_for_locks=False, leadership=None, sleep=lambda seconds: None):
         self.fake, self.clock, self.cluster = fake, clock, cluster or fake
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
@@ -184,7 +184,7 @@ class Replica:
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=self.leadership.since, clock=clock, now=clock.now)
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
-                             clock=clock, sleep=sleep, patience_s=PATIENCE_S if patient else 0.0)
+                             clock=clock, sleep=sleep, lock_timeout_s=LOCK_TIMEOUT_S if waits_for_locks else 0.0)
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)
         self.controller = Controller(

@@ -43,7 +43,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType({
     "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
     "POD_NAME": "The scheduler's pod: its identity in the lease, and the pod that gets the label of its role.",
     "POD_NAMESPACE": "The namespace of that pod; without it `kube-system`.",
-    "NO_COLOR": "If not empty, `hami top` and the like print no colours. They print none unless to a terminal.",
+    "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
     "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
     DISABLE: "XIDs, separated by commas, that do not make a device unhealthy; `all` to ignore every XID.",
     ENABLE: "XIDs, separated by commas, that are observed although they are disabled.",

@@ -161,13 +161,13 @@ def output_options(command: F) -> F:
 
 
 def make_style(form: str, *, headers: bool = True) -> Style:
-    """Returns the style of the output: with colours only on a terminal, and not if NO_COLOR is set."""
+    """Returns the style of the output: with colors only on a terminal, and not if NO_COLOR is set."""
     import os
 
     from hami.inspect.tables import Style
 
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is none where it was closed
-    return Style(form, headers, colour=is_terminal and not os.environ.get("NO_COLOR"))
+    return Style(form, headers, color=is_terminal and not os.environ.get("NO_COLOR"))
 
 
 def show_note(text: str) -> None:

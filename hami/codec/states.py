@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from hami.codec.policies import parse_list
+from hami.codec.times import render_time
 from hami.errors import MalformedInput
 from hami.model import PodRef
 
@@ -90,7 +91,7 @@ def parse_lock(text: str) -> NodeLock:
 
 def render_lock(at: datetime, *holder: str) -> str:
     """The lock of the pod *holder* (namespace and name), in UTC with second precision; only the time without it."""
-    return ",".join((f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", *holder))
+    return ",".join((render_time(at), *holder))
 
 
 def names_pod(lock: str, pod: PodRef) -> bool:

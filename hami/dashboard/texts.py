@@ -1,4 +1,4 @@
-"""Texts of records for templates: numbers, shares, times and colours."""
+"""Texts of records for templates: numbers, shares, times and colors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from hami.codec.times import render_time
 from hami.dashboard.use import Use
 from hami.inspect.explain import lacks
 from hami.inspect.top import age_text
 
-HUES = 6  # colours of namespaces in the style sheet
+HUES = 6  # colors of namespaces in the style sheet
 SCALE = 1000  # the width of a bar in its own units
 
 
@@ -26,7 +27,7 @@ def width(part: int, total: int) -> int:
 
 
 def hue(namespace: str | None) -> str:
-    """Returns the class of a namespace's colour; pods without a name are grey."""
+    """Returns the class of a namespace's color; pods without a name are gray."""
     return "other" if namespace is None else f"hue{zlib.crc32(namespace.encode()) % HUES}"
 
 
@@ -42,7 +43,7 @@ def mib(value: int) -> str:
 
 def timestamp(seconds: int) -> str:
     """Returns Unix seconds in the API server's format."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return render_time(datetime.fromtimestamp(seconds, UTC))
 
 
 def in_words(use: Use) -> str:

@@ -111,7 +111,7 @@ class WaitingList(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class Neighbours(msgspec.Struct, rename="camel", frozen=True):
+class Neighbors(msgspec.Struct, rename="camel", frozen=True):
     """A card of which a pod holds a part, with everything that is held of it."""
 
     node: str
@@ -124,7 +124,7 @@ class PodPage(msgspec.Struct, rename="camel", frozen=True):
     row: PodRow
     bound_at: int
     problems: tuple[str, ...]
-    cards: tuple[Neighbours, ...]
+    cards: tuple[Neighbors, ...]
     waits: Waiting | None
 
 
@@ -223,7 +223,7 @@ class Views:
             waits = msgspec.structs.replace(self._waiting(world, waiting, scope), said=self._asked.said(waiting.ref))
         return PodPage(
             row=pod_rows(world, [pod])[0], bound_at=record.bound_at, problems=record.problems,
-            cards=tuple(Neighbours(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
+            cards=tuple(Neighbors(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
             waits=waits)
 
     def namespaces(self, scope: Scope) -> NamespaceList:

@@ -20,7 +20,7 @@ from hami.runtime.once import OncePerKey
 T = TypeVar("T")
 
 SAMPLES_S = 1.0
-"""Age up to which samples of utilisation count."""
+"""Age up to which samples of utilization count."""
 MOST_PROCESSES = 4096
 """Processes of a card that are looked at. The driver supports fewer at a time."""
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
@@ -57,7 +57,7 @@ class _Reader:
     def card(self, index: int, uuid: str, since: int) -> CardUsage:
         nvml, handle = self._nvml, self._handle
         memory = self._read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._read("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        rates = self._read("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         mig = self._read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         in_mig_mode = mig is not None and mig == nvml.NVML_DEVICE_MIG_ENABLE
         model = self._read("name", lambda: decode(nvml.nvmlDeviceGetName(handle)))
@@ -66,8 +66,8 @@ class _Reader:
         return CardUsage(
             uuid=uuid, index=index, model=model or "",
             memory=int(memory.total) if memory else 0, memory_used=int(memory.used) if memory else None,
-            utilisation=_percent(rates.gpu) if rates else None,
-            memory_utilisation=_percent(rates.memory) if rates else None,
+            utilization=_percent(rates.gpu) if rates else None,
+            memory_utilization=_percent(rates.memory) if rates else None,
             processes=processes, instances=instances, problems=tuple(self._problems))
 
     def _instances(self, index: int) -> Iterator[CardUsage]:
@@ -107,14 +107,14 @@ class _Reader:
         return self._read("processes", read)
 
     def _samples(self, since: int) -> Mapping[int, int] | None:
-        """Returns the latest utilisation of each process that has worked lately."""
+        """Returns the latest utilization of each process that has worked lately."""
         nvml = self._nvml
         try:
             found = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):  # no process has
                 return {}
-            self._note("utilisation of processes", error)
+            self._note("utilization of processes", error)
             return None
         latest: dict[int, tuple[int, int]] = {}
         for sample in islice(found, MOST_PROCESSES):

@@ -1,4 +1,4 @@
-"""The usage of cards: memory and utilisation, of the card and of each process, as records."""
+"""The usage of cards: memory and utilization, of the card and of each process, as records."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUsage:
-    """The usage of a card, or of a MIG instance. Memory in bytes, utilisation in percent; ``None``: the driver does not
+    """The usage of a card, or of a MIG instance. Memory in bytes, utilization in percent; ``None``: the driver does not
     say.
 
-    *memory*: what there is; 0 if unknown. *memory_utilisation*: that of the memory controller. *processes*: by PID as
+    *memory*: what there is; 0 if unknown. *memory_utilization*: that of the memory controller. *processes*: by PID as
     the host sees it. *instances*: of a card in MIG mode, whose own *processes* are then unknown. *problems*: why a part
     could not be read.
     """
@@ -29,8 +29,8 @@ class CardUsage:
     model: str = ""
     memory: int = 0
     memory_used: int | None = None
-    utilisation: int | None = None
-    memory_utilisation: int | None = None
+    utilization: int | None = None
+    memory_utilization: int | None = None
     processes: Mapping[int, ProcessUsage] | None = None
     instances: tuple[CardUsage, ...] = ()
     problems: tuple[str, ...] = ()

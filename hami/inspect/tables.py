@@ -21,7 +21,7 @@ FORMS = ("table", "wide", "json", "yaml")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """*text* returns the cell of a row. *wide*: only in wide tables. *share*: the share that colours the cell."""
+    """*text* returns the cell of a row. *wide*: only in wide tables. *share*: the share that colors the cell."""
 
     title: str
     text: Callable[[R], str]
@@ -31,11 +31,11 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The looks of a table. *colour*: with colours, which only repeat what the text says."""
+    """The looks of a table. *color*: with colors, which only repeat what the text says."""
 
     form: str = "table"
     headers: bool = True
-    colour: bool = False
+    color: bool = False
 
 
 def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -> str:
@@ -44,12 +44,12 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
         return render_document({"items": msgspec.to_builtins(rows)}, style.form)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
-    colours = [[_colour(column.share(row)) if column.share and style.colour else None for column in shown]
-               for row in rows]
+    colors = [[_color(column.share(row)) if column.share and style.color else None for column in shown]
+              for row in rows]
     if style.headers:
         cells.insert(0, [column.title for column in shown])
-        colours.insert(0, [None] * len(shown))
-    return aligned(cells, colours)
+        colors.insert(0, [None] * len(shown))
+    return aligned(cells, colors)
 
 
 def render_document(document: object, form: str) -> str:
@@ -59,8 +59,8 @@ def render_document(document: object, form: str) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
 
 
-def aligned(cells: Sequence[Sequence[str]], colours: Sequence[Sequence[str | None]] = ()) -> str:
-    """Returns lines with *cells* in columns. *colours*: of each cell, without which there are none."""
+def aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | None]] = ()) -> str:
+    """Returns lines with *cells* in columns. *colors*: of each cell, without which there are none."""
     if not cells:
         return ""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -68,9 +68,9 @@ def aligned(cells: Sequence[Sequence[str]], colours: Sequence[Sequence[str | Non
     for number, row in enumerate(cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         padded[-1] = padded[-1].rstrip()
-        if colours:
-            padded = [click.style(cell, fg=colour) if colour else cell
-                      for cell, colour in zip(padded, colours[number], strict=True)]
+        if colors:
+            padded = [click.style(cell, fg=color) if color else cell
+                      for cell, color in zip(padded, colors[number], strict=True)]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
@@ -95,7 +95,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-def _colour(share: float | None) -> str | None:
+def _color(share: float | None) -> str | None:
     if share is None:
         return None
     return "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"

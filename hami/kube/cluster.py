@@ -97,7 +97,7 @@ class Cluster:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""
         return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
 
-    def pods_labelled(self, namespace: str, selector: str) -> list[Pod]:
+    def pods_labeled(self, namespace: str, selector: str) -> list[Pod]:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
         return self._pods(_path("pods", namespace), {"labelSelector": selector})
 

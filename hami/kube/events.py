@@ -13,9 +13,10 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
+from hami.codec.times import render_time
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.retry import EVENT_WAIT, Backoff
@@ -211,7 +212,8 @@ class EventRecorder:
         if before is not None and self._clock() - before.written_at < MERGE_S:
             count = before.count + event.count
             try:
-                self._cluster.patch_event(namespace, before.name, {"count": count, "lastTimestamp": _stamp(event.last)})
+                self._cluster.patch_event(
+                    namespace, before.name, {"count": count, "lastTimestamp": render_time(event.last)})
                 self._remember(replace(before, count=count), event.count)
                 return
             except NotFound:
@@ -286,13 +288,9 @@ class EventRecorder:
             "involvedObject": {"apiVersion": "v1", **involved}, "type": event.key.type, "reason": event.key.reason,
             "message": event.key.message, "source": {"component": self._component},
             "reportingComponent": self._component,
-            "firstTimestamp": _stamp(event.first), "lastTimestamp": _stamp(event.last), "count": event.count,
+            "firstTimestamp": render_time(event.first), "lastTimestamp": render_time(event.last),
+            "count": event.count,
         }
-
-
-def _stamp(at: datetime) -> str:
-    """Returns a Time of the Kubernetes API: RFC 3339 in whole seconds."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _event_name(subject: PodRef | str) -> str:

@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
+from hami.codec.times import render_micro_time
 from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.runtime.clock import utc_now
@@ -253,7 +254,7 @@ class Election:
 
     def _write(self, lease: LeaseRecord) -> None:
         """Writes the lease with this replica as its holder. The term counts from before the write."""
-        stamp = self._stamp()
+        stamp = render_micro_time(self._now())
         lease = replace(lease, holder=self._identity, duration_s=self._duration_s, renew_time=stamp,
                         acquire_time=lease.acquire_time or stamp)
         sent = self._clock()
@@ -293,13 +294,9 @@ class Election:
             log.warning("lease not released, a write of the leader may still arrive",
                         extra={"lease": self._candidate.lease, "identity": self._identity})
         elif held is not None and held.holder == self._identity:
-            freed = replace(held, holder="", duration_s=1, renew_time=self._stamp())
+            freed = replace(held, holder="", duration_s=1, renew_time=render_micro_time(self._now()))
             self._observe(self._cluster.write_lease(freed, timeout=self._timeout()))
             log.info("lease released", extra={"lease": self._candidate.lease, "identity": self._identity})
-
-    def _stamp(self) -> str:
-        """Returns the time as a MicroTime of the Kubernetes API: RFC 3339 with microseconds."""
-        return self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
     def _report(self, error: Exception) -> None:
         """Logs each kind of error once. Their texts differ, because they contain the timeout."""

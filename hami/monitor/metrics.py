@@ -173,10 +173,10 @@ _OLD_DEVICE = {"podnamespace": "namespace", "podname": "pod", "ctrname": "contai
 _CARD_GAUGES: tuple[Gauge[_CardRow], ...] = (
     Gauge("hami_host_gpu_memory_used_bytes", "Memory of a card that is in use", _CARD,
           lambda row: row.usage.memory_used, "HostGPUMemoryUsage", _OLD_CARD),
-    Gauge("hami_host_gpu_utilization_ratio", "Utilisation of a card, in percent", _CARD,
-          lambda row: row.usage.utilisation, "HostCoreUtilization", _OLD_CARD),
-    Gauge("hami_host_gpu_memory_controller_utilization_ratio", "Utilisation of a card's memory controller, in percent",
-          _CARD_UNNAMED, lambda row: row.usage.memory_utilisation),
+    Gauge("hami_host_gpu_utilization_ratio", "Utilization of a card, in percent", _CARD,
+          lambda row: row.usage.utilization, "HostCoreUtilization", _OLD_CARD),
+    Gauge("hami_host_gpu_memory_controller_utilization_ratio", "Utilization of a card's memory controller, in percent",
+          _CARD_UNNAMED, lambda row: row.usage.memory_utilization),
 )
 _DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
     Gauge("hami_vgpu_memory_used_bytes", "Memory of a device that a container uses", _DEVICE,
@@ -194,7 +194,7 @@ _DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
     Gauge("hami_vgpu_memory_buffer_bytes", "Part of the counted memory: allocations", _DEVICE,
           lambda row: row.usage.buffer),
     Gauge("hami_container_device_utilization_ratio", "Compute of a device that a container uses, in percent", _DEVICE,
-          lambda row: row.usage.utilisation, "Device_utilization_desc_of_container", _OLD_DEVICE),
+          lambda row: row.usage.utilization, "Device_utilization_desc_of_container", _OLD_DEVICE),
     Gauge("hami_container_last_kernel_elapsed_seconds", "Time since the last kernel of a container", _DEVICE,
           lambda row: row.report.last_kernel_s, "Device_last_kernel_of_container", _OLD_DEVICE),
     Gauge("hami_container_core_limit_ratio", "Compute of a device that a container was given, in percent", _DEVICE,
@@ -205,8 +205,8 @@ _DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
           lambda row: row.usage.uncounted),
     Gauge("hami_container_over_limit", "1 if a container uses more memory than it was given", _DEVICE,
           lambda row: int(row.usage.is_over_limit)),
-    Gauge("hami_container_usage_source_info", "Where memory and utilisation come from: host, region or none; always 1",
-          {**_DEVICE, "memory_source": "usage.memory_source", "utilization_source": "usage.utilisation_source"},
+    Gauge("hami_container_usage_source_info", "Where memory and utilization come from: host, region or none; always 1",
+          {**_DEVICE, "memory_source": "usage.memory_source", "utilization_source": "usage.utilization_source"},
           lambda row: 1),
 )
 _INSTANCE_GAUGES: tuple[Gauge[_MigRow], ...] = (

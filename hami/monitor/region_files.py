@@ -33,7 +33,7 @@ class RegionState(enum.StrEnum):
 
     OK = "ok"
     ABSENT = "absent"
-    UNINITIALISED = "uninitialised"
+    UNINITIALIZED = "uninitialized"
     UNKNOWN = "unknown"
     UNREADABLE = "unreadable"
 
@@ -113,7 +113,7 @@ def _read_region(directory: int, name: str, names: Collection[str],
 def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
     head = os.pread(file, max(layout.slots for layout in LAYOUTS), 0)
     if size == _EMPTY or head[:4] == bytes(4):
-        return RegionState.UNINITIALISED, None, ""
+        return RegionState.UNINITIALIZED, None, ""
     if (known := identify(size, head)) is None:
         return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"
     layout, version = known

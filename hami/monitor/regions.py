@@ -111,7 +111,7 @@ def control_writes(layout: RegionLayout, recent_kernel: int, switch: int) -> lis
 
 def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, Sequence[int]],
                  sampled: int | None) -> list[Write]:
-    """Returns what tells the processes of a region their host PIDs and their utilisation.
+    """Returns what tells the processes of a region their host PIDs and their utilization.
 
     *host_pids*: by slot, where it is known. *sm*: percent on each device of the region, by slot; other slots get 0.
     Empty: unknown, so nothing is written about it. *sampled*: monotonic nanoseconds, for our limiter; ``None`` for
@@ -126,7 +126,7 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
     idle = [0] * len(region.devices)
     for slot, place in places.items():
         for index, percent in enumerate(sm.get(slot, idle)):
-            offset = place + layout.utilisation + layout.utilisation_size * index + SM
+            offset = place + layout.utilization + layout.utilization_size * index + SM
             writes.append((offset, _LONG.pack(percent)))
     if sampled is not None and layout.sampled is not None:
         writes += [(place + layout.sampled, _LONG.pack(sampled)) for place in places.values()]
@@ -163,7 +163,7 @@ def _device(index: int, layout: RegionLayout, head: bytes, table: _SlotTable) ->
         core_limit=_LONG.unpack_from(head, layout.core_limits + _WORD * index)[0],
         context=table.total(memory + CONTEXT), module=table.total(memory + MODULE),
         buffer=table.total(memory + BUFFER), total=table.total(memory + TOTAL),
-        sm=table.total(layout.utilisation + layout.utilisation_size * index + SM))
+        sm=table.total(layout.utilization + layout.utilization_size * index + SM))
 
 
 def _uuid(head: bytes, offset: int) -> str:

@@ -21,8 +21,8 @@ from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, usage_writes
 from hami.monitor.source import UsageSource
 from hami.monitor.usage import (
-    ContainerReport, HostView, host_pids, host_utilisation, host_view, region_device, report_container,
-    slot_utilisation,
+    ContainerReport, HostView, host_pids, host_utilization, host_view, region_device, report_container,
+    slot_utilization,
 )
 from hami.node.pods import NodePod
 from hami.runtime.once import OncePerKey
@@ -156,7 +156,7 @@ class Rounds:
             works = not one.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilisation(one, host), has_limiter=reading.throttled is not None, now=now)
+                host_sm=host_utilization(one, host), has_limiter=reading.throttled is not None, now=now)
             active_at = clock if works else before.active_at
             self._memories[one.key] = replace(before, active_at=active_at)
             contenders.append(Contender(
@@ -207,7 +207,7 @@ def _writes(container: MonitoredContainer, reading: RegionReading, region: Regio
                                     for one in on_device]
     pids = host_pids(region, processes)
     sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
-    writes = usage_writes(region, pids, slot_utilisation(container, region, pids, host), sampled)
+    writes = usage_writes(region, pids, slot_utilization(container, region, pids, host), sampled)
     switch = int(verdict.is_limited)
     if (verdict.recent_kernel, switch) != (region.recent_kernel, region.switch):
         writes += control_writes(region.layout, verdict.recent_kernel, switch)

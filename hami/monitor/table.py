@@ -27,7 +27,7 @@ def render_json(report: NodeReport) -> str:
         "node": report.node,
         "driver": report.cards is not None,
         "cards": [{"uuid": card.uuid, "index": card.index, "model": card.model, "memory": card.memory,
-                   "memoryUsed": card.memory_used, "utilization": card.utilisation} for card in report.cards or ()],
+                   "memoryUsed": card.memory_used, "utilization": card.utilization} for card in report.cards or ()],
         "devices": [_entry(one, usage) for one, usage in _devices(report)],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
@@ -39,7 +39,7 @@ def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageR
 
 def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
     container, device = report.container, usage.device
-    return (node, device.uuid, f"{usage.used // _MIB}", f"{device.memory // _MIB}", f"{usage.utilisation}%",
+    return (node, device.uuid, f"{usage.used // _MIB}", f"{device.memory // _MIB}", f"{usage.utilization}%",
             f"{device.cores or 100}%", _state(report, usage), container.pod.namespace, container.pod.name,
             container.name)
 
@@ -60,7 +60,7 @@ def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:
         "card": device.card, "device": device.uuid, "index": device.index,
         "memoryUsed": usage.used, "memoryLimit": device.memory, "memorySource": usage.memory_source,
         "hostMemory": usage.host_memory, "countedMemory": usage.counted,
-        "utilization": usage.utilisation, "coreLimit": device.cores, "utilizationSource": usage.utilisation_source,
+        "utilization": usage.utilization, "coreLimit": device.cores, "utilizationSource": usage.utilization_source,
         "priority": container.priority, "state": _state(report, usage),
         "lastKernelSeconds": report.last_kernel_s, "throttledSeconds": usage.throttled,
         "region": {"state": report.reading.state, "version": region.version if region is not None else None},

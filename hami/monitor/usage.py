@@ -55,15 +55,15 @@ class HostView:
 class DeviceUsageReport:
     """The usage of one device by one container. Bytes, percent, seconds; ``None`` if unknown.
 
-    *used*, *utilisation*: by *memory_source* and *utilisation_source*. *host_memory*: by the driver. *counted*: by the
+    *used*, *utilization*: by *memory_source* and *utilization_source*. *host_memory*: by the driver. *counted*: by the
     limiter in the region, of which *context*, *module* and *buffer* are parts.
     """
 
     device: AllocatedDevice
     used: int
     memory_source: Source
-    utilisation: int
-    utilisation_source: Source
+    utilization: int
+    utilization_source: Source
     host_memory: int | None = None
     counted: int | None = None
     context: int | None = None
@@ -130,7 +130,7 @@ def report_container(container: MonitoredContainer, reading: RegionReading, host
                            last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None)
 
 
-def host_utilisation(container: MonitoredContainer, host: HostView) -> int | None:
+def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
     """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
     found = [_host_sm(device.uuid, container.key, host) for device in container.devices]
     return max((sm for sm in found if sm is not None), default=None)
@@ -148,7 +148,7 @@ def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int
     return {slots[pid]: host_pid for pid, host_pid in by_pid.items() if pid in slots}
 
 
-def slot_utilisation(container: MonitoredContainer, region: Region, pids: Mapping[int, int],
+def slot_utilization(container: MonitoredContainer, region: Region, pids: Mapping[int, int],
                      host: HostView) -> dict[int, list[int]]:
     """Returns the percent of each process in *region* on each of its devices, by slot; empty if the driver does not say
     so for all devices. *pids*: host PIDs by slot."""
@@ -172,13 +172,13 @@ def _report_device(container: MonitoredContainer, device: AllocatedDevice, readi
     host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
     sees_all = container.has_ended or bool(_processes(device.uuid, key, host)) or _were_seen(reading.region)
     used, memory_source = _choose(host_memory, total, sees_all)
-    utilisation, utilisation_source = _choose(host_sm, sm, sees_all)
+    utilization, utilization_source = _choose(host_sm, sm, sees_all)
     throttled = None
     if reading.throttled is not None and counted is not None:
         throttled = min(reading.throttled[counted.index] / _NANOSECONDS, _LONGEST_S)
     return DeviceUsageReport(
-        device=device, used=used, memory_source=memory_source, utilisation=utilisation,
-        utilisation_source=utilisation_source, host_memory=host_memory, counted=total, throttled=throttled,
+        device=device, used=used, memory_source=memory_source, utilization=utilization,
+        utilization_source=utilization_source, host_memory=host_memory, counted=total, throttled=throttled,
         context=min(counted.context, most) if counted is not None else None,
         module=min(counted.module, most) if counted is not None else None,
         buffer=min(counted.buffer, most) if counted is not None else None)

@@ -17,7 +17,7 @@ SWITCH, RECENT_KERNEL, PRIORITY, LAST_KERNEL = 4, 8, 12, 16
 CONTEXT, MODULE, BUFFER, TOTAL = 0, 8, 16, 32
 """Offsets in the memory counters of a slot and device."""
 SM = 16
-"""Offset in the utilisation of a slot and device."""
+"""Offset in the utilization of a slot and device."""
 
 REGION_SUFFIX, COMPUTE_SUFFIX = ".cache", ".sm"
 """Ends of the names of the region and the compute file, which have the same beginning."""
@@ -32,10 +32,10 @@ _HEAD = struct.Struct("<III")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLayout:
     """One layout. *size*: bytes; files may be one byte longer. Offsets are those in the region; *memory*,
-    *utilisation* and *status* those in a slot, and a *…_size* is the distance to that of the next device.
+    *utilization* and *status* those in a slot, and a *…_size* is the distance to that of the next device.
 
     *last_kernel*: whether the region has the time of the last kernel. *sampled*: where our limiter reads in a slot when
-    its utilisation was written, None where slots have no such word.
+    its utilization was written, None where slots have no such word.
     """
 
     size: int
@@ -47,8 +47,8 @@ class RegionLayout:
     slot_size: int
     memory: int
     memory_size: int
-    utilisation: int
-    utilisation_size: int
+    utilization: int
+    utilization_size: int
     status: int
     slots_used: int
     last_kernel: bool = True
@@ -66,20 +66,20 @@ class RegionLayout:
 
 CURRENT = RegionLayout(
     size=2_008_952, device_count=56, uuids=64, memory_limits=1600, core_limits=1728, slots=1856, slot_size=1960,
-    memory=8, memory_size=64, utilisation=1160, utilisation_size=48, status=1928, slots_used=2_008_896, sampled=1952)
+    memory=8, memory_size=64, utilization=1160, utilization_size=48, status=1928, slots_used=2_008_896, sampled=1952)
 """Versions 1.1 and 1.2, and what our device plugin makes."""
 REGION_SIZE = CURRENT.size + 1
 """Bytes of the file that our device plugin makes; HAMi-core makes files one byte longer than the region, too."""
 SHIFTED = RegionLayout(
     size=2_008_984, device_count=88, uuids=96, memory_limits=1632, core_limits=1760, slots=1888, slot_size=1960,
-    memory=16, memory_size=64, utilisation=1168, utilisation_size=48, status=1936, slots_used=2_008_928)
+    memory=16, memory_size=64, utilization=1168, utilization_size=48, status=1936, slots_used=2_008_928)
 """The layout that HAMi-core called 1.1 from March to April 2026.
 
 A semaphore comes first, and each slot begins with its lock.
 """
 LEGACY = RegionLayout(
     size=1_197_896, device_count=48, uuids=56, memory_limits=1592, core_limits=1720, slots=1848, slot_size=1168,
-    memory=8, memory_size=40, utilisation=776, utilisation_size=24, status=1160, slots_used=1_197_880,
+    memory=8, memory_size=40, utilization=776, utilization_size=24, status=1160, slots_used=1_197_880,
     last_kernel=False)
 """The layout before there were version numbers."""
 LAYOUTS = (CURRENT, SHIFTED, LEGACY)

@@ -27,7 +27,7 @@ from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 25.0  # for the node locks: below the 30 s that kube-scheduler waits
+LOCK_TIMEOUT_S = 25.0  # for the node locks: below the 30 s that kube-scheduler waits
 BINDING_TIMEOUT_S = 10.0  # for all attempts of a Binding, or less if the leadership ends before
 DRAIN_POLL_S = 0.02
 
@@ -45,16 +45,16 @@ class Binder:
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
                  *, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep,
-                 patience_s: float = PATIENCE_S) -> None:
-        """*clock* is the leadership's. *sleep* waits between attempts. *patience_s*: for how long a bind waits for the
-        node locks."""
+                 lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        """*clock* is the leadership's. *sleep* waits between attempts. *lock_timeout_s*: for how long a bind waits
+        for the node locks."""
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
         self._clock = clock
-        self._patience_s = patience_s
+        self._lock_timeout_s = lock_timeout_s
         self._retry_unsent = brief_retry(is_unsent, sleep)
 
     def bind(self, ref: PodRef, node: str) -> None:
@@ -81,7 +81,7 @@ class Binder:
         return True
 
     def _bind(self, ref: PodRef, node: str) -> None:
-        deadline = self._clock() + self._patience_s
+        deadline = self._clock() + self._lock_timeout_s
         reservations = self._cache.reservations
         if reservations.get(ref.uid) is None:
             if self._cache.is_bound(ref.uid, node):

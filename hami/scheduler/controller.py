@@ -10,6 +10,7 @@ from datetime import datetime
 from hami.cache.cache import Cache
 from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
+from hami.codec.times import render_micro_time
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -99,7 +100,7 @@ class Controller(PeriodicTask):
         if node is None:
             return
         with contextlib.suppress(NotFound):
-            answer = self._cluster.annotate_node(node, {ROOM: f"{self._now():%Y-%m-%dT%H:%M:%S.%fZ}"})
+            answer = self._cluster.annotate_node(node, {ROOM: render_micro_time(self._now())})
             self._cache.nodes.upsert_unwatched(answer)
             log.info("kube-scheduler reminded of a pending pod", extra={"node": node})
 
@@ -148,7 +149,7 @@ class Controller(PeriodicTask):
         """Labels this replica's pod as the leader and the other pods of its release as followers, for Services."""
         if not self._settings.pod_name or self._round % LABEL_EVERY:
             return
-        pods = self._cluster.pods_labelled(self._settings.pod_namespace, SCHEDULER_PODS)
+        pods = self._cluster.pods_labeled(self._settings.pod_namespace, SCHEDULER_PODS)
         ours = [_release(pod) for pod in pods if pod.ref.name == self._settings.pod_name]
         for pod in pods:
             role = "leader" if pod.ref.name == self._settings.pod_name else "follower"

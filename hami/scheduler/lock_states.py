@@ -22,13 +22,13 @@ class LockId(NamedTuple):
 class LockState:
     """The state of one lock in this process.
 
-    *turn* is held by the thread that works on the lock, also across I/O. *changed* is set when that thread should look
-    at the lock again. *leftover*: the text of a lock that this process may have failed to release. *written*: the text
-    that we wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the same pod has taken
-    over: it may be the text that an earlier one wrote within the same second.
+    *local* is held by the thread of this process that works on the lock, also across I/O. *changed* is set when that
+    thread should look at the lock again. *leftover*: the text of a lock that this process may have failed to release.
+    *written*: the text that we wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the
+    same pod has taken over: it may be the text that an earlier one wrote within the same second.
     """
 
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    local: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Event = field(default_factory=threading.Event)
     leftover: str = ""
     written: tuple[str, str] = ("", "")
@@ -84,7 +84,7 @@ class LockStates:
             self._on_wait(time.monotonic() - begun)
 
     def wake_node(self, node: str) -> None:
-        """Lets the binds whose turn it is look at the locks of *node*."""
+        """Makes the binds that work on the locks of *node* look at them again."""
         with self._mutex:
             for state in self._states[node].values():
                 state.changed.set()

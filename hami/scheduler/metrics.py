@@ -51,14 +51,14 @@ class MetricSources(Collector):
         yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
         yield _gauge("node_lock_longest_line_pods", "Pods in the longest queue for a node lock",
                      max(waiting, default=0))
-        yield _labelled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
-                        ("resource",), {(name,): age() for name, age in self.ages.items()})
+        yield _labeled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
+                       ("resource",), {(name,): age() for name, age in self.ages.items()})
         yield _gauge("leader", "1 in the replica that leads", int(self.leads()))
-        yield _labelled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
-                        ("node", "vendor"), {key: 1 for key in self.unreadable_inventories()})
+        yield _labeled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
+                       ("node", "vendor"), {key: 1 for key in self.unreadable_inventories()})
         yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(self.unreadable_pods()))
-        yield _labelled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
-                        {(outcome,): count() for outcome, count in self.events.items()})
+        yield _labeled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
+                       {(outcome,): count() for outcome, count in self.events.items()})
         yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
                                   value=self.handshakes())
         yield CounterMetricFamily(
@@ -103,8 +103,8 @@ def _gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, help, value=value)
 
 
-def _labelled(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, help: str, labels: tuple[str, ...],
-              values: Mapping[tuple[str, ...], float]) -> Metric:
+def _labeled(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, help: str, labels: tuple[str, ...],
+             values: Mapping[tuple[str, ...], float]) -> Metric:
     family = kind(PREFIX + name, help, labels=labels)
     for texts, value in sorted(values.items()):
         family.add_metric(texts, value)

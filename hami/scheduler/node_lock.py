@@ -4,8 +4,8 @@ A lock is an annotation of the node that device plugins read. Other schedulers u
 Each vendor names the key of its lock. Most use ``hami.io/mutex.lock``, whose value names the pod that holds it. The
 value of a vendor's own key is only a time; such a lock ends when it is removed or expires.
 
-Binds of this process take turns: the one whose turn it is waits until the node watch shows the lock free, and takes it
-with one compare-and-swap. A lock is taken over only when its holder has finished, is gone, or has been revoked. To
+One bind of this process at a time works on a lock: it waits until the node watch shows the lock free, and takes it with
+one compare-and-swap. A lock is taken over only when its holder has finished, is gone, or has been revoked. To
 revoke a pod is to clear its to-allocate annotations, so that no device plugin can allocate them any more.
 """
 
@@ -31,7 +31,7 @@ from hami.scheduler.lock_states import LockId, LockState, LockStates
 
 log = logging.getLogger(__name__)
 
-RECHECK_S = 1.0  # the bind whose turn it is looks at the lock's holder this often
+RECHECK_S = 1.0  # a bind that works on a lock looks at its holder this often
 ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
@@ -116,8 +116,8 @@ class NodeLocks:
     def release_unneeded(self, node: str, key: str = NODE_LOCK) -> bool:
         """Releases the lock if its holder no longer needs it. Reports whether it was released."""
         lock = LockId(node, key)
-        turn = self._states.state(lock).turn
-        if not turn.acquire(blocking=False):
+        local = self._states.state(lock).local
+        if not local.acquire(blocking=False):
             return False  # the thread that works on the lock takes it over or leaves it as it is
         try:
             known = self._nodes.lock_of(node, key)
@@ -126,7 +126,7 @@ class NodeLocks:
             self._remove(lock, known[1])
             return True
         finally:
-            turn.release()
+            local.release()
 
     @contextlib.contextmanager
     def _held(self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]) -> Iterator[None]:
@@ -144,19 +144,19 @@ class NodeLocks:
 
     def _wait(self, lock: LockId, state: LockState, ref: PodRef, deadline: float, is_wanted: Callable[[], bool],
               stack: contextlib.ExitStack) -> str:
-        """Takes the lock, and leaves the turn to *stack*. Returns the text that may be released, as `_try`."""
-        has_turn, wait = False, 0.0
+        """Takes the lock, and leaves the local one to *stack*. Returns the text that may be released, as `_try`."""
+        has_local, wait = False, 0.0
         while True:
-            if has_turn:
+            if has_local:
                 state.changed.wait(wait)
                 state.changed.clear()  # before looking: news that comes meanwhile makes us look again
-            elif has_turn := state.turn.acquire(timeout=wait):
-                stack.callback(state.turn.release)
+            elif has_local := state.local.acquire(timeout=wait):
+                stack.callback(state.local.release)
             if self._states.closed:
                 raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
             if not is_wanted():
                 raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
-            if (releasable := self._try(lock, state, ref, has_turn)) is not None:
+            if (releasable := self._try(lock, state, ref, has_local)) is not None:
                 return releasable
             wait = min(deadline - self._clock(), RECHECK_S)
             if wait <= 0:
@@ -167,8 +167,8 @@ class NodeLocks:
                 raise NodeLocked(
                     f"timed out waiting for node {lock.node} to be unlocked{held_by}: node lock contention")
 
-    def _try(self, lock: LockId, state: LockState, ref: PodRef, has_turn: bool) -> str | None:
-        """Takes the lock if it names the pod already, or it is free and it is our turn.
+    def _try(self, lock: LockId, state: LockState, ref: PodRef, has_local: bool) -> str | None:
+        """Takes the lock if it names the pod already, or it is free and this thread works on it (*has_local*).
 
         Returns the text of the lock, if a failure of this bind may release it. If it named the pod, a Binding may be on
         its way, from another process or an earlier attempt of ours: only what becomes of the pod can end that lock, and
@@ -180,7 +180,7 @@ class NodeLocks:
                 raise NotFound(f'node "{lock.node}" not found', 404)
             text, version = known
             again = text is not None and names_pod(text, ref) and not self._is_orphaned(lock, text)
-            if not again and not (has_turn and (text is None or self._is_free(lock, text))):
+            if not again and not (has_local and (text is None or self._is_free(lock, text))):
                 return None
             if self._comes_later(lock):
                 return None

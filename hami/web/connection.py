@@ -17,11 +17,11 @@ from gunicorn.workers.gthread import TConn
 
 
 class Connection(TConn):  # type: ignore[misc]
-    """One client. *deadline*: when its request must have arrived. *patience*: milliseconds for which a thread may wait
-    for a request; the event loop waits for later ones."""
+    """One client. *deadline*: when its request must have arrived. *keep_alive_ms*: for how long a thread waits for a
+    request; the event loop waits for later ones."""
 
     deadline: float
-    patience: int
+    keep_alive_ms: int
 
     def wait_for_data(self, timeout: float = 0) -> bool:
         """Reports whether the first bytes of a request arrive soon. Ignores gunicorn's *timeout*, five seconds."""
@@ -29,7 +29,7 @@ class Connection(TConn):  # type: ignore[misc]
             return True
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(self.patience))
+        return bool(poll.poll(self.keep_alive_ms))
 
     def init(self) -> None:
         """Called before each request."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # a thread waits so long for the client's next request before the event loop takes the connection back, which costs
 # more than most requests
-STAY_MILLISECONDS = 50
+KEEP_ALIVE_MS = 50
 
 
 def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContext | None = None,
@@ -141,9 +141,9 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             busy = self.nr_conns - len(self.pending_conns) - len(self.keepalived_conns)
             is_busy = 2 * busy > self.cfg.threads
             conn.deadline = time.monotonic() + self.app.read_seconds / (5 if is_busy else 1)
-            conn.patience = STAY_MILLISECONDS if self.alive and not is_busy else 0
+            conn.keep_alive_ms = KEEP_ALIVE_MS if self.alive and not is_busy else 0
             keep = super().handle(conn)
-            if keep is not True or not conn.patience or not conn.wait_for_data():
+            if keep is not True or not conn.keep_alive_ms or not conn.wait_for_data():
                 break
         if not keep and time.monotonic() < conn.deadline:
             util.close_graceful(conn.sock, timeout=1.0)  # until the client has closed its side

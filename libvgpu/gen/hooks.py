@@ -25,17 +25,17 @@ class Hook:
     """One line of hooks.txt. *parameters*: a letter each."""
 
     symbol: str
-    behaviour: str
+    behavior: str
     arguments: dict[str, str]
     parameters: str
 
     @property
     def is_hooked(self) -> bool:
-        return self.behaviour in HOOKED
+        return self.behavior in HOOKED
 
     @property
     def is_nvml(self) -> bool:
-        return self.behaviour.startswith("nvml")
+        return self.behavior.startswith("nvml")
 
     @property
     def declared(self) -> str:
@@ -57,16 +57,16 @@ def read_hooks(root: Path = ROOT) -> list[Hook]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        symbol, behaviour, *rest = words
-        if behaviour.startswith("nvml"):
-            hooks.append(Hook(symbol, behaviour, dict(word.split("=") for word in rest[1:]), rest[0].strip("-")))
+        symbol, behavior, *rest = words
+        if behavior.startswith("nvml"):
+            hooks.append(Hook(symbol, behavior, dict(word.split("=") for word in rest[1:]), rest[0].strip("-")))
             continue
         arguments = dict(word.split("=") for word in rest)
         has_structure = "s" in parameters.get(symbol, "")
-        if behaviour not in HOOKED | {"call"} or symbol not in parameters \
+        if behavior not in HOOKED | {"call"} or symbol not in parameters \
                 or arguments.get("structure") != ("64" if has_structure else None):
             raise ValueError(f"hooks.txt: cannot use {line.strip()!r}")
-        hooks.append(Hook(symbol, behaviour, arguments, parameters[symbol]))
+        hooks.append(Hook(symbol, behavior, arguments, parameters[symbol]))
     if len({hook.symbol for hook in hooks}) != len(hooks):
         raise ValueError("hooks.txt: a symbol is listed twice")
     return sorted(hooks, key=lambda hook: hook.symbol.encode())
@@ -154,7 +154,7 @@ def source(hooks: list[Hook]) -> str:
     lines += [f"    {{\"{hook.symbol}\", {f'(void *){hook.symbol}' if hook.is_hooked else 'NULL'},"
               f" {'true' if hook.is_nvml else 'false'}}}," for hook in hooks]
     lines += ["};", "_Atomic(void *) vgpu_real[SYMBOL_COUNT];", ""]
-    lines += [GENERATED[hook.behaviour](hook) for hook in hooks if hook.behaviour in GENERATED]
+    lines += [GENERATED[hook.behavior](hook) for hook in hooks if hook.behavior in GENERATED]
     return "\n".join(lines)
 
 

@@ -17,10 +17,10 @@ struct vgpu_bucket {
     _Atomic uint64_t refilled;        /* until when time has been credited */
     _Atomic uint64_t charged;         /* sum of what was charged, ever */
     _Atomic uint64_t throttled;       /* sum of nanoseconds that launches waited */
-    _Atomic uint64_t sampled;         /* time of the last utilisation sample */
+    _Atomic uint64_t sampled;         /* time of the last utilization sample */
     _Atomic uint64_t sampled_charged; /* charged at that time */
     _Atomic uint64_t scale;           /* 65536 is 1; 0 is 1 */
-    _Atomic uint64_t seen, expected;  /* smoothed utilisation, sampled and charged; 65536 is 1 percent */
+    _Atomic uint64_t seen, expected;  /* smoothed utilization, sampled and charged; 65536 is 1 percent */
     uint64_t unused[7];
 };
 

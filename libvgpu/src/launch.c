@@ -83,7 +83,7 @@ static struct vgpu_estimate *estimate_of(void *function, uint64_t shape)
     return one;
 }
 
-/* Utilisation of the container, as the monitor has written it into the slots. */
+/* Utilization of the container, as the monitor has written it into the slots. */
 static void take_sample(struct vgpu_process *process, struct vgpu_bucket *bucket, int d)
 {
     struct region *region = process->region;
@@ -95,7 +95,7 @@ static void take_sample(struct vgpu_process *process, struct vgpu_bucket *bucket
     int32_t used = atomic_load(&region->slots_used);
     for (int32_t i = 0; i < used && i < REGION_SLOTS; i++)
         if (atomic_load(&region->slot[i].sampled) == when)
-            sum = vgpu_add(sum, atomic_load(&region->slot[i].utilisation[d].sm));
+            sum = vgpu_add(sum, atomic_load(&region->slot[i].utilization[d].sm));
     vgpu_bucket_sample(bucket, when, sum);
 }
 

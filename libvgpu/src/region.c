@@ -214,7 +214,7 @@ static void zero(struct region *region, struct region_slot *slot)
         memory->context = memory->module = memory->data = memory->total = memory->uncounted = 0;
         memory->imported = 0;
         slot->monitor_used[d] = 0;
-        slot->utilisation[d].sm = 0;
+        slot->utilization[d].sm = 0;
     }
     vgpu_shares_drop(region, number, false, 0);
     VGPU_POINT(21);

@@ -26,7 +26,7 @@ struct region_record {
     _Atomic uint64_t block; /* the same for all handles of a block */
 };
 
-struct region_utilisation {
+struct region_utilization {
     _Atomic uint64_t decoder, encoder, sm;
     struct region_record record;
 };
@@ -36,18 +36,18 @@ struct region_slot {
     _Atomic int32_t host_pid;
     struct region_memory memory[VGPU_DEVICES];
     _Atomic uint64_t monitor_used[VGPU_DEVICES];
-    struct region_utilisation utilisation[VGPU_DEVICES];
+    struct region_utilization utilization[VGPU_DEVICES];
     _Atomic int32_t status; /* 0: has ended, 1: runs */
     int32_t padding;
     _Atomic uint64_t sequence; /* always even: our readers never wait for it */
     _Atomic uint64_t identity; /* PID namespace in the upper half, start time in the lower; 0: not yet known */
-    _Atomic uint64_t sampled;  /* monotonic nanoseconds at which the monitor wrote utilisation and uncounted */
+    _Atomic uint64_t sampled;  /* monotonic nanoseconds at which the monitor wrote utilization and uncounted */
 };
 
 struct region {
     _Atomic int32_t magic; /* written last */
     uint32_t major, minor;
-    _Atomic int32_t sm_initialised;
+    _Atomic int32_t sm_initialized;
     _Atomic uint64_t owner;
     uint32_t semaphore[8]; /* left as an unlocked sem_t for HAMi's library */
     _Atomic uint64_t device_count;
@@ -72,8 +72,8 @@ _Static_assert(offsetof(struct region, slot) == 1856, "layout 1.2");
 _Static_assert(sizeof(struct region_slot) == 1960, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, memory) == 8, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, monitor_used) == 1032, "layout 1.2");
-_Static_assert(offsetof(struct region_slot, utilisation) == 1160, "layout 1.2");
-_Static_assert(offsetof(struct region_slot, utilisation[0].record) == 1184, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, utilization) == 1160, "layout 1.2");
+_Static_assert(offsetof(struct region_slot, utilization[0].record) == 1184, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, status) == 1928, "layout 1.2");
 _Static_assert(offsetof(struct region_slot, identity) == 1944, "layout 1.2");
 _Static_assert(offsetof(struct region, slots_used) == 2008896, "layout 1.2");

@@ -26,7 +26,7 @@ static struct state unpack(uint64_t packed)
 
 static struct region_record *at(struct region *region, uint32_t number)
 {
-    return &region->slot[number / VGPU_DEVICES].utilisation[number % VGPU_DEVICES].record;
+    return &region->slot[number / VGPU_DEVICES].utilization[number % VGPU_DEVICES].record;
 }
 
 /* The first record says what holds for all: `name` is the version, `block` how many have ever been used. */
@@ -49,7 +49,7 @@ static void changed(struct region *region)
 
 uint64_t vgpu_shares_version(const struct region *region)
 {
-    return atomic_load(&region->slot[0].utilisation[0].record.name);
+    return atomic_load(&region->slot[0].utilization[0].record.name);
 }
 
 uint64_t vgpu_share_block(struct region *region, uint64_t name)

@@ -23,7 +23,7 @@ enum vgpu_kind {
 
 /* Memory that other processes hold, too. */
 struct vgpu_share {
-    uint64_t name;   /* of a handle of it; 0: none that others would recognise */
+    uint64_t name;   /* of a handle of it; 0: none that others would recognize */
     uint64_t block;  /* the same for all its handles */
     uint32_t record; /* in the region, of what was imported; 0: none */
 };

@@ -1,4 +1,4 @@
-/* Names by which processes recognise memory that they share. */
+/* Names by which processes recognize memory that they share. */
 #ifndef VGPU_TAG_H
 #define VGPU_TAG_H
 

@@ -39,7 +39,7 @@ def test_a_document_becomes_a_record():
     ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
     ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
     ("wheels: [{size: '1'}]", "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'"),
-    ("wheels: [{size: 1, colour: red}]", "car.yaml: wheels[0].colour: expected one of size, spokes: 'red'"),
+    ("wheels: [{size: 1, color: red}]", "car.yaml: wheels[0].color: expected one of size, spokes: 'red'"),
     ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
     ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
     ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),

@@ -16,7 +16,7 @@ ENTRY = {"containerIndex": 0, "deviceIndex": 1, "gpuUUID": "GPU-m", "profile": "
          "placement": {"start": 2, "size": 2}}
 MADE = {"migUUID": "MIG-1", "gpuInstanceID": 3, "computeInstanceID": 0}
 PLACED = MigAllocation(container=0, device=1, gpu="GPU-m", partition=Partition(2, 2, "2g.10gb"))
-REALISED = MigAllocation(container=0, device=1, gpu="GPU-m", partition=Partition(2, 2, "2g.10gb", ("MIG-1", "3", "0")))
+REALIZED = MigAllocation(container=0, device=1, gpu="GPU-m", partition=Partition(2, 2, "2g.10gb", ("MIG-1", "3", "0")))
 
 
 def text(*entries):
@@ -29,7 +29,7 @@ def without(*keys):
 
 @pytest.mark.parametrize("written, expected", [
     param(text(ENTRY), (PLACED,), id="as the scheduler writes it"),
-    param(text(ENTRY | MADE), (REALISED,), id="as the device plugin completes it"),
+    param(text(ENTRY | MADE), (REALIZED,), id="as the device plugin completes it"),
     param(text(ENTRY | {"migUUID": "", "more": 1}), (PLACED,), id="an empty UUID is none"),
     param("[]", (), id="none"),
 ])
@@ -56,7 +56,7 @@ def test_what_anybody_writes_in_place_of_a_card_is_read_in_no_time():
 def test_what_is_written():
     assert render_mig_allocations([PLACED]) == (
         '[{"containerIndex":0,"deviceIndex":1,"gpuUUID":"GPU-m","profile":"2g.10gb","placement":{"start":2,"size":2}}]')
-    assert json.loads(render_mig_allocations([REALISED])) == [ENTRY | MADE]
+    assert json.loads(render_mig_allocations([REALIZED])) == [ENTRY | MADE]
 
 
 @pytest.mark.parametrize("written, problem", [

@@ -25,7 +25,7 @@ typedef struct { uint version, id, slices, instances, sms, copy, dec, enc, jpeg,
 typedef struct { void *device; uint id, profile; placement_t placement; } gi_info_t;
 typedef struct { void *device, *gi; uint id, profile; placement_t placement; } ci_info_t;
 typedef struct { uint pid; ull memory; uint gpu_instance, compute_instance; } process_t;
-typedef struct { uint gpu, memory; } utilisation_t;
+typedef struct { uint gpu, memory; } utilization_t;
 typedef struct { uint pid; ull when; uint sm, memory, encoder, decoder; } sample_t;
 typedef struct { uint sms, copy, dec, enc, jpeg, ofa, gi_slices, ci_slices; ull memory; } attributes_t;
 
@@ -214,9 +214,9 @@ ret_t nvmlDeviceGetComputeRunningProcesses_v3(void *handle, uint *count, process
     return give(all, handle == &cards[1] ? 2 : 0, sizeof *all, count, found);
 }
 ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, uint *count, void *found) { *count = 0; return OK; }
-ret_t nvmlDeviceGetUtilizationRates(card_t *card, utilisation_t *rates) {
+ret_t nvmlDeviceGetUtilizationRates(card_t *card, utilization_t *rates) {
     ENTER(card->index);
-    *rates = (utilisation_t){60 + card->index, 20};
+    *rates = (utilization_t){60 + card->index, 20};
     return OK;
 }
 ret_t nvmlDeviceGetProcessUtilization(card_t *card, sample_t *found, uint *count, ull since) {

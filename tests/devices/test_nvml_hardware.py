@@ -165,16 +165,16 @@ def test_structures_match_the_driver_s_header(inside):
 def test_structures_of_usage_match_the_driver_s_header(inside):
     """The library has no function for processes of MPS: that is no problem."""
     first, second = inside(usage)
-    assert (first.memory, first.memory_used, first.utilisation, first.memory_utilisation, first.processes) == (
+    assert (first.memory, first.memory_used, first.utilization, first.memory_utilization, first.processes) == (
         80 << 30, 4096, 60, 20, {})
     assert second.processes == {4007: ProcessUsage(1 << 30, 45), 4008: ProcessUsage(None, 0)}
-    assert (second.utilisation, first.problems, second.problems) == (61, (), ())
+    assert (second.utilization, first.problems, second.problems) == (61, (), ())
 
 
 @pytest.mark.parametrize("function, problem", [
     ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
-    ("nvmlDeviceGetUtilizationRates", "utilisation: GPU is lost"),
-    ("nvmlDeviceGetProcessUtilization", "utilisation of processes: GPU is lost"),
+    ("nvmlDeviceGetUtilizationRates", "utilization: GPU is lost"),
+    ("nvmlDeviceGetProcessUtilization", "utilization of processes: GPU is lost"),
 ])
 def test_usage_of_a_failing_card_does_not_hide_others(inside, function, problem):
     first, second = inside(usage, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")

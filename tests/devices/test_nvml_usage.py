@@ -22,9 +22,9 @@ def test_a_card_and_its_processes():
     first, second = NvmlUsage(nvml).read(NOW)
     assert (first.uuid, first.index, first.model, first.memory, first.memory_used) == (
         "GPU-0", 0, "NVIDIA A100-SXM4-80GB", 80 * GIB, 3 * GIB)
-    assert (first.utilisation, first.memory_utilisation, first.problems) == (40, 20, ())
+    assert (first.utilization, first.memory_utilization, first.problems) == (40, 20, ())
     assert first.processes == {7: ProcessUsage(GIB, 30), 8: ProcessUsage(2 * GIB, 0)}
-    assert (second.processes, second.utilisation) == ({}, 0)
+    assert (second.processes, second.utilization) == ({}, 0)
 
 
 def test_a_process_that_computes_and_draws_counts_once():
@@ -50,10 +50,10 @@ def test_the_latest_sample_of_a_process_counts():
 @pytest.mark.parametrize(("function", "status", "problem"), [
     ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
     ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilisation: Unknown Error"),
+    ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilization: Unknown Error"),
     ("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, ""),
     ("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetProcessUtilization", 999, "utilisation of processes: Unknown Error"),
+    ("nvmlDeviceGetProcessUtilization", 999, "utilization of processes: Unknown Error"),
     ("nvmlDeviceGetComputeRunningProcesses", UNKNOWN, "processes: Unknown Error"),
     ("nvmlDeviceGetGraphicsRunningProcesses", NOT_SUPPORTED, ""),
     ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
@@ -67,7 +67,7 @@ def test_a_call_that_fails_makes_one_value_unknown(function, status, problem):
     assert other == whole
     assert card.problems == ((problem,) if problem else ())
     assert (card.memory_used is None) is (function == "nvmlDeviceGetMemoryInfo")
-    assert (card.utilisation is None) is (function == "nvmlDeviceGetUtilizationRates")
+    assert (card.utilization is None) is (function == "nvmlDeviceGetUtilizationRates")
     if function == "nvmlDeviceGetProcessUtilization":
         assert card.processes == {7: ProcessUsage(GIB, None)}
 
@@ -103,7 +103,7 @@ def test_a_driver_that_cannot_count_is_an_error():
 
 
 def test_mig_instances():
-    """The driver knows their memory and processes, but no utilisation."""
+    """The driver knows their memory and processes, but no utilization."""
     nvml = two(mig=True, profiles=A100)
     gpu = nvml.gpus[0]
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start=0, size=1)

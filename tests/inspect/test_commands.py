@@ -132,7 +132,7 @@ def test_audit():
     assert [one["rule"] for one in json.loads(hami("audit", "-o", "json", of=of).stdout)["items"]] == ["CardGone"]
 
 
-def test_a_table_has_no_colours_where_there_is_no_terminal():
+def test_a_table_has_no_colors_where_there_is_no_terminal():
     result = hami("top", "--no-headers")
     assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout
 

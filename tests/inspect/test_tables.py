@@ -43,10 +43,10 @@ def test_an_empty_table_has_headings():
     assert render_rows([], COLUMNS, Style(headers=False)) == ""
 
 
-def test_colours_change_no_text():
-    coloured = render_rows(LINES, COLUMNS, Style(colour=True))
-    assert "\x1b[32m" in coloured and "\x1b[31m" in coloured
-    plain = coloured
+def test_colors_change_no_text():
+    colored = render_rows(LINES, COLUMNS, Style(color=True))
+    assert "\x1b[32m" in colored and "\x1b[31m" in colored
+    plain = colored
     for code in ("\x1b[32m", "\x1b[31m", "\x1b[0m"):
         plain = plain.replace(code, "")
     assert plain == render_rows(LINES, COLUMNS, Style())

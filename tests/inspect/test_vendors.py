@@ -143,7 +143,7 @@ def test_what_is_switched_off_is_shown_and_marked(given, off):
     assert {entry.vendor.key for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
 
 
-def test_the_page_of_devices_shows_the_catalogue():
+def test_the_page_of_devices_shows_the_catalog():
     _, begin, rest = PAGE.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
     table, end, _ = rest.partition("<!-- end -->\n")
     assert begin and end

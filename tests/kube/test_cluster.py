@@ -229,7 +229,7 @@ def test_a_name_stays_one_segment():
 
 @pytest.mark.parametrize(("read", "path", "query"), [
     (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
-    (lambda c: c.pods_labelled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
+    (lambda c: c.pods_labeled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
 def test_pods_are_selected_by_the_server(read, path, query):
     api, cluster = talk({"items": [POD]})
     assert [pod.ref for pod in read(cluster)] == [REF]

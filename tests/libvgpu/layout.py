@@ -100,7 +100,7 @@ class Region:
                 self.write(_record(number), slot + 1, "<Q")
 
     def sample(self, device: int, percent: dict[int, int], when: int) -> None:
-        """Utilisation as the monitor writes it: percent by process, then the time."""
+        """Utilization as the monitor writes it: percent by process, then the time."""
         for slot in self.slots():
             base = FIRST_SLOT + SLOT * slot.number
             self.write(base + 1160 + 48 * device + 16, percent.get(slot.pid, 0), "<Q")

@@ -180,7 +180,7 @@ class Client:
         return numbers[0] if len(numbers) == 1 else numbers
 
     def start(self, device: int = 0) -> Client:
-        """Initialises CUDA and makes a context."""
+        """Initializes CUDA and makes a context."""
         assert self.do("init") == 0
         assert self.do(f"ctx {device}") == 0
         return self

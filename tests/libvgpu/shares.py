@@ -13,7 +13,7 @@ from tests.libvgpu.layout import Machine, Region
 __all__ = ["SETTLE_S", "Tenant", "measured_shares", "sampled", "wrong_shares"]
 
 SAMPLE_S = 1 / 6
-"""Seconds between two samples of utilisation: the shortest that NVML documents."""
+"""Seconds between two samples of utilization: the shortest that NVML documents."""
 SETTLE_S = 3.0
 """Seconds until the compute limit has settled."""
 NAP_S = 0.002
@@ -41,7 +41,7 @@ class Tenant:
 
 @contextlib.contextmanager
 def sampled(tenants: Sequence[Tenant]) -> Iterator[None]:
-    """Writes utilisation into the regions as a node monitor does: percent of the time since the last sample."""
+    """Writes utilization into the regions as a node monitor does: percent of the time since the last sample."""
     done = threading.Event()
 
     def write() -> None:

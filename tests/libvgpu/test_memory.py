@@ -362,7 +362,7 @@ def test_limits_that_cannot_be_read_permit_nothing(rig, text):
 
 
 def test_keys_of_later_versions_are_skipped(rig):
-    text = f"hami-limits 1\n# a comment\n\ncolour blue\ndevice {uuid_of(0)} memory=2g future=1 cores=0\n"
+    text = f"hami-limits 1\n# a comment\n\ncolor blue\ndevice {uuid_of(0)} memory=2g future=1 cores=0\n"
     (rig.folder / "limits").write_text(text)
     assert rig.client().start().do("info") == [0, LIMIT, LIMIT]
 

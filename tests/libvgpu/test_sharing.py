@@ -363,7 +363,7 @@ def test_two_threads_that_map_an_imported_block_count_it_once(rig):
 
 @pytest.mark.sanitized
 def test_without_a_free_record_the_largest_importer_counts(rig, way):
-    """What several have imported is then told by sums, as where a handle has no name that others recognise."""
+    """What several have imported is then told by sums, as where a handle has no name that others recognize."""
     rig.limit()
     exporter, *importers = (rig.client().start() for _ in range(3))
     assert allocate(exporter, way) == 0

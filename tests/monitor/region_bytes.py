@@ -12,7 +12,7 @@ GIB = 1 << 30
 @dataclass(frozen=True)
 class Shape:
     """Where a version has what: *slot* holds the first slot and the size of one, *in_slot* the offsets in it of memory,
-    utilisation and status, and *steps* the sizes of memory and utilisation of a device."""
+    utilization and status, and *steps* the sizes of memory and utilization of a device."""
 
     version: tuple[int, ...]
     file_size: int
@@ -70,7 +70,7 @@ def region_bytes(version="1.2", *, uuids=UUIDS[:1], limits=(GIB,), cores=(30,), 
 
 def put_process(data, shape, number, process):
     first, size = shape.slot
-    memory, utilisation, status = shape.in_slot
+    memory, utilization, status = shape.in_slot
     base = first + size * number
     struct.pack_into("<ii", data, base, process.pid, process.host_pid)
     for device, total in process.used.items():
@@ -78,5 +78,5 @@ def put_process(data, shape, number, process):
         # context, module and data, a word that nobody writes, the total
         struct.pack_into("<QQQQQ", data, place, total // 4, total // 8, total - total // 4 - total // 8, 0, total)
     for device, percent in process.sm.items():
-        struct.pack_into("<Q", data, base + utilisation + shape.steps[1] * device + 16, percent)
+        struct.pack_into("<Q", data, base + utilization + shape.steps[1] * device + 16, percent)
     struct.pack_into("<i", data, base + status, process.status)

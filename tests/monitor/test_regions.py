@@ -45,7 +45,7 @@ def test_the_offsets_are_those_of_the_reference():
     slot = CURRENT.slots + CURRENT.slot_size
     assert slot == 3816
     assert CURRENT.slots + CURRENT.memory + CURRENT.memory_size + 32 == 1960  # used[1].total of slot 0
-    assert CURRENT.slots + CURRENT.utilisation + 16 == 3032
+    assert CURRENT.slots + CURRENT.utilization + 16 == 3032
     assert CURRENT.slots + CURRENT.status == 3784
     assert CURRENT.slots + 1023 * CURRENT.slot_size == 2006936
     for layout in LAYOUTS:
@@ -89,7 +89,7 @@ def test_a_uuid_that_is_no_text_is_empty():
 
 
 @pytest.mark.parametrize(("data", "what"), [
-    (bytes(2008953), "nothing is initialised"), (bytes(804680), "a size that no version has"), (b"", "empty"),
+    (bytes(2008953), "nothing is initialized"), (bytes(804680), "a size that no version has"), (b"", "empty"),
     (region_bytes()[:100], "cut off"), (region_bytes()[:2008000], "cut off in a slot"),
     (b"\0" + region_bytes()[1:], "another magic"),
     (region_bytes()[:4] + struct.pack("<I", 2) + region_bytes()[8:], "2.x"),
@@ -163,7 +163,7 @@ def test_what_the_monitor_writes_changes_nothing_else(version):
 
 
 def test_our_limiter_sees_a_sample_when_it_is_complete():
-    """The time is in the word that region.h calls sampled, of every slot, and is written after all utilisation."""
+    """The time is in the word that region.h calls sampled, of every slot, and is written after all utilization."""
     region = parse(region_bytes(processes=TWO))
     writes = usage_writes(region, {}, {0: [40], 1: [2]}, 123)
     times = [(1856 + 1960 * slot + 1952, struct.pack("<Q", 123)) for slot in (0, 1)]
@@ -172,7 +172,7 @@ def test_our_limiter_sees_a_sample_when_it_is_complete():
 
 
 @pytest.mark.parametrize("layout", [LEGACY, SHIFTED, CURRENT], ids=["v0", "shifted", "current"])
-def test_nothing_is_said_about_utilisation_that_is_not_known(layout):
+def test_nothing_is_said_about_utilization_that_is_not_known(layout):
     version = {LEGACY: "v0", SHIFTED: "1.1 shifted", CURRENT: "1.2"}[layout]
     region = parse(region_bytes(version, processes=TWO))
     assert region.layout is layout

@@ -27,7 +27,7 @@ def test_a_container_has_series_from_its_binding_on(stage):
     """It has not started: there is no region and no process."""
     stage.pods = [node_pod("a", CARD)]
     usage = stage.usage()["a"]
-    assert (usage.used, usage.utilisation, usage.device.memory, usage.device.cores) == (0, 0, GIB, 30)
+    assert (usage.used, usage.utilization, usage.device.memory, usage.device.cores) == (0, 0, GIB, 30)
     assert (usage.counted, usage.host_memory) == (None, 0)
 
 
@@ -58,8 +58,8 @@ def test_the_driver_is_believed(stage):
     stage.work("a", 4008, GIB, 25)
     stage.work("stranger", 4009, 2 * GIB, 10)
     found = stage.usage()
-    assert (found["a"].used, found["a"].memory_source, found["a"].utilisation) == (4 * GIB, Source.HOST, 65)
-    assert (found["b"].used, found["b"].utilisation) == (0, 0)
+    assert (found["a"].used, found["a"].memory_source, found["a"].utilization) == (4 * GIB, Source.HOST, 65)
+    assert (found["b"].used, found["b"].utilization) == (0, 0)
 
 
 def test_a_container_that_started_again_and_an_init_container_are_found(stage):
@@ -74,7 +74,7 @@ def test_the_region_says_how_memory_is_used_and_what_it_does_not_count(stage):
     stage.region("a", processes=[Slot(used={0: 400 * MIB}, sm={0: 30})])
     stage.work("a", 4007, 500 * MIB, 33)
     usage = stage.usage()["a"]
-    assert (usage.used, usage.counted, usage.uncounted, usage.utilisation) == (500 * MIB, 400 * MIB, 100 * MIB, 33)
+    assert (usage.used, usage.counted, usage.uncounted, usage.utilization) == (500 * MIB, 400 * MIB, 100 * MIB, 33)
     assert (usage.context, usage.module, usage.buffer) == (100 * MIB, 50 * MIB, 250 * MIB)
     assert (usage.is_over_limit, usage.throttled) == (False, 0.0)
 
@@ -106,7 +106,7 @@ def test_where_the_driver_does_not_say_the_region_counts(stage, driver):
     driver(stage)
     usage = stage.usage()["a"]
     assert (usage.used, usage.memory_source) == (400 * MIB, Source.REGION)
-    assert (usage.utilisation, usage.utilisation_source) == (30, Source.REGION)
+    assert (usage.utilization, usage.utilization_source) == (30, Source.REGION)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -124,7 +124,7 @@ def test_numbers_of_a_region_are_clamped(stage):
                  last_kernel=2**64 - 1)
     report, = stage.run().containers
     usage, = report.devices
-    assert (usage.used, usage.utilisation, report.last_kernel_s) == (8 * GIB, 100, 0.0)
+    assert (usage.used, usage.utilization, report.last_kernel_s) == (8 * GIB, 100, 0.0)
 
 
 def test_a_region_that_names_other_devices_says_nothing(stage):
@@ -267,7 +267,7 @@ def test_without_feedback_nothing_is_written(tmp_path):
 # -- what processes are told
 
 
-def test_processes_are_told_their_host_pids_and_their_utilisation(stage):
+def test_processes_are_told_their_host_pids_and_their_utilization(stage):
     stage.pods = [node_pod("a", CARD)]
     stage.region("a", processes=[Slot(pid=7), Slot(pid=8, host_pid=1)])
     stage.work("a", 4007, GIB, 40, inner=7)
@@ -365,7 +365,7 @@ def test_rounds_survive_any_region(stage, seed):
             stage.put(rng.choice(("low", "high")), place, rng.choice((0, 255, rng.randrange(256))), "<B")
         for one in stage.run().containers:
             for usage in one.devices:
-                assert 0 <= usage.used <= 8 * GIB and 0 <= usage.utilisation <= 100
+                assert 0 <= usage.used <= 8 * GIB and 0 <= usage.utilization <= 100
     assert stage.rounds.errors()["write"] == 0
 
 

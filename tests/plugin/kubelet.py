@@ -9,7 +9,7 @@ import grpc
 
 from hami.plugin import api_pb2 as api
 
-PATIENCE = 20  # seconds; no test waits that long unless it fails
+TIMEOUT_S = 20  # no test waits that long unless it fails
 
 
 class Kubelet:
@@ -55,7 +55,7 @@ class Kubelet:
 
     def next_list(self):
         """The next list, or ``None`` for the end of one."""
-        return self.lists.get(timeout=PATIENCE)
+        return self.lists.get(timeout=TIMEOUT_S)
 
     def disconnect(self):
         """Close the streams."""
@@ -78,7 +78,7 @@ class Caller:
     def _call(self, method, request, answer):
         call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{method}", type(request).SerializeToString,
                                          answer.FromString)
-        return call(request, timeout=PATIENCE)
+        return call(request, timeout=TIMEOUT_S)
 
     def options(self):
         return self._call("GetDevicePluginOptions", api.Empty(), api.DevicePluginOptions)

@@ -10,7 +10,7 @@ from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, Kubelet
 from hami.plugin.server import PluginServer, socket_identity
 from hami.runtime.watchdog import HUNG_S
 from tests.devices.cards import cards, config
-from tests.plugin.kubelet import PATIENCE, Kubelet, calling
+from tests.plugin.kubelet import TIMEOUT_S, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
@@ -174,13 +174,13 @@ def test_a_kubelet_that_disconnects_is_registered_with_again_at_once(registratio
     registration = registrations()  # by its clock, no time passes
     running = threading.Thread(target=registration.run)
     running.start()
-    kubelet.registered.get(timeout=PATIENCE)
+    kubelet.registered.get(timeout=TIMEOUT_S)
     kubelet.listen()
     assert kubelet.next_list()
     kubelet.disconnect()
-    kubelet.registered.get(timeout=PATIENCE)
+    kubelet.registered.get(timeout=TIMEOUT_S)
     registration.stop()
-    running.join(PATIENCE)
+    running.join(TIMEOUT_S)
     assert not running.is_alive()
 
 

@@ -333,10 +333,10 @@ class Signals(queue.SimpleQueue):
 
     def __init__(self, *numbers):
         self._numbers = list(numbers)
-        self.patience = []
+        self.timeouts = []
 
     def get(self, timeout=None):
-        self.patience.append(timeout)
+        self.timeouts.append(timeout)
         if (number := self._numbers.pop(0)) is None:
             raise queue.Empty
         return number
@@ -353,7 +353,7 @@ def run_signals(*numbers, fresh=(), failing=()):
     status = serve("first", read, make=lambda settings: Program(story, settings, settings in failing), signals=signals,
                    on_started=lambda: story.append("started"))
     assert status == 0
-    return story, signals.patience
+    return story, signals.timeouts
 
 
 TERM, HUP = signal.SIGTERM, signal.SIGHUP
@@ -442,15 +442,15 @@ def test_settings_that_cannot_be_read_are_ignored():
 
 
 def test_a_failed_start_is_retried():
-    story, patience = run_signals(None, TERM, failing=["first"])
+    story, timeouts = run_signals(None, TERM, failing=["first"])
     assert story == ["start first", "start first"]
-    assert patience == [30.0, 30.0]
+    assert timeouts == [30.0, 30.0]
 
 
 def test_a_hangup_retries_a_failed_start():
-    story, patience = run_signals(HUP, TERM, fresh=["second"], failing=["first"])
+    story, timeouts = run_signals(HUP, TERM, fresh=["second"], failing=["first"])
     assert story == ["start first", "start second", "started", "stop second for good"]
-    assert patience == [30.0, None]
+    assert timeouts == [30.0, None]
 
 
 # ---- start-time mode

@@ -140,7 +140,7 @@ def test_a_pod_that_requests_no_device_is_bound_without_annotations(seen):
 
 
 def test_a_binding_takes_no_longer_than_the_leadership_lasts():
-    scheduler = ready(patient=True)
+    scheduler = ready(waits_for_locks=True)
     scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
     bind(scheduler)
     assert scheduler.fake.calls_of("bind")[0].timeout == 5.0

@@ -28,7 +28,7 @@ from tests.world import Clock, Replica, WatchedCluster
 PLACEMENTS, STORMS = 700, 15  # 10,500 Bindings
 LOCK_FREE_NODES = ("", "some", "all")  # of a storm, by its seed; "some" change now and then
 
-READS = ("pod", "node", "pods_on", "pods_labelled")
+READS = ("pod", "node", "pods_on", "pods_labeled")
 CALLS = (*READS, "annotate_pod", "annotate_node", "bind")
 FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503),
           ClusterError("too many requests", 429), ClusterError("forbidden", 403))
@@ -566,7 +566,7 @@ def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
 
 def test_forty_pods_for_one_node_at_once_are_bound_one_after_the_other():
     fake, clock = one_card(*(pod(gpus(1, memory=1000), name=f"p{n}") for n in range(40)))
-    replica = Replica(fake, clock, patient=True)
+    replica = Replica(fake, clock, waits_for_locks=True)
     done = threading.Event()
     plugin = threading.Thread(target=allocate_until, args=(done, fake, replica), daemon=True)
     plugin.start()

@@ -53,9 +53,9 @@ class Scene:
         """Of the node, what locks it."""
         return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
 
-    def take(self, name="a", patience=0.0, wanted=lambda: True, keys=(NODE_LOCK,), node="n1", **fields):
+    def take(self, name="a", timeout=0.0, wanted=lambda: True, keys=(NODE_LOCK,), node="n1", **fields):
         """Takes locks, which ``release`` and ``hand_over`` are then about."""
-        held = self.locks.held(node, keys, pod(name=name, **fields).ref, self.clock() + patience, wanted)
+        held = self.locks.held(node, keys, pod(name=name, **fields).ref, self.clock() + timeout, wanted)
         held.__enter__()
         self.held = held
 
@@ -440,17 +440,17 @@ class WaitingBinds:
     def __init__(self, scene):
         self.scene, self.got, self.given_up, self.threads = scene, [], [], []
 
-    def join(self, name, wanted=lambda: True, patience=30.0):
+    def join(self, name, wanted=lambda: True, timeout=30.0):
         before = self.scene.replica.lock_states.waiting().get("n1", 0)
-        thread = threading.Thread(target=self._wait, args=(name, wanted, patience), daemon=True)
+        thread = threading.Thread(target=self._wait, args=(name, wanted, timeout), daemon=True)
         thread.start()
         self.threads.append(thread)
         eventually(lambda: self.scene.replica.lock_states.waiting().get("n1", 0) > before or not thread.is_alive(),
                    "the bind waits for the node or has ended", interval=0.001)
 
-    def _wait(self, name, wanted, patience):
+    def _wait(self, name, wanted, timeout):
         try:
-            self.scene.take(name, patience, wanted)
+            self.scene.take(name, timeout, wanted)
             self.got.append(name)
         except NodeLocked as error:
             self.given_up.append((name, str(error)))
@@ -561,7 +561,7 @@ def test_both_locks_or_none():
 
 def test_the_next_bind_gets_a_lock_that_the_vendors_agent_has_released():
     scene = own_scene(own=NOW)
-    thread = threading.Thread(target=lambda: scene.take("b", patience=5.0, keys=(OWN,)))
+    thread = threading.Thread(target=lambda: scene.take("b", timeout=5.0, keys=(OWN,)))
     thread.start()
     scene.fake.annotate_node("n1", {OWN: None})
     scene.replica.watch("nodes")

@@ -78,7 +78,7 @@ CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
 @pytest.mark.parametrize("text, containers, expected", [
     param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]], id="the first core"),
     param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
-    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbours"),
+    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbors"),
     param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Partition(0), Partition(2)))]], id="two that are not"),
     param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="no core, as upstream may write"),
     param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="a device, of which upstream names two cores"),

@@ -172,7 +172,7 @@ def shared():
 
 
 @pytest.fixture(scope="module")
-def impatient():
+def short_deadline():
     """The same for clients that are too slow: it does not wait long for them."""
     server = Server(threads=8, read_seconds=0.4)
     yield server
@@ -297,14 +297,14 @@ def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
     (b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"HTTP/1.1 400 Bad Request"),
     (b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK"),
 ], ids=["line", "head", "body", "chunk", "body that nobody reads"])
-def test_a_client_that_stops_is_closed_in_time(impatient, sent, answer):
+def test_a_client_that_stops_is_closed_in_time(short_deadline, sent, answer):
     started = time.monotonic()
-    assert read_to_end(impatient.connect(sent)).partition(b"\r\n")[0] == answer
+    assert read_to_end(short_deadline.connect(sent)).partition(b"\r\n")[0] == answer
     assert time.monotonic() - started < 5  # a hang is a failure; the limits are below one second
 
 
-def test_a_head_that_trickles_in_is_closed_in_time(impatient):
-    with impatient.connect(b"GET /hello HTTP/1.1\r\n") as client:
+def test_a_head_that_trickles_in_is_closed_in_time(short_deadline):
+    with short_deadline.connect(b"GET /hello HTTP/1.1\r\n") as client:
         client.settimeout(0.05)
         for _ in range(100):
             with contextlib.suppress(TimeoutError):

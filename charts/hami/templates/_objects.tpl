@@ -31,7 +31,7 @@
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
 {{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
 {{- include "hami.configMaps" $ctx -}}
-{{- include "hami.labelled" $ctx -}}
+{{- include "hami.labeled" $ctx -}}
 {{- include "hami.scheduler" $ctx -}}
 {{- include "hami.webhook" $ctx -}}
 {{- include "hami.rights" $ctx -}}
@@ -61,8 +61,8 @@
 {{- $_ := set $ctx "monitorSums" $sums -}}
 {{- end -}}
 
-{{/* hami.labelled: the labels of the release; selectors get those of HAMi's chart, which cannot change in place. */}}
-{{- define "hami.labelled" -}}
+{{/* hami.labeled: the labels of the release; selectors get those of HAMi's chart, which cannot change in place. */}}
+{{- define "hami.labeled" -}}
 {{- $ctx := . -}}
 {{- $all := merge (dict "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) "app.kubernetes.io/version" (toString .root.Chart.AppVersion) "app.kubernetes.io/managed-by" .root.Release.Service) .labels -}}
 {{- range $key, $object := .objects -}}

@@ -68,7 +68,7 @@ static void mutate(struct region *region, int slots)
         case 2: at = number() % sizeof *region; break;
         default: at = offsetof(struct region, slot) + number() % (uint64_t)slots * sizeof(struct region_slot);
             at += number() % 2 ? number() % 80 : number() % 4 ? offsetof(struct region_slot, status) + number() % 32
-                : offsetof(struct region_slot, utilisation) + number() % 192;
+                : offsetof(struct region_slot, utilization) + number() % 192;
         }
         uint64_t value = number() % 4 == 0 ? UINT64_MAX : number() % 3 == 0 ? 0 : number() % 2 ? number() % 65536 : number();
         size_t size = number() % 3 == 0 ? 1 : number() % 2 ? 4 : 8;

@@ -1,8 +1,8 @@
 /* The compute limit in simulated time: processes with a workload each, a GPU that gives each a time slice, samples of
- * utilisation, and control.c between them.
+ * utilization, and control.c between them.
  *
  * Usage: simulate WORKLOAD PROCESSES CONTAINERS SAMPLES SMS LIMIT [LIMIT ...]
- * SAMPLES: 1 if a monitor writes utilisation. Prints, for each container: mean, mean error and worst excess of
+ * SAMPLES: 1 if a monitor writes utilization. Prints, for each container: mean, mean error and worst excess of
  * one-second windows in percent points, seconds until it settled.
  */
 #include "control.h"

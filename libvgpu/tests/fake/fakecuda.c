@@ -108,7 +108,7 @@ enum { BUCKETS = 4096 };
 static struct block *blocks[BUCKETS];
 static struct mapping *mappings;
 static struct fake_process *self;
-static int32_t initialised_by;
+static int32_t initialized_by;
 static struct CUstream_st legacy, per_thread;
 __thread bool fake_low;
 
@@ -159,7 +159,7 @@ static CUcontext current(void)
 }
 
 #define NEED_CONTEXT if (!current()) return CUDA_ERROR_INVALID_CONTEXT
-#define NEED_INIT if (!initialised_by) return CUDA_ERROR_NOT_INITIALIZED
+#define NEED_INIT if (!initialized_by) return CUDA_ERROR_NOT_INITIALIZED
 
 /* -- devices */
 
@@ -224,9 +224,9 @@ static int64_t total(void)
 CUresult cuInit(UNUSED unsigned flags)
 {
     pthread_mutex_lock(&lock);
-    if (initialised_by != getpid()) {
+    if (initialized_by != getpid()) {
         self = NULL;
-        initialised_by = getpid();
+        initialized_by = getpid();
     }
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
@@ -337,18 +337,18 @@ static uint32_t start_time(void)
 static struct fake_process *process(void)
 {
     struct fake_machine *machine = fake_machine();
-    if (self && self->pid == initialised_by)
+    if (self && self->pid == initialized_by)
         return self;
     for (int i = 0; i < FAKE_PROCESSES; i++) {
         self = &machine->process[i];
         if (i >= machine->processes)
             machine->processes = i + 1;
-        if (self->pid && (self->pid != initialised_by || self->space != fake_space()))
+        if (self->pid && (self->pid != initialized_by || self->space != fake_space()))
             continue;
         memset(self, 0, sizeof *self);
         self->start = start_time();
         self->space = fake_space();
-        self->pid = initialised_by;
+        self->pid = initialized_by;
         return self;
     }
     abort();
@@ -1189,7 +1189,7 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
     return cuMemFreeAsync(address, stream);
 }
 
-/* A synchronised pool gives back what is above its threshold. */
+/* A synchronized pool gives back what is above its threshold. */
 static void settle_pools(void)
 {
     pthread_mutex_lock(&lock);
@@ -1794,7 +1794,7 @@ static void work(CUstream stream, uint64_t duration)
         begin = before > time ? before : time;
     } while (!atomic_compare_exchange_weak(&machine->busy_until[at], &before, begin + duration));
     stream->end = last_end = begin + duration;
-    if (!self || self->pid != initialised_by) {
+    if (!self || self->pid != initialized_by) {
         fake_lock();
         process();
         fake_unlock();

@@ -1,0 +1,15 @@
+"""Times as the Kubernetes API writes them: RFC 3339, in UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def render_time(at: datetime) -> str:
+    """*at* as a Time, in whole seconds."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def render_micro_time(at: datetime) -> str:
+    """*at* as a MicroTime, with microseconds."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
