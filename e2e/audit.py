@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import Kube
 from e2e.vendors import (
-    APP_CLASS, MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS, Ask, Card, Entry, Profile, Vendor, asked,
+    APP_CLASS, MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS, Card, DeviceRequest, Entry, Profile, Vendor,
+    device_request,
 )
 
 __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violations"]
@@ -111,14 +112,14 @@ def book(found: Inventory, pod: Object) -> None:
     if any(vendor.allocated in notes for vendor in VENDORS) and (assigned := notes.get(ASSIGNED)) != node:
         found.wrong.append(f"pod {who} is bound to {node}, its allocation names {assigned}")
     for vendor in VENDORS:
-        asks = [asked(vendor, container) for container in containers]
+        requests = [device_request(vendor, container) for container in containers]
         if (text := notes.get(vendor.allocated)) is not None:
-            book_vendor(found, pod, vendor, asks, text)
-        elif any(asks):
+            book_vendor(found, pod, vendor, requests, text)
+        elif any(requests):
             found.wrong.append(f"pod {who} requests {vendor.count} and is bound to {node} without an allocation")
 
 
-def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | None], text: str) -> None:
+def book_vendor(found: Inventory, pod: Object, vendor: Vendor, requests: list[DeviceRequest | None], text: str) -> None:
     """Adds the holds of *pod* on devices of one vendor, from its annotation *text*."""
     who, node = name_of(pod), pod["spec"]["nodeName"]
     try:
@@ -127,27 +128,27 @@ def book_vendor(found: Inventory, pod: Object, vendor: Vendor, asks: list[Ask | 
     except (ValueError, KeyError) as error:
         found.wrong.append(f"pod {who}: {vendor.allocated} {text!r}: {error!r}")
         return
-    entries += [[] for _ in range(len(asks) - len(entries))]
-    if any(entries[len(asks):]):
-        found.wrong.append(f"pod {who} has {len(asks)} containers and devices for more: {text!r}")
+    entries += [[] for _ in range(len(requests) - len(entries))]
+    if any(entries[len(requests):]):
+        found.wrong.append(f"pod {who} has {len(requests)} containers and devices for more: {text!r}")
     cards = {uuid: card for (on, uuid), card in found.cards.items() if on == node and card.vendor == vendor.key}
-    problems = [f", container {position}: {problem}" for position, (ask, entry) in enumerate(zip(asks, entries))
-                for problem in mismatch(vendor, ask, entry, cards, annotations(pod))]
+    problems = [f", container {position}: {problem}" for position, (request, entry) in enumerate(zip(requests, entries))
+                for problem in mismatch(vendor, request, entry, cards, annotations(pod))]
     problems += [f": {problem}" for problem in misplaced(entries, places, cards)]
     found.wrong += [f"pod {who}{problem}" for problem in problems]
     for uuid, hold in held(pod, entries, cards, places).items():
         found.holds[node, uuid][who] = hold
 
 
-def mismatch(vendor: Vendor, ask: Ask | None, entry: list[Entry], cards: Mapping[str, Card],
+def mismatch(vendor: Vendor, request: DeviceRequest | None, entry: list[Entry], cards: Mapping[str, Card],
              notes: Mapping[str, str]) -> list[str]:
     """Returns differences between *entry* and the request. *cards*: of the node and vendor; *notes*: of the pod."""
-    if ask is None:
+    if request is None:
         return [f"requests no {vendor.count}, holds {entry}"] if entry else []
     if missing := [share.uuid for share in entry if share.uuid not in cards]:
         return [f"holds {missing}, which the node does not have"]
     problems = []
-    wanted = vendor.wants(ask, cards[entry[0].uuid]) if entry else max(ask.count, 1)
+    wanted = vendor.wants(request, cards[entry[0].uuid]) if entry else max(request.count, 1)
     if len(entry) != wanted:
         problems.append(f"requests {wanted} devices of {vendor.count}, holds {len(entry)}")
     uncut = [share.uuid for share in entry if vendor.key != "NVIDIA" or not cards[share.uuid].cut]
@@ -155,30 +156,30 @@ def mismatch(vendor: Vendor, ask: Ask | None, entry: list[Entry], cards: Mapping
         problems.append(f"holds one device twice: {entry}")
     for share in entry:
         card = cards[share.uuid]
-        if (share.memory, share.cores) not in (right := vendor.gets(vendor, ask, card, notes)):
-            problems.append(f"requests {ask}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} instead "
-                            f"of one of {right[:9]}")
+        if (share.memory, share.cores) not in (right := vendor.gets(vendor, request, card, notes)):
+            problems.append(f"requests {request}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} "
+                            f"instead of one of {right[:9]}")
         if share.type != (card.model if vendor.key == "AMD" else vendor.key):
             problems.append(f"holds {share.uuid} as {share.type!r}")
-    if (unrelated := KINSHIP.get(vendor.key)) is not None:
-        problems += unrelated(ask, [(share, cards[share.uuid]) for share in entry])
+    if (unrelated := GROUP_RULES.get(vendor.key)) is not None:
+        problems += unrelated(request, [(share, cards[share.uuid]) for share in entry])
     return problems
 
 
 Shares = list[tuple[Entry, Card]]
 
 
-def whole_modules(ask: Ask, shares: Shares) -> list[str]:
+def whole_modules(request: DeviceRequest, shares: Shares) -> list[str]:
     """Ascend910C: NPUs 0 and 1, 2 and 3, and so on belong together."""
     modules = Counter(card.index // 2 for _, card in shares)
     return [f"holds half of modules: {[share.uuid for share, _ in shares]}"] if set(modules.values()) - {2} else []
 
 
-def all_cores(ask: Ask, shares: Shares) -> list[str]:
+def all_cores(request: DeviceRequest, shares: Shares) -> list[str]:
     """AWS: the requested number of cores, and adjacent devices."""
     problems = []
-    if not ask.count and (cores := sum(share.cores.bit_count() for share, _ in shares)) != ask.cores:
-        problems.append(f"requests {ask.cores} cores, holds {cores}")
+    if not request.count and (cores := sum(share.cores.bit_count() for share, _ in shares)) != request.cores:
+        problems.append(f"requests {request.cores} cores, holds {cores}")
     indexes = sorted(card.index for _, card in shares)
     if indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
         problems.append(f"holds devices that are not neighbors: {indexes}")
@@ -188,7 +189,7 @@ def all_cores(ask: Ask, shares: Shares) -> list[str]:
 LINKED = {2: ("04", "15", "26", "37"), 4: ("0145", "2367", "0246", "1357", "0347", "1256")}
 
 
-def one_wing(ask: Ask, shares: Shares) -> list[str]:
+def one_wing(request: DeviceRequest, shares: Shares) -> list[str]:
     """Kunlun: devices of one wing (0 to 3, 4 to 7), or pairs that are linked across the wings."""
     indexes = sorted(card.index for _, card in shares)
     text = "".join(map(str, indexes))
@@ -196,7 +197,7 @@ def one_wing(ask: Ask, shares: Shares) -> list[str]:
     return [] if linked else [f"holds cards that are not linked: {indexes}"]
 
 
-KINSHIP: dict[str, Callable[[Ask, Shares], list[str]]] = {
+GROUP_RULES: dict[str, Callable[[DeviceRequest, Shares], list[str]]] = {
     "Ascend910C": whole_modules, "AWSNeuron": all_cores, "kunlun": one_wing, "XPU": one_wing,
 }
 

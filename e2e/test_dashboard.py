@@ -129,8 +129,8 @@ def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None
     assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (names["node"], 9000, "Running")
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     assert why["unfit"] == 2
-    assert any("at most" in text for change in why["helps"] for text in change["changes"])
-    said = eventually(lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["said"],
+    assert any("at most" in text for change in why["suggestions"] for text in change["changes"])
+    said = eventually(lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["condition"],
                       "kube-scheduler's words are shown", timeout=30)
     assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
 

@@ -15,8 +15,8 @@ PODS = 200
 def crowd(count=PODS):
     """Returns pods that name their scheduler, so that they are scheduled even if they are created without the webhook.
     """
-    asks = {"gpu": 1, "gpumem": 8000, "gpucores": 10}
-    return [pod(f"p{number:03}", scheduler="hami-scheduler", **asks) for number in range(count)]
+    limits = {"gpu": 1, "gpumem": 8000, "gpucores": 10}
+    return [pod(f"p{number:03}", scheduler="hami-scheduler", **limits) for number in range(count)]
 
 
 def ten_nodes(sandbox, lock_free=False):

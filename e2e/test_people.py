@@ -107,7 +107,7 @@ def test_a_snapshot_answers_as_the_cluster(ask, shared, tmp_path):
     live, again = (ask("explain", "pod", "a", "-o", "json", *more).document for more in ((), (f"--snapshot={kept}",)))
     assert again | {"boundS": 0} == live | {"boundS": 0} and live["node"] == shared.pod("a")["spec"]["nodeName"]
     waiting = ask("explain", "pod", "large", "-o", "json", f"--snapshot={kept}").document
-    assert waiting["helps"] and waiting["events"]
+    assert waiting["suggestions"] and waiting["events"]
     replayed = hami(kept, "replay", kept)
     assert replayed.status == 0 and replayed.text == "2 decisions, 0 of them different\n"
 

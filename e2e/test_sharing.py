@@ -33,7 +33,7 @@ def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
         assert sandbox.started() == {f"p{number + 1}": "gpu-0"}
 
 
-@pytest.mark.parametrize(("asks", "holds"), [
+@pytest.mark.parametrize(("limits", "holds"), [
     pytest.param({"gpu": 1, "gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-in-mib"),
     pytest.param({"gpu": 1, "percent": 33}, Share("gpu-0/0", 15_202, 0), id="percent-is-truncated"),
     pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"),
@@ -42,9 +42,9 @@ def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
     pytest.param({"gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-alone-means-one-gpu"),
     pytest.param({"gpucores": 40, "percent": 50}, Share("gpu-0/0", 23_034, 40), id="cores-alone-mean-one-gpu"),
 ])
-def test_a_pod_holds_what_it_asked_for(sandbox, asks, holds):
+def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=46_068, model="NVIDIA A40"))
-    sandbox.create(pod("a", **asks))
+    sandbox.create(pod("a", **limits))
     sandbox.started()
     assert sandbox.shares("a") == [[holds]]
 

@@ -123,8 +123,8 @@ def test_templates_fill_a_chip_and_no_more(sandbox):
 
 def test_soft_split_goes_to_nodes_that_have_it(sandbox):
     sandbox.add_node("n", nodes.ascend("Ascend910B3", card("d", 65_536, cores=20)))
-    asks = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 15_360, "huawei.com/Ascend910B3-core": 20}
-    sandbox.create(pod("a", annotations=SOFT, **asks))
+    limits = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 15_360, "huawei.com/Ascend910B3-core": 20}
+    sandbox.create(pod("a", annotations=SOFT, **limits))
     waits(sandbox, "a", "ModeNotFit")
     sandbox.annotate_node("n", {"hami-vnpu-core": "true"})
     assert sandbox.started() == {"a": "n"}
@@ -152,8 +152,8 @@ def test_one_910c_request_gets_a_whole_module(sandbox):
                  id="cores-in-hard-split"),
 ])
 def test_unsupported_ascend_requests_are_rejected_at_admission(sandbox, chip, count, more, why):
-    asks = {f"huawei.com/{chip}": count} | {f"huawei.com/{chip}-{name}": amount for name, amount in more.items()}
-    assert why in refused(sandbox, pod("a", **asks))
+    limits = {f"huawei.com/{chip}": count} | {f"huawei.com/{chip}-{name}": amount for name, amount in more.items()}
+    assert why in refused(sandbox, pod("a", **limits))
 
 
 # -- Cambricon
@@ -320,7 +320,7 @@ def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
 
 
 @pytest.mark.installation
-@pytest.mark.parametrize(("outfit", "asks", "key", "share"), [
+@pytest.mark.parametrize(("outfit", "limits", "key", "share"), [
     pytest.param(nodes.hygon(card("DCU-a", 32_752)),
                  {"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 10}, "DCU",
                  "DCU-a,DCU,2000,10:", id="one-lock"),
@@ -328,10 +328,10 @@ def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
     pytest.param(nodes.neuron("inf2.xlarge", 1), {CORES: 1}, "AWSNeuron", "n-AWSNeuron-0,AWSNeuron,0,1:",
                  id="only-one-locks"),
 ])
-def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, asks, key, share):
+def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, limits, key, share):
     """Each vendor has its own annotation, in which every container has a position."""
     sandbox.add_node("n", nodes.nvidia(gpu(uuid="GPU-a")), outfit)
-    both = [container("log"), container("one", gpu=1, gpumem=3000), container("other", **asks)]
+    both = [container("log"), container("one", gpu=1, gpumem=3000), container("other", **limits)]
     sandbox.create(pod("a", containers=both), pod("b", containers=both))
     assert sandbox.started() == {"a": "n", "b": "n"}
     assert given(sandbox, "a", "NVIDIA") == ";GPU-a,NVIDIA,3000,0:;;"
@@ -354,11 +354,11 @@ DRS_HALF = {
 DIES = [card(f"d{index}", custominfo={"DeviceStrategy": "die", "AIC": aic}) for index, aic in enumerate("1123")]
 
 
-def row(outfit, asks, vendor, allocation, id, **more):
-    return pytest.param(outfit, asks, vendor_of(vendor), allocation, more, id=id)
+def row(outfit, limits, vendor, allocation, id, **more):
+    return pytest.param(outfit, limits, vendor_of(vendor), allocation, more, id=id)
 
 
-@pytest.mark.parametrize(("outfit", "asks", "vendor", "allocation", "more"), [
+@pytest.mark.parametrize(("outfit", "limits", "vendor", "allocation", "more"), [
     row(nodes.iluvatar("BI-V150", card("GPU-x", 32_768)),
         {"iluvatar.ai/BI-V150-vgpu": 1, "iluvatar.ai/BI-V150.vCore": 50, "iluvatar.ai/BI-V150.vMem": 64},
         "BI-V150", "GPU-x,BI-V150,16384,50:;", id="iluvatar-part"),
@@ -391,9 +391,9 @@ def row(outfit, asks, vendor, allocation, id, **more):
     row(nodes.vastai(card("d0"), card("d1")), {"vastaitech.com/va": 1}, "Vastai", "d1,Vastai,0,0:;", id="vastai-one"),
     row(nodes.vastai(*DIES), {"vastaitech.com/va": 2}, "Vastai", "d1,Vastai,0,0:d0,Vastai,0,0:;", id="vastai-two-dies"),
 ])
-def test_golden_examples(sandbox, outfit, asks, vendor, allocation, more):
+def test_golden_examples(sandbox, outfit, limits, vendor, allocation, more):
     sandbox.add_node("n", outfit)
-    start(sandbox, pod("a", **asks))
+    start(sandbox, pod("a", **limits))
     waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation  # the agent has emptied it
     keys = {vendor.allocated: allocation} | ({vendor.to_allocate: waiting} if vendor.to_allocate else {})
     assert agent_annotations(sandbox, "a") == keys | more
@@ -407,7 +407,7 @@ def test_iluvatar_containers_get_their_name(sandbox):
     assert sandbox.pod("a")["spec"]["containers"][0]["env"] == [env]
 
 
-@pytest.mark.parametrize(("outfit", "asks", "reason"), [
+@pytest.mark.parametrize(("outfit", "limits", "reason"), [
     pytest.param(nodes.iluvatar("BI-V150", card("x", 32_768)), {"iluvatar.ai/BI-V150-vgpu": 1},
                  "CardInsufficientMemory", id="iluvatar"),
     pytest.param(nodes.amd(card("x", 196_608, cores=304)), {"amd.com/gpu": 1}, "CardInsufficientMemory", id="amd"),
@@ -418,10 +418,10 @@ def test_iluvatar_containers_get_their_name(sandbox):
     pytest.param(nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="metax"),
     pytest.param(nodes.vastai(card("d0", slots=1)), {"vastaitech.com/va": 1}, "CardTimeSlicingExhausted", id="vastai"),
 ])
-def test_a_second_pod_waits_until_the_first_is_gone(sandbox, outfit, asks, reason):
+def test_a_second_pod_waits_until_the_first_is_gone(sandbox, outfit, limits, reason):
     sandbox.add_node("n", outfit)
-    start(sandbox, pod("first", **asks))
-    sandbox.create(pod("second", **asks))
+    start(sandbox, pod("first", **limits))
+    sandbox.create(pod("second", **limits))
     waits(sandbox, "second", reason)
     sandbox.delete("first")
     assert sandbox.started() == {"second": "n"}
@@ -448,9 +448,9 @@ CROWD = {  # for each vendor: its node, the request of a pod, and the number of 
 def test_nodes_of_nine_vendors_fill_up_although_the_scheduler_is_killed(sandbox, scheduler):
     for name, (outfit, _, _) in CROWD.items():
         sandbox.add_node(name, outfit)
-    crowd = {f"{name}-{number}": (name, asks) for number in range(10)
-             for name, (_, asks, count) in CROWD.items() if number < count}
-    sandbox.create_all([pod(name, **asks) for name, (_, asks) in crowd.items()])
+    crowd = {f"{name}-{number}": (name, limits) for number in range(10)
+             for name, (_, limits, count) in CROWD.items() if number < count}
+    sandbox.create_all([pod(name, **limits) for name, (_, limits) in crowd.items()])
     sandbox.bound(wait_for=len(crowd) // 3)
     scheduler.kill()
     scheduler.run_with()

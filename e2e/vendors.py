@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 __all__ = [
-    "APP_CLASS", "MLU_ASSIGNED", "MLU_LOCK", "MUTEX", "PHASE", "VENDORS", "Ask", "Card", "Entry", "Profile", "Vendor",
-    "asked", "vendor_of",
+    "APP_CLASS", "MLU_ASSIGNED", "MLU_LOCK", "MUTEX", "PHASE", "VENDORS", "Card", "DeviceRequest", "Entry", "Profile",
+    "Vendor", "device_request", "vendor_of",
 ]
 
 Object = dict[str, Any]
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
     cores: int
 
 
-class Ask(NamedTuple):
+class DeviceRequest(NamedTuple):
     """A request of a container to one vendor; ``None`` where it does not specify. *written*: memory as written."""
 
     count: int
@@ -75,7 +75,7 @@ class Ask(NamedTuple):
     written: str = ""
 
 
-Gets = Callable[["Vendor", Ask, Card, Notes], list[tuple[int, int]]]
+Gets = Callable[["Vendor", DeviceRequest, Card, Notes], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +99,11 @@ class Vendor:
     unit: int = 1
     default_cores: int = 0
     gets: Gets
-    wants: Callable[[Ask, Card], int] = lambda ask, card: ask.count
+    wants: Callable[[DeviceRequest, Card], int] = lambda request, card: request.count
     without_count: bool = False
 
 
-def asked(vendor: Vendor, container: Object) -> Ask | None:
+def device_request(vendor: Vendor, container: Object) -> DeviceRequest | None:
     """Returns the request of *container* to *vendor*, limits before requests; ``None`` without one."""
     resources = container.get("resources") or {}
     texts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
@@ -112,7 +112,7 @@ def asked(vendor: Vendor, container: Object) -> Ask | None:
     count = whole(texts.get(vendor.count, "0"))
     if not count and not (vendor.without_count and (memory or cores)):
         return None
-    return Ask(count, memory, percent, cores, texts.get(vendor.memory, ""))
+    return DeviceRequest(count, memory, percent, cores, texts.get(vendor.memory, ""))
 
 
 def whole(quantity: str) -> int:
@@ -130,69 +130,71 @@ def vendor_of(key: str) -> Vendor:
 # -- what a container gets of a card
 
 
-def plain(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    cores = vendor.default_cores if ask.cores is None else ask.cores
-    return [(memory_of(vendor, ask, card), min(cores, 100))]
+def plain(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    cores = vendor.default_cores if request.cores is None else request.cores
+    return [(memory_of(vendor, request, card), min(cores, 100))]
 
 
-def memory_of(vendor: Vendor, ask: Ask, card: Card) -> int:
-    percent = 100 if ask.percent is None else ask.percent or 100
-    return ask.memory * vendor.unit if ask.memory else card.memory * percent // 100
+def memory_of(vendor: Vendor, request: DeviceRequest, card: Card) -> int:
+    percent = 100 if request.percent is None else request.percent or 100
+    return request.memory * vendor.unit if request.memory else card.memory * percent // 100
 
 
-def gpu_or_instance(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def gpu_or_instance(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     """In MIG mode, any sufficient profile; the largest one is sufficient for a whole GPU."""
     if not card.profiles:
-        return plain(vendor, ask, card, notes)
+        return plain(vendor, request, card, notes)
     largest = max(profile.memory for profile in card.profiles)
-    need = memory_of(vendor, ask, card) if ask.memory else min(memory_of(vendor, ask, card), largest)
+    need = memory_of(vendor, request, card) if request.memory else min(memory_of(vendor, request, card), largest)
     return [(profile.memory, profile.cores) for profile in card.profiles if profile.memory >= need]
 
 
-def compute_units(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    percent = 100 if ask.cores is None else ask.cores
-    return [(memory_of(vendor, ask, card), min(max(card.cores * percent // 100, 1), card.cores))]
+def compute_units(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    percent = 100 if request.cores is None else request.cores
+    return [(memory_of(vendor, request, card), min(max(card.cores * percent // 100, 1), card.cores))]
 
 
-def nothing(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def nothing(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     return [(0, 0)]
 
 
-def everything(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def everything(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     return [(card.memory, card.cores)]
 
 
-def slice_of(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
-    memory = ALL if ask.memory is None else next((size for size in VXPU_MIB if ask.memory <= size), ALL)
+def slice_of(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
+    memory = ALL if request.memory is None else next((size for size in VXPU_MIB if request.memory <= size), ALL)
     return [(memory, memory * 100 // ALL)]
 
 
-def all_in_all(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def summed(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     """Memory and cores are the sum of all devices of the container."""
-    return [(ask.memory * vendor.unit // ask.count if ask.memory else card.memory, (ask.cores or 0) // ask.count)]
+    memory = request.memory * vendor.unit // request.count if request.memory else card.memory
+    return [(memory, (request.cores or 0) // request.count)]
 
 
-def sgpu(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def sgpu(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     """Memory in GiB, or with a binary unit; no cores for online pods."""
     memory = card.memory
-    if ask.memory:
-        memory = ask.memory // 2**20 if ask.written.endswith("i") else ask.memory * 1024
-    return [(memory, 0 if notes.get(APP_CLASS) == "online" else 100 if ask.cores is None else ask.cores)]
+    if request.memory:
+        memory = request.memory // 2**20 if request.written.endswith("i") else request.memory * 1024
+    return [(memory, 0 if notes.get(APP_CLASS) == "online" else 100 if request.cores is None else request.cores)]
 
 
-def neuron(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def neuron(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     """A bit mask of all cores, or of some."""
     every = 2 ** card.cores - 1
-    return [(0, every)] if ask.count else [(0, mask) for mask in range(1, every + 1)]
+    return [(0, every)] if request.count else [(0, mask) for mask in range(1, every + 1)]
 
 
-def drs(vendor: Vendor, ask: Ask, card: Card, notes: Notes) -> list[tuple[int, int]]:
+def drs(vendor: Vendor, request: DeviceRequest, card: Card, notes: Notes) -> list[tuple[int, int]]:
     """A profile with the requested slices, or with sufficient memory (GB; MiB beyond twice the largest) and cores."""
-    if ask.count:
-        return [(one.memory, one.cores) for one in card.profiles if one.slices == ask.count]
-    need = ask.memory or 0
+    if request.count:
+        return [(one.memory, one.cores) for one in card.profiles if one.slices == request.count]
+    need = request.memory or 0
     need = need if need > 2 * max(one.memory for one in card.profiles) // 1024 else need * 1024
-    return [(one.memory, one.cores) for one in card.profiles if one.memory >= need and one.cores >= (ask.cores or 0)]
+    return [(one.memory, one.cores) for one in card.profiles
+            if one.memory >= need and one.cores >= (request.cores or 0)]
 
 
 # -- the cards of a node
@@ -314,7 +316,7 @@ VENDORS = (
            cores="amd.com/gpucores", cards=registered, gets=compute_units),
     Vendor(key="AWSNeuron", allocated="hami.io/aws-neuron-devices-allocated", count="aws.amazon.com/neuron",
            cores="aws.amazon.com/neuroncore", cards=neurons, gets=neuron, without_count=True,
-           wants=lambda ask, card: ask.count or math.ceil((ask.cores or 0) / card.cores)),
+           wants=lambda request, card: request.count or math.ceil((request.cores or 0) / card.cores)),
     Vendor(key="Biren", allocated="hami.io/Biren-devices-allocated", to_allocate="hami.io/Biren-devices-to-allocate",
            register="hami.io/node-biren-register", lock=MUTEX, count="birentech.com/gpu", cards=registered,
            gets=nothing),
@@ -323,7 +325,7 @@ VENDORS = (
            cards=counted("GCU", 1, 100, 100), gets=everything),
     Vendor(key="Enflame", allocated="hami.io/enflame-vgpu-devices-allocated", register="enflame.com/gcu-drs-capacity",
            count="enflame.com/drs-gcu", memory="enflame.com/gcu-memory", cores="enflame.com/gcu-core", cards=drs_cards,
-           gets=drs, without_count=True, wants=lambda ask, card: 1),
+           gets=drs, without_count=True, wants=lambda request, card: 1),
     Vendor(key="kunlun", allocated="hami.io/kunlun-allocated", count="kunlunxin.com/xpu",
            cards=counted("kunlun", 100, ALL, 100), gets=everything),
     Vendor(key="XPU", allocated="hami.io/xpu-devices-allocated", to_allocate="hami.io/xpu-devices-to-allocate",
@@ -338,7 +340,7 @@ VENDORS = (
            cards=sgpu_cards, gets=sgpu),
     Vendor(key="Mthreads", allocated="hami.io/mthreads-vgpu-devices-allocated", count="mthreads.com/vgpu",
            memory="mthreads.com/sgpu-memory", cores="mthreads.com/sgpu-core", unit=512, cards=divided("mthreads", 16),
-           gets=all_in_all),
+           gets=summed),
     Vendor(key="Vastai", allocated="hami.io/Vastai-devices-allocated", to_allocate="hami.io/Vastai-devices-to-allocate",
            register="hami.io/node-va-register", lock=MUTEX, count="vastaitech.com/va", cards=registered, gets=nothing),
     *map(ascend, ("Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend310P",

@@ -27,7 +27,7 @@ LIBRARIES = {  # third-party packages that the pure packages may import; the oth
 IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "signal",
           "socket", "ssl", "subprocess", "tempfile", "threading", "time", "urllib"}
 
-MOST_PARAMETERS = 8
+MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.socket_options"},
     "hami/scheduler/app.py": {"flask.request.max_content_length"},
@@ -118,7 +118,7 @@ def constructors(path):
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_constructors_have_few_parameters(path):
     long = {name for name, function in constructors(path)
-            if len(function.args.posonlyargs + function.args.args + function.args.kwonlyargs) - 1 > MOST_PARAMETERS}
+            if len(function.args.posonlyargs + function.args.args + function.args.kwonlyargs) - 1 > MAX_PARAMETERS}
     assert not long
 
 

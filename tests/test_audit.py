@@ -16,9 +16,9 @@ QUALITY, APP_CLASS = "metax-tech.com/sgpu-qos-policy", "metax-tech.com/sgpu-app-
 AT = "2026-08-21T12:00:00Z"
 
 
-def held(vendor, text, *asks, name="a", node="n", phase="success", **notes):
-    """Returns a bound pod whose containers request *asks* and which has the allocation *text*."""
-    made = pod(name, containers=[container(f"c{place}", **one) for place, one in enumerate(asks)])
+def held(vendor, text, *limits, name="a", node="n", phase="success", **notes):
+    """Returns a bound pod whose containers request *limits* and which has the allocation *text*."""
+    made = pod(name, containers=[container(f"c{place}", **one) for place, one in enumerate(limits)])
     made["metadata"]["namespace"] = "test"
     made["metadata"]["annotations"] = {
         "hami.io/vgpu-node": node, "hami.io/bind-phase": phase, vendor_of(vendor).allocated: text, **notes}
@@ -26,18 +26,18 @@ def held(vendor, text, *asks, name="a", node="n", phase="success", **notes):
     return made
 
 
-def mig(text, *places, name="a", asks=None):
+def mig(text, *places, name="a", limits=None):
     """Returns a pod with MIG instances: profile, start and size of each share of its only container."""
     found = [{"containerIndex": 0, "deviceIndex": number, "gpuUUID": "GPU-m", "profile": profile,
               "placement": {"start": start, "size": size}} for number, (profile, start, size) in enumerate(places)]
-    return held("NVIDIA", text, asks or {"gpu": len(places), "gpumem": 8000}, name=name,
+    return held("NVIDIA", text, limits or {"gpu": len(places), "gpumem": 8000}, name=name,
                 **{"hami.io/vgpu-mig-allocations": json.dumps(found)})
 
 
 def sgpu(name, cores=20, **notes):
-    asks = {"metax-tech.com/sgpu": 1, "metax-tech.com/vcore": cores, "metax-tech.com/vmemory": 4}
+    limits = {"metax-tech.com/sgpu": 1, "metax-tech.com/vcore": cores, "metax-tech.com/vmemory": 4}
     cores = 0 if notes.get(APP_CLASS) == "online" else cores
-    return held("Metax-SGPU", f"x,Metax-SGPU,4096,{cores}:;", asks, name=name, **notes)
+    return held("Metax-SGPU", f"x,Metax-SGPU,4096,{cores}:;", limits, name=name, **notes)
 
 
 def neuron(name, mask, cores=1):
@@ -45,13 +45,13 @@ def neuron(name, mask, cores=1):
 
 
 def dcu(name, memory, cores, **notes):
-    asks = {"hygon.com/dcunum": 1, "hygon.com/dcumem": memory, "hygon.com/dcucores": cores}
-    return held("DCU", f"d,DCU,{memory},{cores}:;", asks, name=name, **notes)
+    limits = {"hygon.com/dcunum": 1, "hygon.com/dcumem": memory, "hygon.com/dcucores": cores}
+    return held("DCU", f"d,DCU,{memory},{cores}:;", limits, name=name, **notes)
 
 
 def vxpu(name, memory, *indexes):
-    asks = {"kunlunxin.com/vxpu": len(indexes), "kunlunxin.com/vxpu-memory": memory}
-    return held("XPU", "".join(f"x{index},XPU,{memory},{memory * 100 // 98304}:" for index in indexes) + ";", asks,
+    limits = {"kunlunxin.com/vxpu": len(indexes), "kunlunxin.com/vxpu-memory": memory}
+    return held("XPU", "".join(f"x{index},XPU,{memory},{memory * 100 // 98304}:" for index in indexes) + ";", limits,
                 name=name)
 
 
@@ -116,7 +116,7 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
     pytest.param(DCU, [held("DCU", "d,DCU,much,9:;", {"hygon.com/dcunum": 1})], "invalid literal", id="unreadable"),
     pytest.param(MIG_CARD, [mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 2, 2)),
                             mig("GPU-m,NVIDIA,19968,43:;", ("3g.20gb", 0, 4), name="b",
-                                asks={"gpu": 1, "gpumem": 15_000})],
+                                limits={"gpu": 1, "gpumem": 15_000})],
                  "the parts [2, 3] of GPU-m on n are given out more than once", id="mig-overlap"),
     pytest.param(MIG_CARD, [mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 0, 2))], "the parts [0, 1] of GPU-m",
                  id="mig-overlap-in-one-pod"),
@@ -125,7 +125,7 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
     pytest.param(MIG_CARD, [held("NVIDIA", "GPU-m,NVIDIA,9984,29:;", {"gpu": 1, "gpumem": 8000})],
                  "container 0 has no place on the MIG card GPU-m", id="mig-no-place"),
     pytest.param(MIG_CARD, [mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 0, 2), ("2g.10gb", 2, 2),
-                                asks={"gpu": 1, "gpumem": 8000})], "has no share", id="mig-no-share"),
+                                limits={"gpu": 1, "gpumem": 8000})], "has no share", id="mig-no-share"),
     pytest.param(MIG_CARD, [mig("GPU-m,NVIDIA,4864,15:;", ("1g.5gb", 0, 1))], "holds 4864 MiB", id="mig-too-small"),
     pytest.param(SGPU, [sgpu("a", **{QUALITY: "best-effort"}), sgpu("b", **{QUALITY: "burst-share"})],
                  "x on n has several qualities of service", id="sgpu-quality"),

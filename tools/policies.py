@@ -28,10 +28,10 @@ NODE_PREFIX = "hami.io/node-"
 """Annotations of nodes with this prefix register devices, or answer for them."""
 NATIVE = ("MLU", "Mthreads")
 """Vendors whose nodes offer memory and cores as resources: kube-scheduler and the kubelet account for them."""
-MOST_KEYS = 500
+MAX_KEYS = 500
 """Annotations, or labels, of an object whose keys are checked. The time of a loop in CEL is quadratic in its length,
 and users may write as many keys as fit into 256 KiB."""
-MOST_CONTAINERS, MOST_AMOUNTS = 100, 50
+MAX_CONTAINERS, MAX_AMOUNTS = 100, 50
 """The same for containers of a pod and amounts of a container; with more, it counts as one that requests devices."""
 WIDTH = 104
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
@@ -46,7 +46,7 @@ oldObject != null
 && object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
 && object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
 && [[oldObject.metadata.?annotations.orValue({{}}), object.metadata.?annotations.orValue({{}})]].all(pair,
-  pair[0] == pair[1] || pair.all(keys, keys.size() <= {MOST_KEYS} && keys.all(k, k.startsWith('hami.io/')
+  pair[0] == pair[1] || pair.all(keys, keys.size() <= {MAX_KEYS} && keys.all(k, k.startsWith('hami.io/')
     || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
 # CEL: nothing but annotations of HAMi changes
 
@@ -80,7 +80,7 @@ def render_policies(catalog: Catalog) -> str:
     """Returns ``policies.yaml``."""
     return Template(TEMPLATE.read_text()).substitute(
         generated=GENERATED,
-        most_keys=MOST_KEYS,
+        most_keys=MAX_KEYS,
         device_plugin=DEVICE_PLUGIN,
         scheduler=SCHEDULER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
@@ -99,7 +99,7 @@ def render_match_conditions(catalog: Catalog) -> str:
     expression: >-
       {_indented(_requests_devices(catalog), 6)}
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
-        keys.size() <= {MOST_KEYS} && keys.exists(k,
+        keys.size() <= {MAX_KEYS} && keys.exists(k,
           {_indented(_owned_pod_key(catalog), 10)}))
 """
 
@@ -126,9 +126,9 @@ def _requests_devices(catalog: Catalog) -> str:
     resources = _names(name for vendor in catalog for name in vendor.resources)
     return f"""\
 [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
-  all.size() > {MOST_CONTAINERS} || all.exists(c,
+  all.size() > {MAX_CONTAINERS} || all.exists(c,
     [c.?resources.limits.orValue({{}}), c.?resources.requests.orValue({{}})].exists(amounts,
-      amounts.size() > {MOST_AMOUNTS} || amounts.exists(r, r in [
+      amounts.size() > {MAX_AMOUNTS} || amounts.exists(r, r in [
         {_indented(resources, 8)}]))))"""
 
 

@@ -25,7 +25,7 @@ Component = dict[str, Any]
 EXCLUDED = "excluded"
 """The scope of what an image was built from, and does not contain."""
 LIMITER = "libvgpu.so"
-_MOST_LICENSE = 64  # characters; a longer one is the text of the license
+_MAX_LICENSE = 64  # characters; a longer one is the text of the license
 _HEADERS = HeaderParser()
 
 
@@ -112,7 +112,7 @@ def _licenses(package: Distribution) -> list[dict[str, Any]]:
     if expression := given.get("License-Expression"):
         return [{"expression": expression}]
     text = given.get("License", "").strip()
-    names = [text] if text and len(text) <= _MOST_LICENSE and "\n" not in text else [
+    names = [text] if text and len(text) <= _MAX_LICENSE and "\n" not in text else [
         line.rpartition(" :: ")[2] for line in given.get_all("Classifier") or () if line.startswith("License :: OSI")]
     return [{"license": {"name": name}} for name in names]
 

@@ -19,7 +19,7 @@ from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
-MOST_CHANGES = 50_000  # that are kept for whoever follows
+MAX_CHANGES = 50_000  # that are kept for whoever follows
 
 ReservationChanges = tuple[list[tuple[PodRef, Booking]], list[str]]
 """Reservations that are new or differ, with what is booked; and the pods (uids) that have none any more."""
@@ -141,7 +141,7 @@ class Reservations:
     def _note_change(self, uid: str) -> None:
         if self._changed is not None:
             self._changed[uid] = None
-            if len(self._changed) > MOST_CHANGES:
+            if len(self._changed) > MAX_CHANGES:
                 self._changed = None
 
     # Binding

@@ -20,7 +20,7 @@ FILES = click.option("-f", "--filename", "files", type=click.File("r", encoding=
                      help="Manifests (YAML or JSON); - reads standard input. May be given several times.")
 SCHEDULER_NAME = click.option("--scheduler-name", default="hami-scheduler", show_default=True, metavar="NAME",
                               help="Name of HAMi's scheduler in pods.")
-MOST_CHARACTERS = 20_000_000  # of a manifest
+MAX_CHARACTERS = 20_000_000  # of a manifest
 
 
 @click.command(name="simulate", context_settings=CONTEXT_SETTINGS)
@@ -103,11 +103,11 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
     found: list[PodSource] = []
     for file in files:
         try:
-            text = file.read(MOST_CHARACTERS + 1)
+            text = file.read(MAX_CHARACTERS + 1)
         except UnicodeDecodeError as error:
             raise HamiError(f"{file.name}: not UTF-8 text: {error.reason}") from error
-        if len(text) > MOST_CHARACTERS:
-            raise HamiError(f"{file.name} is larger than {MOST_CHARACTERS:,} characters")
+        if len(text) > MAX_CHARACTERS:
+            raise HamiError(f"{file.name} is larger than {MAX_CHARACTERS:,} characters")
         sources, others = read_manifests(text, file.name)
         found += sources
         if others:

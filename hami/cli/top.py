@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KINDS = ("nodes", "cards", "pods", "namespaces")
 SORTS = ("name", "memory", "cores", "free", "pods", "age")
 INTERVAL_S = 2.0
-MOST_OF_TIME = 10  # the pause of -w is at least so many times as long as reading takes
+PAUSE_FACTOR = 10  # the pause of -w is at least so many times as long as reading takes
 
 
 @click.command(name="top", context_settings=CONTEXT_SETTINGS)
@@ -39,23 +39,23 @@ def top_command(*, client: Client, style: Style, kind: str, names: tuple[str, ..
     given. Memory is in MiB; bars show memory and cores that pods hold, not what they use. Needs the right to list nodes
     and pods of the cluster.
     """
-    from hami.inspect.top import Wanted, render_top
+    from hami.inspect.top import TopQuery, render_top
     from hami.inspect.world import World
 
     namespace = client.chosen_namespace() if kind == "pods" else client.namespace
-    wanted = Wanted(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
+    query = TopQuery(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
     if watch and client.snapshot:
         raise HamiError("-w needs a cluster: a snapshot does not change")
     if not watch:
-        click.echo(render_top(World(client.read()), wanted, style))
+        click.echo(render_top(World(client.read()), query, style))
         return
     try:
         while True:
             begun = time.monotonic()
-            text = render_top(World(client.read()), wanted, style)
+            text = render_top(World(client.read()), query, style)
             if sys.stdout.isatty():
                 click.clear()
             click.echo(text)
-            time.sleep(max(INTERVAL_S, MOST_OF_TIME * (time.monotonic() - begun)))
+            time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         return

@@ -22,7 +22,7 @@ from hami.errors import MalformedInput
 
 T = TypeVar("T")
 
-_MOST_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
+_MAX_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
 
 # in messages of msgspec: the steps of a path such as `$.cards[0].memory`, and a field that is missing or unknown
 _STEP = re.compile(r"\.[^.[`]+|\[[0-9]+\]")
@@ -85,7 +85,7 @@ class _Loader(yaml.SafeLoader):
             value = super().construct_object(node, deep)
         except (AttributeError, KeyError, OverflowError, ValueError) as error:
             raise ConstructorError(None, None, f"malformed value: {error}", node.start_mark) from error
-        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             raise ConstructorError(None, None, "malformed value: integer too large", node.start_mark)
         return value
 

@@ -14,7 +14,7 @@ from hami.model import Device
 from hami.quantity import INT32_MAX, parse_integer
 
 _PROFILE = re.compile(r"([0-9]{1,4})g\.([0-9]{1,6})gb", re.IGNORECASE)
-_MOST_SLICES = 1024
+_MAX_SLICES = 1024
 GIB = 1024  # MiB
 
 
@@ -86,7 +86,7 @@ def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
 
 def _profile(name: str, number: str) -> DrsProfile | None:
     found = _PROFILE.fullmatch(name.strip())
-    if found is None or not 1 <= int(found[1]) <= _MOST_SLICES:
+    if found is None or not 1 <= int(found[1]) <= _MAX_SLICES:
         return None
     return DrsProfile(name=name.strip(), number=number, slices=int(found[1]), memory_gb=int(found[2]))
 

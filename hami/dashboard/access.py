@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MOST_NAMESPACES = 20  # that one request may ask for
+MAX_NAMESPACES = 20  # that one request may ask for
 TOKEN_LIMIT = 16_384  # characters
-KEPT = 512  # answers of each kind
+MAX_ANSWERS = 512  # answers of each kind
 ACCEPTED_S = 60.0  # for which an answer of the API server is believed
 REFUSED_S = 10.0
-REVIEWS_AT_ONCE = 4
+MAX_CONCURRENT_REVIEWS = 4
 
 _BEARER = re.compile(r"[Bb]earer +([-A-Za-z0-9._~+/]+=*)")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -64,7 +64,7 @@ class Access:
         self._reviewer = reviewer
         self._identities = _Answers[Identity | None](clock)
         self._rights = _Answers[bool](clock)
-        self._free = threading.BoundedSemaphore(REVIEWS_AT_ONCE)
+        self._free = threading.BoundedSemaphore(MAX_CONCURRENT_REVIEWS)
 
     def scope(self, authorization: str, asked: Collection[str], of_page: str = "") -> Scope:
         """Returns what a viewer sees who asks for the pods of the namespaces *asked*; of all if it is empty.
@@ -74,8 +74,8 @@ class Access:
         Raises: AccessDenied.
         """
         wanted = frozenset(asked)
-        if len(wanted) > MOST_NAMESPACES or not all(map(_NAMESPACE.fullmatch, wanted)):
-            raise AccessDenied(f"namespace: expected names of at most {MOST_NAMESPACES} namespaces", 400)
+        if len(wanted) > MAX_NAMESPACES or not all(map(_NAMESPACE.fullmatch, wanted)):
+            raise AccessDenied(f"namespace: expected names of at most {MAX_NAMESPACES} namespaces", 400)
         if wanted and of_page:
             wanted |= {of_page}
         if self._reviewer is None:
@@ -141,6 +141,6 @@ class _Answers(Generic[T]):
         with self._lock:
             self._kept[key] = self._clock() + (ACCEPTED_S if found else REFUSED_S), found
             self._kept.move_to_end(key)
-            if len(self._kept) > KEPT:
+            if len(self._kept) > MAX_ANSWERS:
                 self._kept.popitem(last=False)
         return found

@@ -36,8 +36,8 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
-KEPT_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
-KEPT_QUERIES = 64  # of namespaces, which each link of a page repeats
+MAX_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
+MAX_QUERIES = 64  # of namespaces, which each link of a page repeats
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -94,7 +94,7 @@ def link(path: str, *names: str, **query: object) -> str:
 def _card_cells(app: flask.Flask) -> Callable[[CardParts], Markup]:
     """Returns what renders the cell of a card. Cells are kept: most cards of a page have not changed since the last
     time, and their cells are the most of it."""
-    @lru_cache(KEPT_CELLS)
+    @lru_cache(MAX_CELLS)
     def rendered(card: CardParts, asked: tuple[str, ...]) -> Markup:
         """*asked*: the namespaces that the links of the cell keep."""
         macros: Any = app.jinja_env.get_template("parts.html").module
@@ -108,7 +108,7 @@ def _asked() -> tuple[str, ...]:
     return _names_in(tuple(flask.request.args.getlist("namespace")))
 
 
-@lru_cache(KEPT_QUERIES)
+@lru_cache(MAX_QUERIES)
 def _names_in(texts_given: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for text in texts_given for name in text.split(",")} - {""}))
 

@@ -1,6 +1,6 @@
-"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, and with rests.
+"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, with a pause after each.
 
-Answers are kept, so that many viewers cost as much as one. Pods that ask for the same have one answer.
+Answers are cached, so that many viewers cost as much as one. Pods with the same requests share an answer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hami.cache.cache import Cache
 from hami.dashboard.access import Scope
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
-from hami.inspect.explain import Helps, NodeShort, WaitingReport, explain_pod
+from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.inspect.world import World
 from hami.model import Pod
 from hami.runtime.watchdog import beat, beat_before_wait
 
 log = logging.getLogger(__name__)
 
-KEPT = 256  # answers
-MOST_WANTED = 64  # questions that wait; the oldest is dropped first
-LEAST_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
-REST = 1.0  # after an answer, as a multiple of the time for which it was computed
+MAX_ANSWERS = 256
+MAX_QUESTIONS = 64  # questions that wait; the oldest is dropped first
+MIN_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
+PAUSE = 1.0  # after an answer, as a multiple of the time for which it was computed
 SHOWN_NODES = 20  # nearest nodes of an answer
 SHOWN_CARDS = 8  # of each of them
 
@@ -37,17 +37,17 @@ _Key = tuple[bytes, Scope]
 class Explanation(msgspec.Struct, rename="camel", frozen=True):
     """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
 
-    *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *helps*: what would help.
+    *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *suggestions*: what would help.
     *problem*: why there is no answer.
     """
 
     fits: str = ""
     reasons: dict[str, int] = msgspec.field(default_factory=dict)
     unfit: int = 0
-    nodes: tuple[NodeShort, ...] = ()
+    nodes: tuple[NodeShortage, ...] = ()
     cordoned: int = 0
     without_devices: int = 0
-    helps: tuple[Helps, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
     problem: str = ""
 
 
@@ -59,7 +59,7 @@ class _Answer:
 
 
 class Explainer:
-    """Answers questions about pods of *live*. `answer_all` computes, in one thread; `ask` never waits."""
+    """Explains pods of *live*. One thread computes the answers with `answer_all`; `explain` never waits."""
 
     def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
         self._live = live
@@ -72,20 +72,20 @@ class Explainer:
         self.answered = 0
         """The number of answers so far."""
 
-    def ask(self, pod: Pod, scope: Scope) -> Explanation | None:
-        """Returns the latest answer; ``None`` if there is none yet. Wants a new one if the cluster has changed."""
+    def explain(self, pod: Pod, scope: Scope) -> Explanation | None:
+        """Returns the latest answer; ``None`` if there is none yet. Requests a new one if the cluster has changed."""
         key, version, now = (_question(pod), scope), self._live.cache.version(), self._clock()
         with self._changed:
             known = self._answers.get(key)
-            if known is None or (known.version != version and now - known.made >= LEAST_AGE_S):
+            if known is None or (known.version != version and now - known.made >= MIN_AGE_S):
                 self._wanted[key] = pod
-                if len(self._wanted) > MOST_WANTED:
+                if len(self._wanted) > MAX_QUESTIONS:
                     self._wanted.popitem(last=False)
                 self._changed.notify()
             return known.explanation if known is not None else None
 
     def answer_all(self) -> None:
-        """Answers the questions that wait, the oldest first, and rests after each."""
+        """Answers the waiting questions, the oldest first, with a pause after each."""
         while (question := self._take()) is not None:
             beat()
             (key, pod), version, begun = question, self._live.cache.version(), self._clock()
@@ -93,10 +93,10 @@ class Explainer:
             with self._changed:
                 self._answers[key] = answer
                 self._answers.move_to_end(key)
-                if len(self._answers) > KEPT:
+                if len(self._answers) > MAX_ANSWERS:
                     self._answers.popitem(last=False)
                 self.answered += 1
-                self._changed.wait_for(lambda: self._is_stopped, REST * (answer.made - begun))
+                self._changed.wait_for(lambda: self._is_stopped, PAUSE * (answer.made - begun))
 
     def wait(self, seconds: float) -> bool:
         """Waits for a question, at most so many seconds. Returns whether to go on."""
@@ -149,4 +149,4 @@ def _bounded(report: WaitingReport) -> Explanation:
     return Explanation(
         fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),
-        without_devices=report.without_devices, helps=report.helps)
+        without_devices=report.without_devices, suggestions=report.suggestions)

@@ -1,4 +1,4 @@
-"""The scheduler's cache as a world to ask: the rows of ``hami top`` for some nodes, as they are now."""
+"""The rows of ``hami top`` for some nodes, made from the scheduler's cache as it is now."""
 
 from __future__ import annotations
 

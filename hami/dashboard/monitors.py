@@ -21,7 +21,7 @@ from hami.runtime.options import Address
 PAGE_LIMIT = 4 << 20  # bytes of an answer
 TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
 ADDRESS_S = 60.0  # for which the address of a monitor is believed
-MOST_ADDRESSES = 1024
+MAX_ADDRESSES = 1024
 
 _REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
 
@@ -89,7 +89,7 @@ class Monitors:
         if not address:
             raise NoMonitor(f"node {node} has no monitor that is ready")
         with self._lock:
-            if len(self._addresses) >= MOST_ADDRESSES:
+            if len(self._addresses) >= MAX_ADDRESSES:
                 self._addresses.clear()
             self._addresses[node] = address, self._clock() + ADDRESS_S
         return address

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from hami.errors import HamiError
 
-KEPT = 64  # renderings
-KEPT_BYTES = 32 << 20  # of them together
-LEAST_AGE_S, MOST_AGE_S = 1.0, 10.0  # until a rendering is replaced because the cluster has changed
-REST = 20.0  # how much longer a rendering is used than it took, between these
+MAX_RENDERINGS = 64
+MAX_BYTES = 32 << 20  # of all renderings together
+MIN_AGE_S, MAX_AGE_S = 1.0, 10.0  # until a rendering is replaced because the cluster has changed
+AGE_FACTOR = 20.0  # how much longer a rendering is used than it took, between these
 WAIT_S = 10.0  # for a rendering that others are waiting for
 
 
@@ -66,7 +66,7 @@ class Renderings:
             text, content_type = make()
             made = _rendering(text.encode(), content_type)
             ended = self._clock()
-            until = ended + min(MOST_AGE_S, max(LEAST_AGE_S, REST * (ended - begun)))
+            until = ended + min(MAX_AGE_S, max(MIN_AGE_S, AGE_FACTOR * (ended - begun)))
             self._keep(key, _Kept(made, now, until))
             return made
         finally:
@@ -85,7 +85,7 @@ class Renderings:
             self._drop(key)
             self._kept[key] = made
             self._bytes += _size(made)
-            while len(self._kept) > KEPT or (self._bytes > KEPT_BYTES and len(self._kept) > 1):
+            while len(self._kept) > MAX_RENDERINGS or (self._bytes > MAX_BYTES and len(self._kept) > 1):
                 self._drop(next(iter(self._kept)))
 
     def _drop(self, key: Hashable) -> None:

@@ -16,7 +16,7 @@ from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors
 from hami.dashboard.renderings import Renderings
-from hami.dashboard.said import read_said
+from hami.dashboard.scheduling_condition import read_condition
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
@@ -27,7 +27,7 @@ AGES_S = 60  # after which ages are rendered again
 
 
 class DashboardServer:
-    """The server with its two threads: one computes what takes long, the other asks others than the cache."""
+    """The server with its two threads: one computes what takes long, the other polls what is not in the cache."""
 
     def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer, collector: Collector,
                  unready_reason: Callable[[], str], prepare: Callable[[], None] = lambda: None) -> None:
@@ -52,11 +52,11 @@ class DashboardServer:
                 self._explainer.answer_all()
 
     def collect(self) -> None:
-        """Asks for what somebody looks at and the cache does not know, until `stop`."""
+        """Polls what is viewed and not in the cache, until `stop`."""
         self._collector.run()
 
     def stop(self) -> None:
-        """Stops listening, computing and asking."""
+        """Stops listening, computing and polling."""
         self._server.stop()
         self._explainer.stop()
         self._collector.stop()
@@ -67,13 +67,13 @@ def dashboard_server(listener: socket.socket, cache: Cache, api: Api, tls: TlsCo
                      unready_reason: Callable[[], str]) -> DashboardServer:
     """Returns the dashboard of *cache* on *listener*. Without *tls*, nobody is asked who they are: for loopback only.
 
-    *monitors*: ``None``: none is asked for the use of cards. *unready_reason*: why the cache cannot be shown
+    *monitors*: ``None``: no monitor is polled. *unready_reason*: why the cache cannot be shown
     yet; empty if it can.
     """
     clock = time.monotonic
     live = LiveCluster(cache, now=now)
     explainer = Explainer(live, clock=clock)
-    collector = Collector(monitors.page if monitors is not None else None, partial(read_said, api), clock=clock,
+    collector = Collector(monitors.page if monitors is not None else None, partial(read_condition, api), clock=clock,
                           now=now)
     access = Access(Reviews(api) if tls is not None else None, clock=clock)
 

@@ -14,10 +14,10 @@ from prometheus_client.samples import Sample
 
 CARD_MEMORY, CARD_COMPUTE = "hami_host_gpu_memory_used_bytes", "hami_host_gpu_utilization_ratio"
 POD_MEMORY, POD_COMPUTE = "hami_vgpu_memory_used_bytes", "hami_container_device_utilization_ratio"
-MOST_SAMPLES = 4096  # of a page: two for each card, and for each device of a container
+MAX_SAMPLES = 4096  # of a page: two for each card, and for each device of a container
 LINE_LIMIT = 1024  # characters; that of the longest names of Kubernetes is shorter
 MIB = 1 << 20
-MOST_MIB = 1 << 24
+MAX_MIB = 1 << 24
 GREATEST = 2.0 ** 62
 
 Labels = tuple[str, ...]
@@ -87,7 +87,7 @@ def _samples(page: str) -> Iterator[Sample]:
         if not line.startswith(_BEGINNINGS) or len(line) > LINE_LIMIT or "\\" in line:
             continue
         count += 1
-        if count > MOST_SAMPLES:
+        if count > MAX_SAMPLES:
             return
         try:
             found = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
@@ -98,6 +98,6 @@ def _samples(page: str) -> Iterator[Sample]:
 
 
 def _uses(memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str) -> dict[Labels, Use]:
-    return {labels: Use(min(MOST_MIB, round(memory[labels] / MIB)) if labels in memory else None,
+    return {labels: Use(min(MAX_MIB, round(memory[labels] / MIB)) if labels in memory else None,
                         min(100, round(compute[labels])) if labels in compute else None, as_of)
             for labels in memory.keys() | compute.keys()}

@@ -12,10 +12,10 @@ import msgspec
 from hami.dashboard.access import Scope
 from hami.dashboard.explainer import Explainer, Explanation
 from hami.dashboard.live import CardParts, LiveCluster, with_use
-from hami.dashboard.said import Said
+from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
-from hami.inspect.explain import ContainerAsk, asks_of
+from hami.inspect.explain import RequestedDevices, requested_devices
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
 from hami.inspect.world import World, unknown_name
 from hami.model import Pod, PodRef
@@ -26,7 +26,7 @@ NODES_A_PAGE, PODS_A_PAGE = 25, 100
 PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
-MOST_PAGES = 100_000
+MAX_PAGES = 100_000
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,
@@ -89,7 +89,8 @@ class NodeList(msgspec.Struct, rename="camel", frozen=True):
 class Waiting(msgspec.Struct, rename="camel", frozen=True):
     """A pod that waits. *explanation*: ``None`` while it is being computed.
 
-    *said*: by kube-scheduler; ``None`` where it is not known, and in lists.
+    *condition*: why kube-scheduler does not place it; ``None`` where that is not known, and in
+    lists.
     """
 
     namespace: str
@@ -97,9 +98,9 @@ class Waiting(msgspec.Struct, rename="camel", frozen=True):
     created: str
     age_s: int | None
     scheduler: str
-    asks: tuple[ContainerAsk, ...]
+    requests: tuple[RequestedDevices, ...]
     explanation: Explanation | None
-    said: Said | None = None
+    condition: SchedulingCondition | None = None
 
 
 class WaitingList(msgspec.Struct, rename="camel", frozen=True):
@@ -152,23 +153,23 @@ class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class Asked(Protocol):
-    """Asks while somebody looks, as :class:`hami.dashboard.collector.Collector` does."""
+class Polled(Protocol):
+    """Values that are polled while they are viewed: :class:`hami.dashboard.collector.Collector`."""
 
     def use(self, node: str) -> NodeUse | None:
         """Returns the use of the cards of *node*; ``None`` if it is not known."""
 
-    def said(self, ref: PodRef) -> Said | None:
-        """Returns what kube-scheduler said about a pod; ``None`` if it is not known."""
+    def condition(self, ref: PodRef) -> SchedulingCondition | None:
+        """Returns why kube-scheduler does not place a pod; ``None`` if it is not known."""
 
 
 class Views:
     """The pages about *live*. The thread that renders calls them, one at a time."""
 
-    def __init__(self, live: LiveCluster, explainer: Explainer, asked: Asked) -> None:
+    def __init__(self, live: LiveCluster, explainer: Explainer, polled: Polled) -> None:
         self._live = live
         self._explainer = explainer
-        self._asked = asked
+        self._polled = polled
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -220,7 +221,8 @@ class Views:
         held = {charge.uuid for _, charges in booking.charges for charge in charges} if booking is not None else set()
         waits = None
         if waiting is not None and booking is None:
-            waits = msgspec.structs.replace(self._waiting(world, waiting, scope), said=self._asked.said(waiting.ref))
+            waits = msgspec.structs.replace(
+                self._waiting(world, waiting, scope), condition=self._polled.condition(waiting.ref))
         return PodPage(
             row=pod_rows(world, [pod])[0], bound_at=record.bound_at, problems=record.problems,
             cards=tuple(Neighbors(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
@@ -246,15 +248,15 @@ class Views:
         """Returns the cards of the nodes *names*, by node, with their use where it is known."""
         found = {}
         for name, cards in self._live.cards(names, scope).items():
-            use = self._asked.use(name)
+            use = self._polled.use(name)
             found[name] = tuple(cards) if use is None else tuple(with_use(card, use) for card in cards)
         return found
 
     def _waiting(self, world: World, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
-            age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name, asks=asks_of(world, pod),
-            explanation=self._explainer.ask(pod, scope))
+            age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
+            requests=requested_devices(world, pod), explanation=self._explainer.explain(pod, scope))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:
@@ -270,7 +272,7 @@ def node_query(given: Mapping[str, str]) -> NodeQuery:
 def page_of(given: Mapping[str, str]) -> int:
     """Returns the number of the page. Raises: BadQuery."""
     text = given.get("page", "1")
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MOST_PAGES):
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MAX_PAGES):
         raise BadQuery("page: expected a number from 1")
     return int(text)
 

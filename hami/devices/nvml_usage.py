@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 SAMPLES_S = 1.0
 """Age up to which samples of utilization count."""
-MOST_PROCESSES = 4096
+MAX_PROCESSES = 4096
 """Processes of a card that are looked at. The driver supports fewer at a time."""
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
                   "nvmlDeviceGetMPSComputeRunningProcesses")
@@ -91,7 +91,7 @@ class _Reader:
         if all(one is None for one in lists):
             return None
         memory: dict[int, int | None] = {}
-        for process in islice((process for one in lists for process in one or ()), MOST_PROCESSES):
+        for process in islice((process for one in lists for process in one or ()), MAX_PROCESSES):
             known = memory.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
             memory[process.pid] = max((one for one in (known, used) if one is not None), default=None)
@@ -117,7 +117,7 @@ class _Reader:
             self._note("utilization of processes", error)
             return None
         latest: dict[int, tuple[int, int]] = {}
-        for sample in islice(found, MOST_PROCESSES):
+        for sample in islice(found, MAX_PROCESSES):
             if sample.pid and sample.timeStamp >= since:  # some drivers return places that they have not written
                 latest[sample.pid] = max(latest.get(sample.pid, (0, 0)), (sample.timeStamp, _percent(sample.smUtil)))
         return {pid: percent for pid, (_, percent) in latest.items()}

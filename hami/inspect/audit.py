@@ -18,7 +18,7 @@ from hami.inspect.world import World
 from hami.vendors.request import most_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
-_MOST_UNIX = 1 << 36  # seconds; later times are no dates
+_MAX_UNIX = 1 << 36  # seconds; later times are no dates
 
 
 class Finding(msgspec.Struct, rename="camel", frozen=True):
@@ -146,7 +146,7 @@ def _allocations(world: World) -> Iterator[Finding]:
 
 def _age(world: World, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
-    return (world.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MOST_UNIX else 0.0
+    return (world.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MAX_UNIX else 0.0
 
 
 _CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (

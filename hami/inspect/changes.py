@@ -25,10 +25,10 @@ from hami.scheduling.usage import total_charge
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.spec import Vendor
 
-MOST_KINDS = 3  # kinds of changes to a pod that are combined
-MOST_NODES = 50  # nodes, nearest first, on which pods are ended and cards uncordoned
-MOST_ENDED = 1000  # pods of the namespace of a quota that are ended, one at a time
-MOST_OF_A_KIND = 3  # changes of the cluster that are reported of each kind
+MAX_KINDS = 3  # kinds of changes to a pod that are combined
+MAX_NODES = 50  # nodes, nearest first, on which pods are ended and cards uncordoned
+MAX_ENDED = 1000  # pods of the namespace of a quota that are ended, one at a time
+MAX_OF_A_KIND = 3  # changes of the cluster that are reported of each kind
 KINDS = ("less memory, fewer cores, fewer devices, another type, other UUIDs, another mode, no NUMA binding, shared "
          "devices, a node or card uncordoned, a higher quota, another pod ended")
 """The kinds that are tried, for an answer without a change."""
@@ -64,7 +64,7 @@ def find_changes(world: World, pod: Pod, nearest: Sequence[str]) -> list[Change]
 
     *nearest*: the nodes that do not fit, in the order in which changes of the cluster are tried.
     """
-    search = _Search(world, pod, nearest[:MOST_NODES])
+    search = _Search(world, pod, nearest[:MAX_NODES])
     if found := search.changes():
         return found
     quotas = world.cache.quotas.of(pod.ref.namespace)
@@ -123,7 +123,7 @@ class _Search:
         for groups in self._kinds():
             remedies = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
             found += [remedy.added_to(Change(texts=(), pod=self._pod, node=choice.node))
-                      for remedy, choice in itertools.islice(remedies, MOST_OF_A_KIND)]
+                      for remedy, choice in itertools.islice(remedies, MAX_OF_A_KIND)]
         return found
 
     def _together(self) -> Iterator[Change]:
@@ -142,7 +142,7 @@ class _Search:
     def _loosened(self, fits: Fits) -> list[Change]:
         """Returns changes of the pod: all that need the smallest number of kinds."""
         most = len(self._loosenings)
-        for size in (*range(1, min(MOST_KINDS, most) + 1), *([most] if most > MOST_KINDS else [])):
+        for size in (*range(1, min(MAX_KINDS, most) + 1), *([most] if most > MAX_KINDS else [])):
             found = [change for chosen in itertools.combinations(self._loosenings, size)
                      if (change := self._tightened(chosen, fits)) is not None]
             if found:
@@ -203,7 +203,7 @@ class _Search:
         """Yields the pods that end, smallest first: those of the quota, then those of each of the nearest nodes."""
         if self._cache.quotas.of(self._pod.ref.namespace):
             own = [booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace]
-            yield [self._end(booking, self._offered) for booking in own[:MOST_ENDED]]
+            yield [self._end(booking, self._offered) for booking in own[:MAX_ENDED]]
         by_node: dict[str, list[Booking]] = {}
         for booking in self._bookings:
             by_node.setdefault(booking.node, []).append(booking)

@@ -30,14 +30,14 @@ class _Record(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
     """A part of a report. Memory is in MiB."""
 
 
-class ContainerAsk(_Record, frozen=True):
+class RequestedDevices(_Record, frozen=True):
     """A request of one container, in words."""
 
     container: str
-    asks: tuple[str, ...]
+    requests: tuple[str, ...]
 
 
-class CardShort(_Record, frozen=True):
+class CardShortage(_Record, frozen=True):
     """One card: what is free, and what is missing. *reason*: the first rule that it fails, empty if it would serve."""
 
     index: int
@@ -50,16 +50,16 @@ class CardShort(_Record, frozen=True):
     reason: str = ""
 
 
-class NodeShort(_Record, frozen=True):
+class NodeShortage(_Record, frozen=True):
     """A node that does not fit. *container*: the first that does not fit. *cards*: nearest first."""
 
     node: str
     reasons: str
     container: str
-    cards: tuple[CardShort, ...]
+    cards: tuple[CardShortage, ...]
 
 
-class Helps(_Record, frozen=True):
+class Suggestion(_Record, frozen=True):
     """Changes with which the pod would fit *node*."""
 
     changes: tuple[str, ...]
@@ -69,22 +69,22 @@ class Helps(_Record, frozen=True):
 class WaitingReport(_Record, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
-    *without_devices*: the number of nodes without any. *helps*: what would help; none if nothing that is known does.
+    *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
     """
 
     namespace: str
     name: str
     age_s: int | None
     scheduler: str
-    asks: tuple[ContainerAsk, ...]
+    requests: tuple[RequestedDevices, ...]
     annotations: Mapping[str, str]
     fits: str
     reasons: Mapping[str, tuple[str, ...]]
-    nodes: tuple[NodeShort, ...]
+    nodes: tuple[NodeShortage, ...]
     cordoned: tuple[str, ...]
     without_devices: int
     events: tuple[SchedulingEvent, ...]
-    helps: tuple[Helps, ...]
+    suggestions: tuple[Suggestion, ...]
 
 
 class HeldCard(_Record, frozen=True):
@@ -106,7 +106,7 @@ class BoundReport(_Record, frozen=True):
     node: str
     phase: str
     bound_s: int | None
-    asks: tuple[ContainerAsk, ...]
+    requests: tuple[RequestedDevices, ...]
     cards: tuple[HeldCard, ...]
     problems: tuple[str, ...]
 
@@ -141,39 +141,39 @@ def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> Waiti
     changes = find_changes(world, pod, [found.node for found in nodes]) if refusal is not None else []
     return WaitingReport(
         namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
-        scheduler=pod.scheduler_name, asks=asks_of(world, pod), annotations=_selections(world, pod),
+        scheduler=pod.scheduler_name, requests=requested_devices(world, pod), annotations=_selections(world, pod),
         fits=choice.node if choice is not None else "",
         reasons=_reasons(refusal) if refusal is not None else {},
-        nodes=tuple(_node_short(pod, found) for found in nodes),
+        nodes=tuple(_node_shortage(pod, found) for found in nodes),
         cordoned=tuple(sorted(name for name, node in world.nodes.items()
                               if node.unschedulable and name in world.snapshot.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
-        helps=tuple(Helps(change.texts, change.node) for change in changes))
+        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
 
 
 def _reasons(refusal: Refusal) -> dict[str, tuple[str, ...]]:
     return {str(reason): tuple(names) for reason, names in nodes_by_reason(refusal).items()}
 
 
-def _node_short(pod: Pod, refusal: NodeRefusal) -> NodeShort:
+def _node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
     cards = sorted(refusal.devices, key=lambda found: (found.distance, found.device.index, found.device.uuid))
-    return NodeShort(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
-                     tuple(map(_card_short, cards)))
+    return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
+                        tuple(map(_card_shortage, cards)))
 
 
-def _card_short(refusal: DeviceRefusal) -> CardShort:
+def _card_shortage(refusal: DeviceRefusal) -> CardShortage:
     device, short = refusal.device, refusal.short
-    return CardShort(index=device.index, uuid=device.uuid, model=device.model, free=free_text(refusal),
-                     short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
-                     reason=str(refusal.reason or ""))
+    return CardShortage(index=device.index, uuid=device.uuid, model=device.model, free=free_text(refusal),
+                        short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
+                        reason=str(refusal.reason or ""))
 
 
-def asks_of(world: World, pod: Pod) -> tuple[ContainerAsk, ...]:
+def requested_devices(world: World, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
     found = ((container.name, tuple(request_text(request, world.vendors[request.vendor])
                                     for request in device_requests(world.vendors, container)))
              for container in pod.containers)
-    return tuple(ContainerAsk(name, asks) for name, asks in found if asks)
+    return tuple(RequestedDevices(name, requests) for name, requests in found if requests)
 
 
 def _selections(world: World, pod: Pod) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _selections(world: World, pod: Pod) -> dict[str, str]:
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     waits = f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
     yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
-    yield from _ask_lines(report.asks, report.annotations)
+    yield from _request_lines(report.requests, report.annotations)
     yield ""
     if report.fits:
         yield f"It fits: HAMi would place it on {report.fits} now."
@@ -194,7 +194,7 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     yield from _event_lines(report.events)
     if not report.fits:
         yield ""
-        yield from _help_lines(report)
+        yield from _suggestion_lines(report)
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
             yield f"    and {len(node.cards) - len(cards)} more"
 
 
-def lacks(card: CardShort) -> str:
+def lacks(card: CardShortage) -> str:
     """Returns what *card* lacks, to be added to what is free of it."""
     if not card.reason:
         return "; would serve"
@@ -232,12 +232,12 @@ def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
         yield f"  {event.message}"
 
 
-def _help_lines(report: WaitingReport) -> Iterator[str]:
-    if not report.helps:
+def _suggestion_lines(report: WaitingReport) -> Iterator[str]:
+    if not report.suggestions:
         yield f"No change of the known kinds is enough: {KINDS}."
         return
     yield "It would fit if"
-    for number, change in enumerate(report.helps):
+    for number, change in enumerate(report.suggestions):
         yield f"  {'or ' if number else ''}{', and '.join(change.changes)} → {change.node}"
 
 
@@ -249,8 +249,9 @@ def _bound(world: World, pod: Pod) -> BoundReport:
     since = bound_at(pod)
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
-        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None, asks=asks_of(world, pod),
-        cards=tuple(_held_cards(world, pod)), problems=record.problems if record is not None else ())
+        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None,
+        requests=requested_devices(world, pod), cards=tuple(_held_cards(world, pod)),
+        problems=record.problems if record is not None else ())
 
 
 def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
@@ -276,7 +277,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
 def _bound_lines(report: BoundReport) -> Iterator[str]:
     since = f", for {age_text(report.bound_s)}" if report.bound_s is not None else ""
     yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
-    yield from _ask_lines(report.asks, {})
+    yield from _request_lines(report.requests, {})
     yield ""
     yield "It holds" if report.cards else "Its annotations name no devices."
     for card in report.cards:
@@ -287,9 +288,9 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
 
 
-def _ask_lines(asks: Sequence[ContainerAsk], annotations: Mapping[str, str]) -> Iterator[str]:
-    for ask in asks:
-        yield f"  {ask.container} asks for {'; '.join(ask.asks)}"
+def _request_lines(containers: Sequence[RequestedDevices], annotations: Mapping[str, str]) -> Iterator[str]:
+    for one in containers:
+        yield f"  {one.container} asks for {'; '.join(one.requests)}"
     for key, text in annotations.items():
         yield f"  {key}: {text}"
 

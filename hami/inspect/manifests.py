@@ -12,7 +12,7 @@ from hami.codec.documents import convert, parse_yaml_documents
 from hami.codec.objects import convert_pod
 from hami.errors import HamiError, MalformedInput
 
-MOST_PODS = 100_000  # of one workload
+MAX_PODS = 100_000  # of one workload
 
 _COUNT = Annotated[int, msgspec.Meta(ge=0)] | None
 _OBJECT = Annotated[dict[str, Any], msgspec.Meta(description="a mapping")]
@@ -143,8 +143,8 @@ def _pod_source(manifest: _Manifest, document: Any, place: str) -> PodSource:
         case _:
             spec = convert(document, _Workload, name).spec
             template, count = spec.template, 1 if spec.replicas is None else spec.replicas
-    if count > MOST_PODS:
-        raise MalformedInput(place, count, f"expected at most {MOST_PODS} pods")
+    if count > MAX_PODS:
+        raise MalformedInput(place, count, f"expected at most {MAX_PODS} pods")
     meta = {key: value for key, value in (template.metadata or {}).items() if key in ("annotations", "labels")}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.spec}
     try:

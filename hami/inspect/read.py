@@ -25,8 +25,8 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
-MOST_EVENTS = 3  # that are shown of a pod
-MOST_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
+MAX_EVENTS = 3  # that are shown of a pod
+MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
@@ -196,8 +196,8 @@ class Reader:
         def take_raw(raw: msgspec.Raw) -> None:
             nonlocal count
             count += 1
-            if count > MOST_OBJECTS:
-                raise HamiError(f"the cluster has more than {MOST_OBJECTS:,} {resource}")
+            if count > MAX_OBJECTS:
+                raise HamiError(f"the cluster has more than {MAX_OBJECTS:,} {resource}")
             try:
                 take(parse(raw))
             except MalformedInput as error:
@@ -226,7 +226,7 @@ class Reader:
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
     events.sort(key=lambda event: event.time)
     return [SchedulingEvent(event.component, event.reason or "", event.message or "", event.times, event.time)
-            for event in events[-MOST_EVENTS:]]
+            for event in events[-MAX_EVENTS:]]
 
 
 class MissingRight(HamiError):

@@ -25,8 +25,8 @@ from hami.scheduling.explain import describe, nodes_by_reason
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
 
-MOST_ADDED = 10_000  # nodes
-MOST_COUNTED = 1_000_000  # pods of capacity
+MAX_ADDED = 10_000  # nodes
+MAX_COUNTED = 1_000_000  # pods of capacity
 NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, affinity, topology spread, "
                  "volumes and preemption. Pods that wait in the cluster are left out.")
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
@@ -138,7 +138,7 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
     if not requests_devices(world.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     found: list[NodeCapacity] = []
-    refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MOST_COUNTED))
+    refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
     for name in world.offered():
         count = 0
         while (ref := next(refs, None)) is not None and isinstance(
@@ -244,8 +244,8 @@ def _admitted(source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
 def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
     """Yields the nodes that *text* adds. Their cards are idle, with the UUIDs of the node that they are like."""
     found = _ADDED.fullmatch(text)
-    if found is None or int(found["count"]) > MOST_ADDED:
-        raise MalformedInput("--add-node", text, f"expected like=NODE:COUNT with a count up to {MOST_ADDED}")
+    if found is None or int(found["count"]) > MAX_ADDED:
+        raise MalformedInput("--add-node", text, f"expected like=NODE:COUNT with a count up to {MAX_ADDED}")
     if (like := nodes.get(found["node"])) is None:
         raise unknown_name("node", found["node"], nodes)
     annotations = {key: value for key, value in like.annotations.items() if key != CORDON}

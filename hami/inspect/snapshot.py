@@ -25,7 +25,7 @@ from hami.model import Node, Pod, PodRef, QuotaLimits, Share
 
 KIND = "HamiSnapshot"
 VERSION = 1
-MOST_BYTES = 2 << 30  # of a file when it is unpacked
+MAX_BYTES = 2 << 30  # of a file when it is unpacked
 
 
 class _Head(msgspec.Struct):
@@ -75,11 +75,11 @@ def parse_snapshot(data: bytes, source: str) -> ClusterRecord:
 def _unpacked(data: bytes, source: str) -> bytes:
     try:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise HamiError(f"{source}: not a snapshot of hami: {error}") from error
-    if len(text) > MOST_BYTES:
-        raise HamiError(f"{source}: larger than {MOST_BYTES >> 20:,} MiB when it is unpacked")
+    if len(text) > MAX_BYTES:
+        raise HamiError(f"{source}: larger than {MAX_BYTES >> 20:,} MiB when it is unpacked")
     return text
 
 

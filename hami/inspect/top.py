@@ -74,7 +74,7 @@ class PodRow(_Row, frozen=True):
     name: str
     node: str
     cards: tuple[str, ...]
-    asks: tuple[str, ...]
+    requests: tuple[str, ...]
     memory_mib: int
     cores: int
     state: str
@@ -95,7 +95,7 @@ class NamespaceRow(_Row, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TopQuery:
     """Which rows, and in which order.
 
     *names*: of nodes, pods or namespaces; all if empty. *namespace*: of pods; empty for all. *selector*: labels of
@@ -109,30 +109,30 @@ class Wanted:
     sort: str = "name"
 
 
-def render_top(world: World, wanted: Wanted, style: Style) -> str:
-    """Returns the rows that are *wanted*, with a summary below a table.
+def render_top(world: World, query: TopQuery, style: Style) -> str:
+    """Returns the rows of *query*, with a summary below a table.
 
     Raises: HamiError for a name that matches nothing, a selector that cannot be read, an order that the rows do not
     have, or a cluster without devices.
     """
     world.check_has_devices()
-    matches = parse_selector(wanted.selector)
-    match wanted.kind:
+    matches = parse_selector(query.selector)
+    match query.kind:
         case "cards":
-            return _render(card_rows(world, _nodes(world, wanted, matches)), CARDS, wanted, style)
+            return _render(card_rows(world, _nodes(world, query, matches)), CARDS, query, style)
         case "pods":
-            return _render(pod_rows(world, _pods(world, wanted, matches)), PODS, wanted, style)
+            return _render(pod_rows(world, _pods(world, query, matches)), PODS, query, style)
         case "namespaces":
-            return _render(_namespaces(world, wanted), NAMESPACES, wanted, style)
+            return _render(_namespaces(world, query), NAMESPACES, query, style)
         case _:
-            return _render(node_rows(world, _nodes(world, wanted, matches)), NODES, wanted, style)
+            return _render(node_rows(world, _nodes(world, query, matches)), NODES, query, style)
 
 
-def _render(rows: list[R], view: View[R], wanted: Wanted, style: Style) -> str:
+def _render(rows: list[R], view: View[R], query: TopQuery, style: Style) -> str:
     rows.sort(key=view.name)
-    if wanted.sort != "name":
-        if (order := view.orders.get(wanted.sort)) is None:
-            raise HamiError(f"{wanted.kind} cannot be sorted by {wanted.sort}; expected name, {', '.join(view.orders)}")
+    if query.sort != "name":
+        if (order := view.orders.get(query.sort)) is None:
+            raise HamiError(f"{query.kind} cannot be sorted by {query.sort}; expected name, {', '.join(view.orders)}")
         rows.sort(key=order, reverse=True)
     table = render_rows(rows, view.columns, style)
     if view.summary is None or not style.headers or style.form not in ("table", "wide"):
@@ -194,20 +194,21 @@ def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
         booking = bookings.get(pod.ref.uid)
         charges = [(vendor, charge) for vendor, found in booking.charges for charge in found] if booking else []
         node = assigned_node(pod) if booking else pod.node_name
-        asks = [request_text(request, world.vendors[request.vendor]) for container in pod.containers
-                for request in device_requests(world.vendors, container)]
+        requests = [request_text(request, world.vendors[request.vendor]) for container in pod.containers
+                    for request in device_requests(world.vendors, container)]
         rows.append(PodRow(
             namespace=pod.ref.namespace, name=pod.ref.name, node=node,
             cards=tuple(_card_name(indexes.get((node, vendor, charge.uuid)), charge) for vendor, charge in charges),
-            asks=tuple(asks), memory_mib=sum(charge.memory_mib for _, charge in charges),
+            requests=tuple(requests), memory_mib=sum(charge.memory_mib for _, charge in charges),
             cores=sum(cores_of(world.vendors[vendor], charge.cores) for vendor, charge in charges),
             state=_pod_state(world, pod, is_holding=bool(charges)), created=pod.created,
             age_s=age_of(pod.created, world.record.taken)))
     return rows
 
 
-def namespace_rows(world: World, wanted: Collection[str] = ()) -> list[NamespaceRow]:
-    """Returns a row for each namespace and vendor that is used or limited; of *wanted* only, unless it is empty."""
+def namespace_rows(world: World, namespaces: Collection[str] = ()) -> list[NamespaceRow]:
+    """Returns a row for each namespace and vendor that is used or limited; only of *namespaces*, unless it is
+    empty."""
     snapshot = world.snapshot
     pods: Counter[tuple[str, str]] = Counter()
     for booking in snapshot.bookings:
@@ -218,7 +219,7 @@ def namespace_rows(world: World, wanted: Collection[str] = ()) -> list[Namespace
         quotas.setdefault(quota.namespace, []).append(quota)
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
-        if wanted and namespace not in wanted:
+        if namespaces and namespace not in namespaces:
             continue
         for vendor in world.vendors:
             limit = allowed_budget(vendor, quotas.get(namespace, ()))
@@ -251,28 +252,28 @@ def age_text(seconds: int | None) -> str:
     return f"{seconds}s"
 
 
-def _nodes(world: World, wanted: Wanted, matches: Matches) -> list[Node]:
-    for name in wanted.names:
+def _nodes(world: World, query: TopQuery, matches: Matches) -> list[Node]:
+    for name in query.names:
         if name not in world.nodes:
             raise unknown_name("node", name, world.nodes)
-    chosen = wanted.names or world.nodes
+    chosen = query.names or world.nodes
     return [world.nodes[name] for name in chosen if matches(world.nodes[name].labels)]
 
 
-def _pods(world: World, wanted: Wanted, matches: Matches) -> list[Pod]:
-    pods = [pod for pod in world.pods.values() if wanted.namespace in ("", pod.ref.namespace)]
+def _pods(world: World, query: TopQuery, matches: Matches) -> list[Pod]:
+    pods = [pod for pod in world.pods.values() if query.namespace in ("", pod.ref.namespace)]
     known = {pod.ref.name for pod in pods}
-    for name in wanted.names:
+    for name in query.names:
         if name not in known:
-            where = f" in namespace {wanted.namespace}" if wanted.namespace else ""
+            where = f" in namespace {query.namespace}" if query.namespace else ""
             raise unknown_name("pod with devices" + where + ":", name, known)
-    return [pod for pod in pods if (not wanted.names or pod.ref.name in wanted.names) and matches(pod.labels)]
+    return [pod for pod in pods if (not query.names or pod.ref.name in query.names) and matches(pod.labels)]
 
 
-def _namespaces(world: World, wanted: Wanted) -> list[NamespaceRow]:
-    rows = namespace_rows(world, wanted.names or ([wanted.namespace] if wanted.namespace else ()))
+def _namespaces(world: World, query: TopQuery) -> list[NamespaceRow]:
+    rows = namespace_rows(world, query.names or ([query.namespace] if query.namespace else ()))
     known = {row.name for row in rows}
-    for name in wanted.names:
+    for name in query.names:
         if name not in known:
             raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(world)})
     return rows
@@ -367,7 +368,7 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("MIB", lambda row: _memory(row.memory_mib) if row.cards else ""),
     Column("CORES", lambda row: str(row.cores) if row.cards else ""),
     Column("AGE", lambda row: age_text(row.age_s)),
-    Column("REQUESTS", lambda row: "; ".join(row.asks), wide=True),
+    Column("REQUESTS", lambda row: "; ".join(row.requests), wide=True),
 )
 NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
     Column("NAMESPACE", lambda row: row.name),

@@ -10,7 +10,7 @@ from pathlib import Path
 from hami.monitor.cgroups import ContainerId, parse_cgroups
 
 _INNER_PID = re.compile(r"^NSpid:[\t ](?:[0-9]+[\t ])*([0-9]{1,10})$", re.MULTILINE)
-_MOST_BYTES = 65_536  # longer texts are not read: a control group has a path of 4,096 bytes at most
+_MAX_BYTES = 65_536  # longer texts are not read: a control group has a path of 4,096 bytes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class HostProcesses:
         except OSError:
             return ""
         try:
-            data = os.read(file, _MOST_BYTES + 1)  # the kernel gives such a file in one piece
+            data = os.read(file, _MAX_BYTES + 1)  # the kernel gives such a file in one piece
         except OSError:
             return ""  # it has ended meanwhile
         finally:
             os.close(file)
-        return "" if len(data) > _MOST_BYTES else data.decode(errors="replace")
+        return "" if len(data) > _MAX_BYTES else data.decode(errors="replace")
 
 
 def parse_inner_pid(text: str) -> int:

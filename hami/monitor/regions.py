@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import compress
 
 from hami.node.region_layout import (
-    BUFFER, COMPUTE_BUCKET_SIZE, COMPUTE_BUCKETS, COMPUTE_THROTTLED, CONTEXT, LAST_KERNEL, MODULE, MOST_DEVICES,
-    MOST_SLOTS, RECENT_KERNEL, SM, SWITCH, TOTAL, UUID_SIZE, RegionLayout,
+    BUFFER, COMPUTE_BUCKET_SIZE, COMPUTE_BUCKETS, COMPUTE_THROTTLED, CONTEXT, LAST_KERNEL, MAX_DEVICES, MAX_SLOTS,
+    MODULE, RECENT_KERNEL, SM, SWITCH, TOTAL, UUID_SIZE, RegionLayout,
 )
 
 Write = tuple[int, bytes]
@@ -71,13 +71,13 @@ class Region:
 def device_count(head: bytes, layout: RegionLayout) -> int:
     """Returns the number of devices in a region. *head*: its bytes before the slots."""
     count: int = _LONG.unpack_from(head, layout.device_count)[0]
-    return min(count, MOST_DEVICES)
+    return min(count, MAX_DEVICES)
 
 
 def slot_count(tail: bytes) -> int:
     """Returns the number of slots that may be in use. *tail*: the bytes from ``slots_used`` on."""
     count: int = _INT.unpack_from(tail)[0]
-    return max(0, min(count, MOST_SLOTS))
+    return max(0, min(count, MAX_SLOTS))
 
 
 def parse_region(version: str, layout: RegionLayout, head: bytes, slots: bytes, tail: bytes) -> Region | None:
@@ -100,7 +100,7 @@ def parse_region(version: str, layout: RegionLayout, head: bytes, slots: bytes, 
 def parse_throttled(compute: bytes) -> tuple[int, ...]:
     """Returns the nanoseconds that launches on each device have waited. *compute*: the content of the compute file."""
     return tuple(_LONG.unpack_from(compute, COMPUTE_BUCKETS + COMPUTE_BUCKET_SIZE * index + COMPUTE_THROTTLED)[0]
-                 for index in range(MOST_DEVICES))
+                 for index in range(MAX_DEVICES))
 
 
 def control_writes(layout: RegionLayout, recent_kernel: int, switch: int) -> list[Write]:

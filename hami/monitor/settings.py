@@ -17,7 +17,7 @@ from hami.runtime.options import (
 )
 
 OUTPUTS = TABLE, JSON = ("table", "json")
-LEAST_INTERVAL_S = 0.1
+MIN_INTERVAL_S = 0.1
 
 NODE = (
     Flag("--node-name", STRING, "The name of this node.", "node", environment=("NODE_NAME", "NodeName")),
@@ -84,7 +84,7 @@ def read_monitor_settings(given: Mapping[str, object], environ: Mapping[str, str
         raise HamiError("the node's name is missing: give --node-name, or NODE_NAME in the environment")
     if not settings.hook_path.startswith("/"):
         raise MalformedInput("--hook-path", settings.hook_path, "expected an absolute path")
-    if settings.interval < LEAST_INTERVAL_S:
+    if settings.interval < MIN_INTERVAL_S:
         raise MalformedInput("--interval", f"{settings.interval:g}s", "expected 100ms or more")
     return settings
 

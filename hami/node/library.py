@@ -13,7 +13,7 @@ from hami.runtime.files import write_atomically
 
 CHECKSUMS = "SHA256SUMS"
 """Name of the file with the sums of all others, in the format of ``sha256sum``."""
-_MOST_CHECKSUMS = 64 * 1024  # characters
+_MAX_CHECKSUMS = 64 * 1024  # characters
 _LINE = re.compile(r"(?P<sum>[0-9a-f]{64}) [ *](?:\./)?(?P<name>[^\0\n]+)")
 _ACTION = "cannot install the limiter"
 
@@ -62,7 +62,7 @@ def _read_verified(source: Path) -> dict[str, tuple[bytes, int]]:
 def _parse_checksums(listing: Path) -> dict[str, str]:
     """Returns the sums by relative path. Raises: OSError, HostError for a line of another form."""
     with listing.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(_MOST_CHECKSUMS)
+        text = file.read(_MAX_CHECKSUMS)
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _LINE.fullmatch(line)) is None:

@@ -15,7 +15,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.model import Share
 from hami.node import region_layout
-from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MINOR, MOST_DEVICES, UUID_SIZE
+from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MAX_DEVICES, MINOR, UUID_SIZE
 from hami.quantity import parse_integer
 
 LIMITS = "limits"
@@ -55,8 +55,8 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
 
     Raises: AllocationRefused if it has more devices than the region.
     """
-    if len(parts) > MOST_DEVICES:
-        raise AllocationRefused(f"the limiter supports {MOST_DEVICES} devices in a container, not {len(parts)}")
+    if len(parts) > MAX_DEVICES:
+        raise AllocationRefused(f"the limiter supports {MAX_DEVICES} devices in a container, not {len(parts)}")
     in_order = sorted(parts, key=lambda part: part[0].index)
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)

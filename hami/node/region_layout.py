@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC, MAJOR, MINOR = 19920718, 1, 2
-MOST_DEVICES, MOST_SLOTS = 16, 1024
+MAX_DEVICES, MAX_SLOTS = 16, 1024
 UUID_SIZE = 96
 SWITCH, RECENT_KERNEL, PRIORITY, LAST_KERNEL = 4, 8, 12, 16
 """Offsets from `RegionLayout.slots_used`."""

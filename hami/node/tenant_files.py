@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hami.errors import HostError
 
-MOST_ENTRIES = 64
+MAX_ENTRIES = 64
 """Directory entries that are looked at: the plugin leaves five, tenants of HAMi's can make any number."""
 
 
@@ -29,9 +29,9 @@ def opened_directory(path: str | Path) -> Iterator[int]:
 
 
 def list_names(directory: int) -> list[str]:
-    """Returns the names in a directory, at most `MOST_ENTRIES`."""
+    """Returns the names in a directory, at most `MAX_ENTRIES`."""
     with os.scandir(directory) as entries:
-        return [entry.name for entry in islice(entries, MOST_ENTRIES)]
+        return [entry.name for entry in islice(entries, MAX_ENTRIES)]
 
 
 @contextlib.contextmanager

@@ -16,10 +16,10 @@ from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduler.settings import Settings
 from hami.vendors.admission import admit, confine
-from hami.vendors.request import MOST_CONTAINERS
+from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Catalog, Vendor
 
-MOST_RESOURCES = 128  # names in limits and requests of a container
+MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
 
 
@@ -106,12 +106,12 @@ class Admitter:
 
 def _beyond_bounds(pod: Pod) -> str | None:
     """Returns what *pod* has too much of, as a message for its author."""
-    if len(pod.containers) > MOST_CONTAINERS:
-        return f"pod has {len(pod.containers)} containers, expected at most {MOST_CONTAINERS}"
+    if len(pod.containers) > MAX_CONTAINERS:
+        return f"pod has {len(pod.containers)} containers, expected at most {MAX_CONTAINERS}"
     for container in pod.containers:
         names = len(container.limits.keys() | container.requests.keys())
-        if names > MOST_RESOURCES:
-            return f"container {container.name} names {names} resources, expected at most {MOST_RESOURCES}"
+        if names > MAX_RESOURCES:
+            return f"container {container.name} names {names} resources, expected at most {MAX_RESOURCES}"
     return None
 
 

@@ -25,7 +25,7 @@ DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY = 86_400.0  # seconds
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
-LEAST_LIFETIME = 20.0  # seconds; shorter ones would expire before the API server knows the CA
+MIN_LIFETIME = 20.0  # seconds; shorter ones would expire before the API server knows the CA
 
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
@@ -126,8 +126,8 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
 
 
 def _check(settings: Settings) -> None:
-    if not LEAST_LIFETIME <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
-        raise HamiError(f"--self-signed-cert-lifetime: expected {LEAST_LIFETIME:g}s or more, and no more than "
+    if not MIN_LIFETIME <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
+        raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME:g}s or more, and no more than "
                         "--self-signed-ca-lifetime")
     if bool(settings.cert_file) != bool(settings.key_file):
         given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")

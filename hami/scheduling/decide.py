@@ -28,7 +28,7 @@ Array = NDArray[Any]
 # the state of a node; a node with a state up to FITS is a candidate
 UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
 EVALUATE_ALL = 16  # evaluate all candidates up to this number, so that the event can name each with its score
-MOST_REQUESTS = 64  # requests in the cache
+MAX_REQUESTS = 64  # requests in the cache
 FEW = 8  # nodes that are evaluated without a filter first
 
 
@@ -58,7 +58,7 @@ class Refusal:
 class VerdictCache:
     """Verdicts on all nodes, for the most recent requests. ``table`` returns those on one request."""
 
-    def __init__(self, index: Index, most_requests: int = MOST_REQUESTS) -> None:
+    def __init__(self, index: Index, most_requests: int = MAX_REQUESTS) -> None:
         self.table = functools.lru_cache(most_requests)(functools.partial(_VerdictTable, index))
 
 

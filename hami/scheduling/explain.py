@@ -13,9 +13,9 @@ from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.vendors.spec import FitContext, Vendor
 
-MOST_NODES = 50  # nodes that one event names
+MAX_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
-MOST_DEVICES = 8  # devices described of each node
+MAX_DEVICES = 8  # devices described of each node
 
 _AMOUNTS = frozenset({Reason.NO_MEMORY, Reason.NO_CORES, Reason.NO_CORES_LEFT, Reason.NO_SLOT})
 _OTHER_RULE, _NO_DEVICE = 5.0, 10.0  # distances of a device that another rule excludes, and of one that does not exist
@@ -36,7 +36,7 @@ def summarize(nodes_of: Mapping[Reason, Sequence[str]]) -> list[str]:
     Nodes that have too few devices, free or not, are left out.
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """
-    return [f"{len(nodes)} nodes {reason}({','.join(nodes[:MOST_NODES])}{',…' if len(nodes) > MOST_NODES else ''})"
+    return [f"{len(nodes)} nodes {reason}({','.join(nodes[:MAX_NODES])}{',…' if len(nodes) > MAX_NODES else ''})"
             for reason, nodes in sorted(nodes_of.items()) if reason is not Reason.TOO_FEW_DEVICES]
 
 
@@ -132,12 +132,12 @@ def describe(refusal: Refusal, usages_of: Callable[[str], NodeUsage]) -> str:
     """
     pod_request = refusal.pod_request
     requests = pod_request.distinct_requests
-    found = [(name, usages) for name in sorted(refusal.unfit)[:MOST_NODES] if any((usages := usages_of(name)).values())]
+    found = [(name, usages) for name in sorted(refusal.unfit)[:MAX_NODES] if any((usages := usages_of(name)).values())]
     found.sort(key=lambda item: -max(usage.memory_free_mib for devices in item[1].values() for usage in devices))
     nodes = []
     for name, usages in found[:CLOSEST_NODES]:
         context = pod_request.fit_context(requests[0].vendor, usages.get(requests[0].vendor, ()))
-        devices = device_refusals(context.usages[:MOST_DEVICES], requests[0], context)
+        devices = device_refusals(context.usages[:MAX_DEVICES], requests[0], context)
         nodes.append(f"{name}: {', '.join(map(_device_text, devices)) or 'no such device'}")
     texts = [request_text(request, pod_request.vendor_request(request.vendor).vendor) for request in requests]
     return f"requests {'; '.join(texts)}. {'. '.join(nodes) or 'no node offers such devices'}"

@@ -12,7 +12,7 @@ from hami.errors import MalformedInput
 from hami.model import (
     Budget, ContainerKind, DevicePolicy, DeviceUsage, NodePolicy, Pod, Request, Selector, Share, Weights,
 )
-from hami.vendors.request import MOST_CONTAINERS, device_requests
+from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
 
@@ -80,8 +80,8 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
     requested = {request.vendor for container in containers for request in container.requests}
     if not requested:
         return None
-    if len(containers) > MOST_CONTAINERS:
-        raise MalformedInput("containers", len(containers), f"expected at most {MOST_CONTAINERS}")
+    if len(containers) > MAX_CONTAINERS:
+        raise MalformedInput("containers", len(containers), f"expected at most {MAX_CONTAINERS}")
     annotations = pod.annotations
     weights = annotations.get(WEIGHTS)
     return PodRequest(

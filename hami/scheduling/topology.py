@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-MOST_COMBINATIONS = 15_000  # beyond it not all combinations are compared; eight of sixteen devices have 12,870
+MAX_COMBINATIONS = 15_000  # beyond it not all combinations are compared; eight of sixteen devices have 12,870
 
 
 def best_linked(links: Array, count: int) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def best_linked(links: Array, count: int) -> tuple[int, ...]:
     size = len(links)
     if count == 1:
         return (int(links.sum(axis=1).argmin()),)
-    if math.comb(size, count) <= MOST_COMBINATIONS:
+    if math.comb(size, count) <= MAX_COMBINATIONS:
         combinations = numpy.array(list(itertools.combinations(range(size), count)))
     else:
         combinations = numpy.array([_grow(links + links.T, start, count) for start in range(size)])

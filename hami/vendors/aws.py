@@ -24,10 +24,10 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
 PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURCE_TYPE"
 WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
-MOST_CORES = 31  # of a device: the mask is a signed 32-bit integer on the wire
+MAX_CORES = 31  # of a device: the mask is a signed 32-bit integer on the wire
 PAIR = 2  # a larger number of cores must be a multiple of it, as upstream requires
 RUNS = (1, 4, 8, 16)  # numbers of linked devices on Trainium; a run starts at a multiple of its length
-_ALL = Partition(0, MOST_CORES)  # a whole device with any number of cores
+_ALL = Partition(0, MAX_CORES)  # a whole device with any number of cores
 
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
@@ -40,8 +40,8 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     cores = devices if not vendor.cores else capacity_of(node, vendor.cores) or 0
     if not devices and not cores:
         return None
-    if not devices or cores % devices or not 1 <= cores // devices <= MOST_CORES:
-        raise MalformedInput(f"capacity of {vendor.cores}", cores, f"expected 1 to {MOST_CORES} cores for each of the "
+    if not devices or cores % devices or not 1 <= cores // devices <= MAX_CORES:
+        raise MalformedInput(f"capacity of {vendor.cores}", cores, f"expected 1 to {MAX_CORES} cores for each of the "
                              f"{devices} devices that {vendor.count} names")
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:

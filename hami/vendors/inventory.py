@@ -14,7 +14,7 @@ from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Rule, Vendor
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
-MOST_DEVICES = 1024  # of one vendor on one node; a larger capacity is an error
+MAX_DEVICES = 1024  # of one vendor on one node; a larger capacity is an error
 
 
 def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
@@ -106,5 +106,5 @@ def capacity_of(node: Node, resource: str) -> int | None:
 
 
 def _check_number(resource: str, devices: int) -> None:
-    if devices > MOST_DEVICES:
-        raise MalformedInput(f"capacity of {resource}", devices, f"expected at most {MOST_DEVICES} devices on a node")
+    if devices > MAX_DEVICES:
+        raise MalformedInput(f"capacity of {resource}", devices, f"expected at most {MAX_DEVICES} devices on a node")

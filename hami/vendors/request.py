@@ -13,7 +13,7 @@ from hami.vendors.spec import Catalog, CoreUnit, Vendor
 WHOLE = 100  # percent: all cores or memory of one device
 MEBIBYTE = 1 << 20
 CACHE_SIZE = 8192  # different quantities of containers
-MOST_CONTAINERS = 128  # of a pod that requests devices
+MAX_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
 _NO_QUANTITIES: Quantities = frozenset()

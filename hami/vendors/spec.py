@@ -25,7 +25,7 @@ from hami.model import (
 if TYPE_CHECKING:
     from hami.vendors.admission import Draft
 
-MOST_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
+MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
 
 class Rule(enum.Enum):
@@ -75,7 +75,7 @@ class SelectorKeys:
     mode: str = ""
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
-        """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MOST_SELECTED."""
+        """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
         use = [found for key in self.use_uuids if (found := _selected(annotations, key)) is not None]
         nouse = [found for key in self.nouse_uuids if (found := _selected(annotations, key)) is not None]
         return Selector(
@@ -96,8 +96,8 @@ class SelectorKeys:
 def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
     """Returns the list in the annotation *key*; ``None`` for none."""
     text = annotations.get(key)
-    if text is not None and text.count(",") >= MOST_SELECTED:
-        raise MalformedInput(key, text, f"expected at most {MOST_SELECTED} items")
+    if text is not None and text.count(",") >= MAX_SELECTED:
+        raise MalformedInput(key, text, f"expected at most {MAX_SELECTED} items")
     return parse_list(text)
 
 

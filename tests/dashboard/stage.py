@@ -14,7 +14,7 @@ from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor
 from hami.dashboard.renderings import Renderings
-from hami.dashboard.said import Said
+from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.world import catalog_of
@@ -51,7 +51,7 @@ class Stage:
 
     def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready=""):
         self.monitors = {}  # metrics pages by node
-        self.said = {}  # words of kube-scheduler by name of a pod
+        self.conditions = {}  # by name of a pod
         self.clock = Clock()
         self.cache = Cache(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
         for one in nodes:
@@ -63,8 +63,7 @@ class Stage:
         self.live = LiveCluster(self.cache, now=lambda: NOW)
         self.explainer = Explainer(self.live, clock=self.clock)
         self.rendered = 0
-        self.collector = Collector(self._page, lambda ref: self.said.get(ref.name, Said()), clock=self.clock,
-                                   now=lambda: NOW)
+        self.collector = Collector(self._page, self._condition, clock=self.clock, now=lambda: NOW)
         views = Views(self.live, self.explainer, self.collector)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
@@ -91,6 +90,9 @@ class Stage:
             raise NoMonitor(node)
         return self.monitors[node]
 
+    def _condition(self, ref):
+        return self.conditions.get(ref.name, SchedulingCondition())
+
     def add(self, pod):
         self.cache.pods.upsert(parse_pod(json.dumps(pod).encode()))
 
@@ -110,7 +112,7 @@ class Stage:
     def collect(self):
         """Asks what pages want to know, and lets a second pass."""
         with ThreadPoolExecutor(1) as pool:
-            self.collector.ask_all(pool)
+            self.collector.poll_due(pool)
         self.clock.seconds += 1
 
     def explain(self):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hami.dashboard.access import ACCEPTED_S, MOST_NAMESPACES, REFUSED_S, Access, AccessDenied, Scope
+from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, AccessDenied, Scope
 from tests.dashboard.stage import Rights
 from tests.world import Clock
 
@@ -37,7 +37,7 @@ def access(rights=None, clock=None):
     ("forged", (), "", 401),
     ("", ("a",), "", 401),
     ("t-admin", ("../x",), "", 400),
-    ("t-admin", tuple(f"n{number}" for number in range(MOST_NAMESPACES + 1)), "", 400),
+    ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
 ])
 def test_the_matrix(token, asked, of_page, expected):
     if isinstance(expected, Scope):

@@ -7,7 +7,7 @@ import pytest
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
-from hami.dashboard.renderings import KEPT, Renderings
+from hami.dashboard.renderings import MAX_RENDERINGS, Renderings
 from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
@@ -64,9 +64,9 @@ def test_a_failure_is_not_kept():
 
 def test_the_number_of_renderings_is_bounded():
     renderings, make = Renderings(clock=Clock()), Maker(Clock())
-    for number in range(3 * KEPT):
+    for number in range(3 * MAX_RENDERINGS):
         renderings.get(number, lambda: 1, make)
-    assert len(renderings._kept) == KEPT
+    assert len(renderings._kept) == MAX_RENDERINGS
     assert renderings._bytes == sum(len(kept.rendering.body) + len(kept.rendering.compressed)
                                     for kept in renderings._kept.values())
 
@@ -105,7 +105,7 @@ def test_explaining_leaves_the_cluster_alone():
     stage.ask("/pending")
     stage.explain()
     assert (stage.cache.snapshot(), stage.cache.version()) == before
-    assert stage.json("/pending")["items"][0]["explanation"]["helps"]
+    assert stage.json("/pending")["items"][0]["explanation"]["suggestions"]
 
 
 def test_pods_that_ask_for_the_same_have_one_answer():
@@ -136,10 +136,10 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
     rows = stage.live.node_rows()
     assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
-        stage.explainer.ask(pod, Scope())
+        stage.explainer.explain(pod, Scope())
         stage.explain()
-        answer, report = stage.explainer.ask(pod, Scope()), explain_pod(world, pod, ())
-        assert (answer.fits, answer.unfit, answer.helps) == (report.fits, len(report.nodes), report.helps)
+        answer, report = stage.explainer.explain(pod, Scope()), explain_pod(world, pod, ())
+        assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from e2e.nodes import gpu
-from hami.dashboard.collector import FAILED_S, MOST_NODES, USE_TIMES, Collector
-from hami.dashboard.looked import Looked, Times
+from hami.dashboard.collector import FAILED_S, NODE_LIMIT, USE_TIMES, Collector
 from hami.dashboard.monitors import Monitors, NoMonitor, is_host, read_page
-from hami.dashboard.said import MESSAGE_LIMIT, Said, read_said
-from hami.dashboard.use import LINE_LIMIT, MOST_MIB, MOST_SAMPLES, Use, parse_use, total_use
+from hami.dashboard.polled import PolledValues, PollTimes
+from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
+from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
 from hami.errors import ClusterError, MalformedInput
 from hami.model import PodRef
 from hami.monitor.metrics import families
@@ -69,7 +69,7 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     (card_lines().partition("\n")[0], {("GPU-n1-0",): Use(3072, None, AT)}),
     (card_lines(memory="NaN", percent="+Inf"), {}),
     (card_lines(memory=-5, percent=-1), {("GPU-n1-0",): Use(0, 0, AT)}),
-    (card_lines(memory="4e18", percent=10**15), {("GPU-n1-0",): Use(MOST_MIB, 100, AT)}),
+    (card_lines(memory="4e18", percent=10**15), {("GPU-n1-0",): Use(MAX_MIB, 100, AT)}),
     (card_lines(memory="1e999", percent="9" * 500), {}),
     (card_lines(memory="1e300", percent="-9e300"), {}),
     (card_lines(memory="<script>", percent="1_0"), {}),
@@ -92,8 +92,8 @@ def test_pages(page, expected):
 
 
 def test_only_so_many_samples_are_read():
-    page = "".join(pod_lines(pod=f"p{number}") for number in range(MOST_SAMPLES))
-    assert len(parse_use(page, AT).uses) == MOST_SAMPLES // 2
+    page = "".join(pod_lines(pod=f"p{number}") for number in range(MAX_SAMPLES))
+    assert len(parse_use(page, AT).uses) == MAX_SAMPLES // 2
 
 
 @given(some.text(alphabet=string.printable + "é\0\u2028", max_size=200), some.integers(0, 200))
@@ -241,52 +241,52 @@ def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answ
         Monitors(pods, "hami", "a=b", 7, clock=clock, read=answer).page("n1")
 
 
-# What is kept
+# Polled values
 
 
-def test_answers_are_asked_for_while_somebody_looks_and_shown_while_they_are_young():
+def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh():
     clock = Clock()
-    kept = Looked(Times(every=10, shown=60, looked=90), 3, clock=clock)
-    assert (kept.due(), kept.get("a"), kept.due()) == ([], None, ["a"])
-    kept.put("a", 1)
-    assert (kept.get("a"), kept.changes, kept.due()) == (1, 1, [])
+    values = PolledValues(PollTimes(interval=10, shown=60, viewed=90), 3, clock=clock)
+    assert (values.due(), values.view("a"), values.due()) == ([], None, ["a"])
+    values.put("a", 1)
+    assert (values.view("a"), values.changes, values.due()) == (1, 1, [])
     clock.seconds += 10
-    assert kept.due() == ["a"]
-    kept.put("a", 1)
-    assert kept.changes == 1
-    kept.put("a", None, wait=5)
-    assert (kept.get("a"), kept.due()) == (1, [])
+    assert values.due() == ["a"]
+    values.put("a", 1)
+    assert values.changes == 1
+    values.put("a", None, wait=5)
+    assert (values.view("a"), values.due()) == (1, [])
     clock.seconds += 60
-    assert (kept.get("a"), kept.due(), kept.changes) == (None, ["a"], 2)
+    assert (values.view("a"), values.due(), values.changes) == (None, ["a"], 2)
     clock.seconds += 91
-    assert kept.due() == []
-    kept.put("a", 5)
-    assert (kept.get("a"), kept.changes) == (None, 2)
+    assert values.due() == []
+    values.put("a", 5)
+    assert (values.view("a"), values.changes) == (None, 2)
 
 
-def test_the_number_of_things_that_are_looked_at_is_bounded():
-    kept = Looked(Times(every=10, shown=60, looked=90), 3, clock=Clock())
+def test_the_number_of_polled_values_is_bounded():
+    values = PolledValues(PollTimes(interval=10, shown=60, viewed=90), 3, clock=Clock())
     for name in "abcde":
-        kept.get(name)
-    assert kept.due() == ["c", "d", "e"]
+        values.view(name)
+    assert values.due() == ["c", "d", "e"]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_old_is_shown_and_nothing_is_asked_for_too_often(seed):
-    chance, clock, times = random.Random(seed), Clock(), Times(every=10, shown=60, looked=90)
-    kept, answered = Looked(times, 4, clock=clock), {}
+def test_nothing_old_is_shown_and_nothing_is_polled_too_often(seed):
+    chance, clock, times = random.Random(seed), Clock(), PollTimes(interval=10, shown=60, viewed=90)
+    values, answered = PolledValues(times, 4, clock=clock), {}
     for step in range(400):
         clock.seconds += chance.choice((0, 1, 7, 40))
         name = chance.choice("abcdef")
         match chance.randrange(3):
             case 0:
-                shown = kept.get(name)
+                shown = values.view(name)
                 assert shown is None or clock.seconds - answered[name][0] < times.shown and answered[name][1] == shown
             case 1:
-                for due in kept.due():
-                    assert due not in answered or clock.seconds - answered[due][0] >= times.every
-            case 2 if name in kept.due():
-                kept.put(name, step)
+                for due in values.due():
+                    assert due not in answered or clock.seconds - answered[due][0] >= times.interval
+            case 2 if name in values.due():
+                values.put(name, step)
                 answered[name] = clock.seconds, step
 
 
@@ -353,7 +353,7 @@ def test_new_numbers_change_the_etag_and_the_same_do_not(stage):
         return stage.ask("/nodes/n1", "t-admin").headers["ETag"]
 
     def next_answer():
-        stage.clock.seconds += USE_TIMES.every
+        stage.clock.seconds += USE_TIMES.interval
         stage.collect()
 
     before = etag()
@@ -380,11 +380,11 @@ def test_old_numbers_disappear(stage):
     assert stage.json("/nodes/n1", "t-admin")["use"] is None
 
 
-# Who asks
+# Polling
 
 
-class Asked:
-    """Monitors that remember who was asked; some raise."""
+class FakeMonitors:
+    """Monitors that record which nodes were polled; some raise."""
 
     def __init__(self, **errors):
         self.errors = errors
@@ -397,70 +397,70 @@ class Asked:
         return card_lines()
 
 
-def collector(page, clock, said=lambda ref: Said()):
-    return Collector(page, said, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
+def collector(page, clock, condition=lambda ref: SchedulingCondition()):
+    return Collector(page, condition, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
 
 
 @pytest.mark.parametrize("error", [
     NoMonitor("n2"), ClusterError("no", 500), MalformedInput("x", "y", "z"), ValueError("a defect")], ids=repr)
 def test_a_monitor_that_fails_disturbs_no_other_and_is_left_alone_for_some_time(error):
-    clock, asked = Clock(), Asked(n2=error)
-    made = collector(asked, clock)
+    clock, monitors = Clock(), FakeMonitors(n2=error)
+    made = collector(monitors, clock)
     with ThreadPoolExecutor(2) as pool:
         for name in ("n1", "n2", "n3"):
             assert made.use(name) is None
-        made.ask_all(pool)
+        made.poll_due(pool)
         assert [made.use(name) is not None for name in ("n1", "n2", "n3")] == [True, False, True]
-        clock.seconds += USE_TIMES.every
-        made.ask_all(pool)
-        assert sorted(asked.nodes) == ["n1", "n1", "n2", "n3", "n3"]
+        clock.seconds += USE_TIMES.interval
+        made.poll_due(pool)
+        assert sorted(monitors.nodes) == ["n1", "n1", "n2", "n3", "n3"]
         clock.seconds += FAILED_S
-        made.ask_all(pool)
-        assert asked.nodes.count("n2") == 2
+        made.poll_due(pool)
+        assert monitors.nodes.count("n2") == 2
 
 
-def test_nodes_at_which_nobody_looks_are_not_asked():
-    clock, asked = Clock(), Asked()
-    made = collector(asked, clock)
+def test_nodes_that_nobody_views_are_not_polled():
+    clock, monitors = Clock(), FakeMonitors()
+    made = collector(monitors, clock)
     with ThreadPoolExecutor(2) as pool:
         made.use("n1")
         for _ in range(60):
-            made.ask_all(pool)
+            made.poll_due(pool)
             clock.seconds += 10
-        assert len(asked.nodes) < 10
-        for number in range(2 * MOST_NODES):
+        assert len(monitors.nodes) < 10
+        for number in range(2 * NODE_LIMIT):
             made.use(f"n{number}")
-        asked.nodes.clear()
-        made.ask_all(pool)
-        assert len(asked.nodes) == MOST_NODES
+        monitors.nodes.clear()
+        made.poll_due(pool)
+        assert len(monitors.nodes) == NODE_LIMIT
 
 
-def test_without_monitors_nobody_is_asked():
+def test_without_monitors_nothing_is_polled():
     made = collector(None, Clock())
     assert made.use("n1") is None
     with ThreadPoolExecutor(1) as pool:
-        made.ask_all(pool)
+        made.poll_due(pool)
     assert made.use("n1") is None
 
 
-def test_the_thread_asks_until_it_is_stopped():
-    asked = threading.Event()
+def test_the_thread_polls_until_it_is_stopped():
+    polled = threading.Event()
 
     def page(node):
-        asked.set()
+        polled.set()
         return card_lines()
 
     made = collector(page, Clock())
     made.use("n1")
     thread = threading.Thread(target=made.run)
     thread.start()
-    assert asked.wait(20)
+    assert polled.wait(20)
     made.stop()
     thread.join(20)
     assert not thread.is_alive()
 
 
-# What kube-scheduler said
+# Why kube-scheduler does not place a pod
 
 
 class Conditions:
@@ -480,23 +480,24 @@ WHY = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "me
 
 
 @pytest.mark.parametrize("conditions, expected", [
-    ([], Said()), ([WHY], Said("Unschedulable", "0/2 nodes are available", AT)), ([WHY | {"status": "True"}], Said()),
-    ([{"type": "Ready", "status": "False", "message": "x"}], Said()),
-    ([WHY | {"message": "a\x1b[31mb\n"}], Said("Unschedulable", "a?[31mb?", AT)),
-    ([WHY | {"message": "x" * 10_000}], Said("Unschedulable", "x" * MESSAGE_LIMIT, AT)),
-    ([{"type": "PodScheduled", "status": "False", "message": None}], Said()),
+    ([], SchedulingCondition()), ([WHY | {"status": "True"}], SchedulingCondition()),
+    ([WHY], SchedulingCondition("Unschedulable", "0/2 nodes are available", AT)),
+    ([{"type": "Ready", "status": "False", "message": "x"}], SchedulingCondition()),
+    ([WHY | {"message": "a\x1b[31mb\n"}], SchedulingCondition("Unschedulable", "a?[31mb?", AT)),
+    ([WHY | {"message": "x" * 10_000}], SchedulingCondition("Unschedulable", "x" * MESSAGE_LIMIT, AT)),
+    ([{"type": "PodScheduled", "status": "False", "message": None}], SchedulingCondition()),
 ], ids=repr)
-def test_the_words_of_kube_scheduler(conditions, expected):
+def test_the_condition_of_a_waiting_pod(conditions, expected):
     api = Conditions(*conditions)
-    assert read_said(api, PodRef("ns", "p", "u")) == expected
+    assert read_condition(api, PodRef("ns", "p", "u")) == expected
     assert api.paths == ["/api/v1/namespaces/ns/pods/p"]
 
 
-def test_a_pod_that_waits_shows_what_kube_scheduler_said(stage):
-    stage.said["waits"] = Said("Unschedulable", "0/2 nodes are <b>available</b>", AT)
-    assert stage.json("/pods/default/waits", "t-admin")["waits"]["said"] is None
+def test_a_waiting_pod_shows_why_kube_scheduler_does_not_place_it(stage):
+    stage.conditions["waits"] = SchedulingCondition("Unschedulable", "0/2 nodes are <b>available</b>", AT)
+    assert stage.json("/pods/default/waits", "t-admin")["waits"]["condition"] is None
     stage.collect()
     stage.clock.seconds += 2
-    assert stage.json("/pods/default/waits", "t-admin")["waits"]["said"]["reason"] == "Unschedulable"
+    assert stage.json("/pods/default/waits", "t-admin")["waits"]["condition"]["reason"] == "Unschedulable"
     assert "0/2 nodes are &lt;b&gt;available" in stage.ask("/pods/default/waits", "t-admin").text
-    assert stage.json("/pending", "t-admin")["items"][0]["said"] is None
+    assert stage.json("/pending", "t-admin")["items"][0]["condition"] is None

@@ -62,7 +62,7 @@ def test_explain_pod():
     assert lines[0].startswith("pod team/b has been waiting for ")
     assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
     found = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
-    assert found["helps"] == [{"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
+    assert found["suggestions"] == [{"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
     assert hami("explain", "pod", "a", "-n", "default").stdout.startswith("pod default/a is bound to n1")
 
 

@@ -65,7 +65,7 @@ def test_a_pod_that_waits():
 
 def test_a_pod_that_fits_waits_for_others():
     found = report(pods=[waiting(gpus(1, 100))])
-    assert found.fits == "n1" and found.nodes == () and found.helps == ()
+    assert found.fits == "n1" and found.nodes == () and found.suggestions == ()
     assert "It fits: HAMi would place it on n1 now." in lines(found)
 
 
@@ -139,7 +139,7 @@ def test_every_report_can_be_written(seed):
     world = World(some_world(random.Random(seed)))
     found = explain_pod(world, world.pod_named("default", PENDING), ())
     assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
-    assert not (found.fits and found.nodes) and not (found.fits and found.helps)
+    assert not (found.fits and found.nodes) and not (found.fits and found.suggestions)
     for short in found.nodes:
         assert all(bool(card.reason) or not (card.short_mib or card.short_slots) for card in short.cards)
     assert lines(found, wide=True)

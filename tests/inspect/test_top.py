@@ -10,7 +10,7 @@ from hami.cli.top import KINDS
 from hami.errors import HamiError
 from hami.inspect.read import Reader, RecordSource
 from hami.inspect.tables import Style
-from hami.inspect.top import Wanted, age_of, age_text, render_top
+from hami.inspect.top import TopQuery, age_of, age_text, render_top
 from hami.inspect.world import World
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota
 
@@ -28,11 +28,11 @@ def world(nodes=NODES, pods=PODS, quotas=()):
 
 def items(kind, of=None, **wanted):
     """Returns the rows as JSON."""
-    return json.loads(render_top(of or world(), Wanted(kind=kind, **wanted), Style("json")))["items"]
+    return json.loads(render_top(of or world(), TopQuery(kind=kind, **wanted), Style("json")))["items"]
 
 
 def lines(kind, form="table", **wanted):
-    return render_top(world(), Wanted(kind=kind, **wanted), Style(form)).splitlines()
+    return render_top(world(), TopQuery(kind=kind, **wanted), Style(form)).splitlines()
 
 
 def test_a_row_for_each_node_with_devices():
@@ -58,7 +58,7 @@ def test_a_row_for_each_pod():
     assert [(row["name"], row["state"], row["cards"], row["memoryMib"]) for row in items("pods")] == [
         ("a", "Running", ["0"], 6000), ("b", "Running", ["0", "1"], 3000), ("waits", "Pending", [], 0),
         ("c", "Running", ["0"], 1000)]
-    assert items("pods")[2]["asks"] == ["2 × NVIDIA with 20000 MiB, 0 cores"]
+    assert items("pods")[2]["requests"] == ["2 × NVIDIA with 20000 MiB, 0 cores"]
 
 
 def test_a_row_for_each_namespace():

@@ -9,7 +9,7 @@ import pytest
 
 from hami.monitor.region_files import RegionFiles, RegionState
 from hami.monitor.regions import control_writes
-from hami.node.tenant_files import MOST_ENTRIES
+from hami.node.tenant_files import MAX_ENTRIES
 from tests.monitor.region_bytes import Process, region_bytes
 
 UID, NAME = "8f1c2a44-0000-4000-8000-000000000001", "main"
@@ -89,7 +89,7 @@ def test_a_huge_file_is_not_read(files, directory):
 
 
 def test_a_directory_with_many_names_costs_little(files, directory):
-    for number in range(50 * MOST_ENTRIES):
+    for number in range(50 * MAX_ENTRIES):
         (directory / f"{number}{'x' * 200}.cache").write_bytes(b"x")
     read = files.read(UID, NAME)
     assert read.state is RegionState.UNKNOWN

@@ -9,10 +9,10 @@ import pytest
 from hami.codec.admission import Review, parse_review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from hami.scheduler.admit import MOST_RESOURCES, Admitted, Admitter, Denied
+from hami.scheduler.admit import MAX_RESOURCES, Admitted, Admitter, Denied
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
-from hami.vendors.request import MOST_CONTAINERS
+from hami.vendors.request import MAX_CONTAINERS
 from tests.builders import NVIDIA, quota
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -206,9 +206,9 @@ def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
 
 
 @pytest.mark.parametrize(("thing", "message"), [
-    (raw(*[asking()] * 100_000, asking(ONE)), f"pod has 100001 containers, expected at most {MOST_CONTAINERS}"),
-    (raw(asking(ONE), inits=[asking()] * MOST_CONTAINERS), f"pod has {MOST_CONTAINERS + 1} containers"),
-    (raw(asking(), asking({**NAMES, **ONE})), f"container c names 20001 resources, expected at most {MOST_RESOURCES}"),
+    (raw(*[asking()] * 100_000, asking(ONE)), f"pod has 100001 containers, expected at most {MAX_CONTAINERS}"),
+    (raw(asking(ONE), inits=[asking()] * MAX_CONTAINERS), f"pod has {MAX_CONTAINERS + 1} containers"),
+    (raw(asking(), asking({**NAMES, **ONE})), f"container c names 20001 resources, expected at most {MAX_RESOURCES}"),
     (raw(asking(NAMES), asking(ONE)), "container c names 20000 resources"),
     (raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})), "container c names 20001 resources"),
 ], ids=["containers", "init containers", "resources", "resources of another container", "requests"])
@@ -226,12 +226,12 @@ def test_a_pod_beyond_a_bound_without_devices_is_admitted(thing):
 
 @pytest.mark.parametrize("config", [{"overwrite_env": True}, {"gpu_core_policy": "force"}], ids=str)
 def test_no_pod_exceeds_a_bound_where_all_containers_are_changed(config):
-    assert isinstance(admit(raw(*[asking()] * (MOST_CONTAINERS + 1)), **config), Denied)
+    assert isinstance(admit(raw(*[asking()] * (MAX_CONTAINERS + 1)), **config), Denied)
 
 
 def test_a_pod_at_the_bounds_is_admitted():
-    names = {f"example.com/{n}": 1 for n in range(MOST_RESOURCES - 1)}
-    assert isinstance(admit(raw(*[asking({**names, **ONE})] * MOST_CONTAINERS)), Admitted)
+    names = {f"example.com/{n}": 1 for n in range(MAX_RESOURCES - 1)}
+    assert isinstance(admit(raw(*[asking({**names, **ONE})] * MAX_CONTAINERS)), Admitted)
 
 
 def calls(function, *args):

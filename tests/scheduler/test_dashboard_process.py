@@ -148,7 +148,7 @@ def test_a_cache_follows_the_reservations_of_another():
 
 
 def test_changes_that_nobody_takes_are_given_up(monkeypatch):
-    monkeypatch.setattr("hami.cache.reservations.MOST_CHANGES", 2)
+    monkeypatch.setattr("hami.cache.reservations.MAX_CHANGES", 2)
     cache = SmallCache()
     assert cache.reservations.take_changes() is None
     cache.reservations.start_following()

@@ -1,4 +1,4 @@
-"""Why a pod waits, in the words of its scheduler: the condition that kube-scheduler writes into the pod's status.
+"""The condition PodScheduled of a waiting pod, by which kube-scheduler says why it does not place the pod.
 
 Its message is that of the event FailedScheduling, which the scheduler's account may not read.
 """
@@ -15,8 +15,8 @@ from hami.model import PodRef
 MESSAGE_LIMIT = 1024  # characters, as in an event
 
 
-class Said(msgspec.Struct, rename="camel", frozen=True):
-    """The words of kube-scheduler. *since*: in the API server's format. All are empty if it has said nothing."""
+class SchedulingCondition(msgspec.Struct, rename="camel", frozen=True):
+    """Why kube-scheduler does not place a pod. *since*: in the API server's format. All are empty without a reason."""
 
     reason: str = ""
     message: str = ""
@@ -42,10 +42,11 @@ class _WaitingPod(msgspec.Struct):
 _POD = msgspec.json.Decoder(_WaitingPod)
 
 
-def read_said(api: Api, ref: PodRef) -> Said:
-    """Returns what kube-scheduler said about *ref* last. Raises: ClusterError, MalformedInput."""
+def read_condition(api: Api, ref: PodRef) -> SchedulingCondition:
+    """Returns the condition of the pod *ref*. Raises: ClusterError, MalformedInput."""
     pod = decode("pod", _POD, api.request("GET", f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"))
     for one in pod.status.conditions or ():
         if (one.type, one.status) == ("PodScheduled", "False"):
-            return Said(one.reason or "", printable(one.message or "")[:MESSAGE_LIMIT], one.last_transition_time or "")
-    return Said()
+            message = printable(one.message or "")[:MESSAGE_LIMIT]
+            return SchedulingCondition(one.reason or "", message, one.last_transition_time or "")
+    return SchedulingCondition()
