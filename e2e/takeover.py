@@ -37,6 +37,7 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 RELEASE = Path(__file__).with_name("hami_release")
 THEIRS = "example.com/hami:v2"
 ROLLOUT_SECONDS = 90
+MAX_CONNECTING = 64  # more than begin while one hangs
 
 
 class TakeOver:
@@ -56,6 +57,7 @@ class TakeOver:
         self.connections = 0
         self.crowded: list[Counter[str]] = []
         self.deserted: list[set[str]] = []
+        self._lock = threading.Lock()  # guards connections
         self._ending = threading.Event()
         self._threads = ThreadPoolExecutor()
         self._watches: list[Future[None]] = []
@@ -92,17 +94,29 @@ class TakeOver:
                 self.missed.append(f"{time.strftime('%T')} {error.message}")
 
     def _connect(self) -> None:
-        """Connects to the webhook as an API server does that has no connection yet."""
-        while self._address is not None and not self._ending.wait(0.1):
-            webhook = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"][-1]
-            trusted = base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
-            context = ssl.create_default_context(cadata=trusted)
-            try:
-                with (socket.create_connection(self._address, timeout=5) as connection,
-                      context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc")):
+        """Begins connections to the webhook at a fixed rate, also while an earlier one hangs."""
+        with ThreadPoolExecutor(MAX_CONNECTING) as pool:
+            begun = []
+            while self._address is not None and not self._ending.wait(0.1):
+                webhook = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"][-1]
+                trusted = base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
+                begun.append(pool.submit(self._connect_once, self._address, trusted))
+        for connection in begun:
+            connection.result()
+
+    def _connect_once(self, address: tuple[str, int], trusted: str) -> None:
+        """Connects to the webhook as an API server does that has no connection yet. *trusted*: CA certificates."""
+        context = ssl.create_default_context(cadata=trusted)
+        begun, connections, admitted = time.monotonic(), self.connections, self.admitted
+        try:
+            with (socket.create_connection(address, timeout=5) as connection,
+                  context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc")):
+                with self._lock:
                     self.connections += 1
-            except OSError as error:
-                self.missed.append(f"{time.strftime('%T')} a new connection: {error}")
+        except OSError as error:
+            self.missed.append(
+                f"{time.strftime('%T')} a new connection: {error} after {time.monotonic() - begun:.1f} s, in which "
+                f"{self.connections - connections} others and {self.admitted - admitted} admissions succeeded")
 
     def _look(self) -> None:
         """Counts the device plugins on each node."""
