@@ -47,6 +47,6 @@ def run(commands: Commands, name: str) -> NoReturn:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
         except OSError:
-            raise ended from None  # the interpreter tells of it
+            raise ended from None  # the interpreter reports it
         os._exit(ended.code)
     raise AssertionError("click ends the process")

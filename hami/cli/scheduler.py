@@ -38,7 +38,7 @@ LISTENING = (
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
          "the CA is written into the webhook configuration."),
     Flag("--self-signed-cert-secret", STRING, "Secret of that CA and certificate, in the namespace POD_NAMESPACE. Both "
-         "are created anew if it is empty, or deleted and the account may create it."),
+         "are created again if it is empty, or if it was deleted and the account may create it."),
     Flag("--self-signed-webhook", STRING, "MutatingWebhookConfiguration whose caBundle is kept up to date; it also "
          "provides the names in the certificate."),
     Flag("--self-signed-previous-secret", STRING, "Secret of a program that this one replaces, such as HAMi's "
@@ -49,12 +49,12 @@ LISTENING = (
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
          "this machine, which opens a connection for most binds."),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
-    Flag("--dashboard-bind-address", ADDRESS, "Address of the dashboard, pages to look at; without it there is none. A "
-         "loopback address serves plain HTTP to whoever reaches it, for kubectl port-forward. Any other serves HTTPS "
-         "with the certificate of --http_bind, to bearer tokens that may list pods."),
+    Flag("--dashboard-bind-address", ADDRESS, "Address of the dashboard; without it, there is no dashboard. A loopback "
+         "address serves plain HTTP to everyone who can reach it, for kubectl port-forward. Any other address serves "
+         "HTTPS with the certificate of --http_bind, to users whose bearer tokens may list pods."),
     Flag("--dashboard-monitor-selector", Value("selector", str), "Label selector of the monitor's pods, in the "
-         "namespace POD_NAMESPACE. The dashboard asks those of the nodes that somebody looks at what their cards "
-         "really use; empty: it asks none."),
+         "namespace POD_NAMESPACE. The dashboard polls them for the real use of the cards that are being viewed; "
+         "empty: it polls none."),
     Flag("--dashboard-monitor-port", whole_number(1), "Port of the monitor's /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
          "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "
@@ -68,8 +68,8 @@ SCHEDULING = (
          f"{', '.join(DEVICE_POLICIES)}, or several separated by commas."),
     Flag("--force-overwrite-default-scheduler", BOOLEAN, "Also schedule pods that name the default-scheduler."),
     Flag("--foreign-reservations", BOOLEAN, "Count for 60s what another scheduler has written on a pod that is not "
-         "bound yet. For an upgrade from HAMi, whose scheduler does so: while it is set, whoever may write these "
-         "annotations can claim devices."),
+         "bound yet. For an upgrade from HAMi, whose scheduler does so. While it is set, everyone who may write "
+         "these annotations can claim devices."),
     Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, such as "
          "gpu=on,zone!=b; empty for all. The API server validates it after the start.", "node_selector"),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "

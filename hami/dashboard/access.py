@@ -58,7 +58,7 @@ class Reviewer(Protocol):
 
 
 class Access:
-    """Checks viewers with *reviewer*; ``None``: whoever reaches the address may see everything."""
+    """Checks viewers with *reviewer*; ``None``: everyone who can reach the address may see everything."""
 
     def __init__(self, reviewer: Reviewer | None, *, clock: Callable[[], float]) -> None:
         self._reviewer = reviewer

@@ -46,7 +46,7 @@ Make = Callable[[Scope], Any]
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """The parts of which the pages are made.
+    """The parts that the pages are made of.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
     empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
@@ -78,7 +78,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
 
 
 def compile_templates(app: flask.Flask) -> None:
-    """Compiles all templates, for which nobody should wait: together they take longer than a page."""
+    """Compiles all templates, before a viewer waits for them: together they take longer than a page."""
     for name in app.jinja_env.list_templates():
         app.jinja_env.get_template(name)
 

@@ -107,7 +107,7 @@ class _Reader:
         return self._read("processes", read)
 
     def _samples(self, since: int) -> Mapping[int, int] | None:
-        """Returns the latest utilization of each process that has worked lately."""
+        """Returns the latest utilization of each process that has worked recently."""
         nvml = self._nvml
         try:
             found = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)

@@ -43,7 +43,7 @@ class HostProcesses:
         try:
             data = os.read(file, _MAX_BYTES + 1)  # the kernel gives such a file in one piece
         except OSError:
-            return ""  # it has ended meanwhile
+            return ""  # it has just ended
         finally:
             os.close(file)
         return "" if len(data) > _MAX_BYTES else data.decode(errors="replace")

@@ -37,7 +37,7 @@ from hami.web.health import Health
 log = logging.getLogger(__name__)
 
 STALE_S = 10.0
-"""Seconds and rounds after which the monitor is not ready: nobody may take old numbers for new ones."""
+"""Seconds and rounds after which the monitor is not ready: old numbers must not pass for new ones."""
 SETTLE_S = 0.2
 """Seconds between a change of a pod and the round that it causes: changes come in groups."""
 CHECK_S = 1.0
@@ -114,7 +114,7 @@ class MonitorProgram:
         """Returns why the pages cannot be believed; empty if they can."""
         report = self._report
         if time.monotonic() - report.at > STALE_S + self._settings.interval:
-            return "no round has succeeded lately"
+            return "no round has succeeded recently"
         return "the pods of the node are not known yet" if report.containers is None else ""
 
     def hung_reason(self) -> str:

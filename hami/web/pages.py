@@ -101,7 +101,7 @@ class _Handler(OneRequestHandler):
 
 
 def _compressed(slices: Iterable[bytes]) -> Iterator[bytes]:
-    """*slices* as one gzip stream. zlib releases the interpreter lock meanwhile."""
+    """*slices* as one gzip stream. Meanwhile, zlib releases the interpreter lock."""
     packer = zlib.compressobj(1, wbits=31)
     for part in slices:
         yield packer.compress(part)
