@@ -236,7 +236,7 @@ class RealNode(JoinedNode):
     def run_in(self, container: str, *words: str) -> str:
         """Returns the output of *words* in the running *container* (``containerd://…``). Raises: NodeUnavailable.
 
-        Not by ``ctr tasks exec``: when the program ends, that no longer waits for its output.
+        ``ctr tasks exec`` would not wait for the output of a program that has ended.
         """
         return self._run("runc", "--root", RUNC_STATE, "exec", container.rpartition("/")[2], *words)
 

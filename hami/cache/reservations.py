@@ -19,7 +19,7 @@ from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
-MAX_CHANGES = 50_000  # that are kept for whoever follows
+MAX_CHANGES = 50_000  # that are kept for a follower
 
 ReservationChanges = tuple[list[tuple[PodRef, Booking]], list[str]]
 """Reservations that are new or differ, with what is booked; and the pods (uids) that have none any more."""
@@ -75,7 +75,7 @@ class Reservations:
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
-        self._changed: dict[str, None] | None = None  # uids, for whoever follows; None: nobody does
+        self._changed: dict[str, None] | None = None  # uids, for a follower; None: there is none
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._reservations

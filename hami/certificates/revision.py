@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from hami.codec.times import render_time
+
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 BACKDATE = timedelta(minutes=5)  # allowance for clock skew: certificates are valid from this long before now
 MAX_AUTHORITIES = 5  # keeps the Secret small when its contents are broken again and again
@@ -100,7 +102,7 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     reasons = []
     signer, problem = _signer(data, trusted, now)
     if signer is None:
-        signer = _sign(f"hami CA of {now:%Y-%m-%dT%H:%M:%SZ}", None, now, now + lifetimes.authority)
+        signer = _sign(f"hami CA of {render_time(now)}", None, now, now + lifetimes.authority)
         reasons.append(f"new CA: {problem}")
     serving = _serving(data)
     names = names or _names(serving) or default

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 CONCURRENCY = 4  # polls at a time
 PAUSE_S = 0.5
 FAILED_S = 30.0  # until a failed poll is repeated
-USE_TIMES, NODE_LIMIT = PollTimes(interval=15.0, shown=60.0, viewed=90.0), 512
-CONDITION_TIMES, POD_LIMIT = PollTimes(interval=10.0, shown=60.0, viewed=90.0), 256
+USE_TIMES, MAX_NODES = PollTimes(interval=15.0, shown=60.0, viewed=90.0), 512
+CONDITION_TIMES, MAX_PODS = PollTimes(interval=10.0, shown=60.0, viewed=90.0), 256
 
 
 class Collector:
@@ -41,8 +41,8 @@ class Collector:
         self._page = page
         self._condition = condition
         self._now = now
-        self._uses = PolledValues[str, NodeUse](USE_TIMES, NODE_LIMIT, clock=clock)
-        self._conditions = PolledValues[PodRef, SchedulingCondition](CONDITION_TIMES, POD_LIMIT, clock=clock)
+        self._uses = PolledValues[str, NodeUse](USE_TIMES, MAX_NODES, clock=clock)
+        self._conditions = PolledValues[PodRef, SchedulingCondition](CONDITION_TIMES, MAX_PODS, clock=clock)
         self._stopped = threading.Event()
 
     def use(self, node: str) -> NodeUse | None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from e2e.nodes import gpu
-from hami.dashboard.collector import FAILED_S, NODE_LIMIT, USE_TIMES, Collector
+from hami.dashboard.collector import FAILED_S, MAX_NODES, USE_TIMES, Collector
 from hami.dashboard.monitors import Monitors, NoMonitor, is_host, read_page
 from hami.dashboard.polled import PolledValues, PollTimes
 from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
@@ -428,11 +428,11 @@ def test_nodes_that_nobody_views_are_not_polled():
             made.poll_due(pool)
             clock.seconds += 10
         assert len(monitors.nodes) < 10
-        for number in range(2 * NODE_LIMIT):
+        for number in range(2 * MAX_NODES):
             made.use(f"n{number}")
         monitors.nodes.clear()
         made.poll_due(pool)
-        assert len(monitors.nodes) == NODE_LIMIT
+        assert len(monitors.nodes) == MAX_NODES
 
 
 def test_without_monitors_nothing_is_polled():
