@@ -59,7 +59,7 @@ class NodePolicy(enum.Enum):
 
 
 class OrderKey(enum.Enum):
-    """A key by which devices are sorted in ascending order. The last device is tried first."""
+    """A key of the order in which devices are tried: the greatest value first."""
 
     SCORE = "score"
     SCORE_DESCENDING = "score descending"
@@ -246,6 +246,11 @@ class Budget:
 
     memory_mib: int | None = None
     cores: int | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Reports whether there is no limit."""
+        return self.memory_mib is None and self.cores is None
 
     def covers(self, memory_mib: int, cores: int) -> bool:
         """Reports whether the amounts are within the budget."""

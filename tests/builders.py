@@ -8,9 +8,9 @@ from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod,
 from hami.node.library import CHECKSUMS
 from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
-from hami.scheduling.index import Booking, Index
+from hami.state.table import Booking, Table
 from hami.scheduling.pod_request import PodRequest, make_pod_request
-from hami.scheduling.read_booking import read_booking
+from hami.state.bookings import read_booking
 from hami.scheduling.usage import Charge
 from hami.vendors.catalog import vendors
 from hami.vendors.request import most_shares
@@ -85,9 +85,9 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
     return Share(uuid, type, memory_mib, cores)
 
 
-def pod_request(*containers, annotations=None, policy="spread", budgets=None, vendors=(NVIDIA,)) -> PodRequest:
+def pod_request(*containers, annotations=None, policy="spread", vendors=(NVIDIA,)) -> PodRequest:
     """The request of a pod with *containers* under the device policy *policy*."""
-    found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy, budgets or {})
+    found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy)
     assert found is not None, "no container requests a device"
     return found
 
@@ -112,12 +112,12 @@ def booking(uid, node, *charges, namespace="default"):
 def device_usage(cache):
     """The devices of every node in *cache* and their usage, sorted by vendor."""
     return {name: tuple(usage for vendor in sorted(usages) for usage in usages[vendor])
-            for name, usages in cache.snapshot().nodes.items()}
+            for name, usages in cache.view().nodes.items()}
 
 
 def cluster(**nodes):
     """An index of nodes with these device usages; what is taken of a device is booked."""
-    index = Index()
+    index = Table()
     for name, usages in nodes.items():
         index.set_devices(name, "NVIDIA", tuple(usage.device for usage in usages))
         index.book(booking(f"others-{name}", name, *(

@@ -17,7 +17,7 @@ MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"
 
 LEVEL = {  # a package imports from those with higher numbers only
     "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dra": 2, "dashboard": 3, "inspect": 4,
-    "web": 5, "certificates": 6, "node": 7, "cache": 7, "kube": 8, "devices": 8, "runtime": 9, "scheduling": 10,
+    "web": 5, "certificates": 6, "node": 7, "kube": 8, "devices": 8, "runtime": 9, "scheduling": 10, "state": 9,
     "vendors": 11, "codec": 12, "model": 13, "quantity": 13, "errors": 14,
 }
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any

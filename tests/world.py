@@ -7,8 +7,9 @@ from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hami.cache.binding import awaits_allocation
-from hami.cache.cache import Cache, Policies
+from hami.state.binding import awaits_allocation
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.scheduler.admit import Admitter
@@ -178,7 +179,7 @@ class Replica:
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.lock_states = LockStates(self.metrics.lock_wait)
-        self.cache = Cache(vendors, policies or Policies(), clock=clock, now=clock.now,
+        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now,
                            on_lock_change=self.lock_states.wake_node)
         self.locks = NodeLocks(
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,

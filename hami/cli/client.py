@@ -54,7 +54,7 @@ class Client:
 
     def read(self) -> ClusterRecord:
         """Returns the record of the cluster, or that of the snapshot. Raises: HamiError."""
-        from hami.cache.cache import Policies
+        from hami.state.view import Policies
         from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
 

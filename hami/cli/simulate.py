@@ -11,7 +11,7 @@ from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_opti
 from hami.errors import HamiError
 
 if TYPE_CHECKING:
-    from hami.cache.cache import Cache
+    from hami.state.view import View
     from hami.inspect.manifests import PodSource
     from hami.inspect.tables import Style
     from hami.model import Pod
@@ -58,7 +58,7 @@ def simulate_command(ctx: click.Context, *, client: Client, style: Style, files:
     record, moved = change_record(client.read(), scenario)
     world = World(record)
     world.check_has_devices()
-    report = simulate(world, sources, moved, scenario, make_admit(world.cache, scheduler_name))
+    report = simulate(world, sources, moved, scenario, make_admit(world.view, scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document(msgspec.to_builtins(report), style.form))
     else:
@@ -88,7 +88,7 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     world = World(client.read())
     world.check_has_devices()
     found = count_capacity(world, sources[0], Scenario(namespace=_namespace(client)),
-                           make_admit(world.cache, scheduler_name))
+                           make_admit(world.view, scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document({"pods": sum(one.pods for one in found), "nodes": msgspec.to_builtins(found)},
                                    style.form))
@@ -115,14 +115,14 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
     return found
 
 
-def make_admit(cache: Cache, scheduler_name: str) -> Callable[[Mapping[str, Any], str], Pod | str]:
+def make_admit(view: View, scheduler_name: str) -> Callable[[Mapping[str, Any], str], Pod | str]:
     """Returns the scheduler's own admission."""
     from hami.codec.admission import Review
     from hami.codec.objects import convert_pod
     from hami.scheduler.admit import Admitter, Denied
     from hami.scheduler.settings import Settings
 
-    admitter = Admitter(cache, Settings(scheduler_name=scheduler_name))
+    admitter = Admitter(view, Settings(scheduler_name=scheduler_name))
 
     def admit(pod: Mapping[str, Any], namespace: str) -> Pod | str:
         verdict = admitter.admit(Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview"))

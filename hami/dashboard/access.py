@@ -43,7 +43,7 @@ class Scope:
 
     namespaces: frozenset[str] | None = None
 
-    def __contains__(self, namespace: str) -> bool:
+    def __contains__(self, namespace: object) -> bool:
         return self.namespaces is None or namespace in self.namespaces
 
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hami.cache.cache import Cache
 from hami.dashboard.access import Scope
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
-from hami.inspect.world import World
 from hami.model import Pod
 from hami.runtime.watchdog import beat, beat_before_wait
 
@@ -68,7 +66,6 @@ class Explainer:
         self._wanted: OrderedDict[_Key, Pod] = OrderedDict()
         self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
         self._is_stopped = False
-        self._copy: Cache | None = None  # of the answering thread; none after an error, which may have broken it
         self.answered = 0
         """The number of answers so far."""
 
@@ -116,24 +113,16 @@ class Explainer:
             return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
 
     def _answer(self, pod: Pod, scope: Scope) -> Explanation:
-        live = self._live
-        cache, self._copy = self._copy or Cache(
-            live.cache.vendors, live.cache.policies, clock=self._clock, now=live.now), None
         try:
-            explanation = self._explain(cache, pod, scope)
+            return self._explain(pod, scope)
         except HamiError as error:
-            explanation = Explanation(problem=str(error))
+            return Explanation(problem=str(error))
         except Exception:
             log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
-            return Explanation(problem="internal error, see the scheduler's log")
-        self._copy = cache
-        return explanation
+            return Explanation(problem="internal error, see the dashboard's log")
 
-    def _explain(self, cache: Cache, pod: Pod, scope: Scope) -> Explanation:
-        snapshot, names = self._live.cache.snapshot(), self._live.cache.nodes.names()
-        cache.load(snapshot)
-        record = self._live.record(names, snapshot, scope, [pod])
-        report = explain_pod(World(record, cache, snapshot), pod, ())
+    def _explain(self, pod: Pod, scope: Scope) -> Explanation:
+        report = explain_pod(self._live.world(self._live.cache.nodes.names(), scope, [pod]), pod, ())
         if not isinstance(report, WaitingReport):
             return Explanation(problem="the pod is bound by now")
         return _bounded(report)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 import msgspec
 
-from hami.cache.cache import Cache, Snapshot
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.use import NodeUse, Use
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
 from hami.inspect.world import World
-from hami.model import Node, Pod, PodRef
+from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
+from hami.state.store import Store
+from hami.state.table import Booking
+from hami.state.view import View
 
 EVERYTHING = Scope()
 CORDONED, UNREADABLE = "cordoned", "unreadable"
@@ -48,9 +49,12 @@ class CardParts(msgspec.Struct, rename="camel", frozen=True):
 class LiveCluster:
     """The content of *cache* now."""
 
-    def __init__(self, cache: Cache, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, cache: Store, *, now: Callable[[], datetime]) -> None:
         self.cache = cache
         self.now = now
+        self._viewing = threading.Lock()  # guards the next two
+        self._view: View | None = None
+        self._viewed: tuple[int, ...] = ()
         self._refreshing = threading.Lock()  # guards all that follows
         self._rows: dict[str, NodeRow] = {}
         self._version: tuple[int, ...] = ()
@@ -58,56 +62,36 @@ class LiveCluster:
         self._nodes_change = -1
         self._marks: frozenset[tuple[str, str]] = frozenset()
 
+    def view(self) -> View:
+        """Returns the view of the store as it is now; the one of the last call, if nothing has changed since."""
+        version = self.cache.version()
+        with self._viewing:
+            if self._view is None or version != self._viewed:
+                self._view, self._viewed = self.cache.view(), version
+            return self._view
+
     def world(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> World:
         """Returns the nodes *names* as a world, with the pods of *scope* that hold devices there, and *pods*."""
-        snapshot = self.cache.excerpt(names)
-        return World(self.record(names, snapshot, scope, pods), self.cache, snapshot)
-
-    def record(self, names: Sequence[str], snapshot: Snapshot, scope: Scope,
-               pods: Iterable[Pod] = ()) -> ClusterRecord:
-        """Returns what is remembered of the nodes *names*, and of the pods of *snapshot* that are in *scope*."""
-        known = {pod.ref.uid: pod for pod in pods}
-        nodes = [node for name in names if (node := self.cache.nodes.get(name)) is not None]
-        for booking in snapshot.bookings:
-            ref = snapshot.pods.get(booking.uid)
-            if ref is not None and ref.uid not in known and ref.namespace in scope:
-                known[ref.uid] = self._holder(ref, booking.node)
-        return ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
-                             quotas=tuple(snapshot.quotas), policies=self.cache.policies)
-
-    def _holder(self, ref: PodRef, node: str) -> Pod:
-        """Returns what is remembered of a pod that holds devices of *node*."""
-        record = self.cache.pods.get(ref.uid)
-        if record is None or not record.node:
-            return Pod(ref=ref, annotations={ASSIGNED_NODE: node})
-        return Pod(ref=ref, node_name=record.node, phase=record.phase)
-
-    def namespaces(self, scope: Scope) -> World:
-        """Returns a world without nodes and pods, with what pods of *scope* hold."""
-        snapshot = self._holdings(scope)
-        return World(self.record((), replace(snapshot, bookings=()), scope), self.cache, snapshot)
+        view = self.view()
+        holders = (booking for name in names for booking in view.bookings_on(name) if booking.namespace in scope)
+        return self._world(view, names, holders, pods)
 
     def namespace(self, name: str) -> World:
         """Returns a world with the pods of one namespace that hold devices, without nodes."""
-        scope = Scope(frozenset({name}))
-        snapshot = self._holdings(scope)
-        return World(self.record((), snapshot, scope), self.cache, snapshot)
+        view = self.view()
+        return self._world(view, (), (booking for booking in view.bookings.values() if booking.namespace == name))
 
-    def narrowed(self, world: World, pods: Sequence[Pod]) -> World:
-        """Returns *world* with *pods* only, what they hold, and the nodes where they hold it."""
-        uids = {pod.ref.uid for pod in pods}
-        bookings = [booking for booking in world.snapshot.bookings if booking.uid in uids]
-        nodes = self.cache.excerpt({booking.node for booking in bookings}).nodes
-        return World(replace(world.record, pods=tuple(pods)), self.cache,
-                     replace(world.snapshot, bookings=bookings, nodes=nodes))
-
-    def _holdings(self, scope: Scope) -> Snapshot:
-        """Returns what all pods of *scope* hold, without nodes."""
-        everything = self.cache.snapshot()
-        return Snapshot(
-            nodes={}, bookings=[booking for booking in everything.bookings if booking.namespace in scope],
-            pods=everything.pods, used={key: amounts for key, amounts in everything.used.items() if key[0] in scope},
-            quotas=[quota for quota in everything.quotas if quota.namespace in scope])
+    def _world(self, view: View, names: Sequence[str], holders: Iterable[Booking], pods: Iterable[Pod] = ()) -> World:
+        known = {pod.ref.uid: pod for pod in pods}
+        nodes = [node for name in names if (node := self.cache.nodes.get(name)) is not None]
+        for booking in holders:
+            if booking.uid not in known and (ref := view.ref(booking.uid)) is not None:
+                record = view.facts.pods.get(booking.uid)
+                known[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase)
+                                  if record is not None and record.node
+                                  else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
+        return World(ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
+                                   policies=view.facts.policies), view)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -161,11 +145,11 @@ def _cards(world: World, node: Node) -> list[CardParts]:
 def _segments(world: World, row: CardRow) -> tuple[Segment, ...]:
     vendor = world.vendors[row.vendor]
     found = []
-    for holding in world.holdings.get((row.node, row.vendor, row.uuid), ()):
-        ref = holding.pod.ref if holding.pod is not None else None
+    for pod, charge in world.holders(row.node, row.vendor, row.uuid):
+        ref = pod.ref if pod is not None else None
         found.append(Segment(
             namespace=ref.namespace if ref else None, pod=ref.name if ref else None,
-            memory_mib=holding.charge.memory_mib, cores=cores_of(vendor, holding.charge.cores),
-            is_reserved=holding.pod is not None and not holding.pod.node_name))
+            memory_mib=charge.memory_mib, cores=cores_of(vendor, charge.cores),
+            is_reserved=pod is not None and not pod.node_name))
     found.sort(key=lambda one: (-one.memory_mib, one.namespace or "~", one.pod or ""))
     return tuple(found)

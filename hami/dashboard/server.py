@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
-from hami.cache.cache import Cache
+from hami.state.store import Store
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
 from hami.dashboard.collector import Collector
@@ -62,7 +62,7 @@ class DashboardServer:
         self._collector.stop()
 
 
-def dashboard_server(listener: socket.socket, cache: Cache, api: Api, tls: TlsContexts | None, *,
+def dashboard_server(listener: socket.socket, cache: Store, api: Api, tls: TlsContexts | None, *,
                      monitors: Monitors | None, now: Callable[[], datetime],
                      unready_reason: Callable[[], str]) -> DashboardServer:
     """Returns the dashboard of *cache* on *listener*. Without *tls*, nobody is asked who they are: for loopback only.

@@ -230,7 +230,7 @@ class Views:
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
-        rows = namespace_rows(self._live.namespaces(scope))
+        rows = namespace_rows(self._live.world((), scope), scope)
         return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
 
     def namespace(self, name: str, page: int) -> NamespacePage:
@@ -241,7 +241,7 @@ class Views:
         if not items and not pods:
             raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
-        rows = sorted(pod_rows(self._live.narrowed(world, shown), shown), key=PODS.name)
+        rows = sorted(pod_rows(world, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _cards(self, names: Sequence[str], scope: Scope) -> dict[str, tuple[CardParts, ...]]:

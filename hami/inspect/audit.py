@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hami.cache.binding import assigned_at, bound_at
-from hami.cache.pods import FOREIGN_TTL_S
+from hami.state.binding import assigned_at, bound_at
+from hami.state.pods import FOREIGN_TTL_S
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
@@ -38,7 +38,7 @@ def audit(world: World) -> list[Finding]:
 
 def render_audit(world: World, found: Sequence[Finding]) -> str:
     """Returns *found* as text, with what was looked at."""
-    seen = (f"{len(world.snapshot.nodes)} nodes with devices and {len(world.pods)} pods: "
+    seen = (f"{len(world.view.nodes)} nodes with devices and {len(world.pods)} pods: "
             + (f"{len(found)} {'inconsistency' if len(found) == 1 else 'inconsistencies'}" if found else "consistent"))
     lines = [seen]
     for finding in found:
@@ -47,13 +47,12 @@ def render_audit(world: World, found: Sequence[Finding]) -> str:
 
 
 def _overcommitted(world: World) -> Iterator[Finding]:
-    for name, usages in world.snapshot.nodes.items():
+    for name, usages in world.view.nodes.items():
         for vendor, devices in usages.items():
             for usage in devices:
                 if usage.is_overcommitted:
                     device = usage.device
-                    pods = sorted(str(holding.pod.ref) for holding in world.holdings[name, vendor, device.uuid]
-                                  if holding.pod is not None)
+                    pods = sorted(str(pod.ref) for pod, _ in world.holders(name, vendor, device.uuid) if pod is not None)
                     yield Finding(
                         "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
                         f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} "
@@ -62,14 +61,14 @@ def _overcommitted(world: World) -> Iterator[Finding]:
 
 
 def _unreadable_allocations(world: World) -> Iterator[Finding]:
-    for record in world.cache.pods.all():
+    for record in world.view.facts.pods.values():
         for problem in record.problems:
             yield Finding("UnreadableAllocation", f"pod {record.ref}", problem,
                           "recreate the pod: until then all devices that it names count as taken")
 
 
 def _unreadable_inventories(world: World) -> Iterator[Finding]:
-    for (name, vendor), problem in world.cache.nodes.problems().items():
+    for (name, vendor), problem in world.view.facts.problems.items():
         yield Finding("UnreadableInventory", f"node {name}", f"{vendor}: {problem}",
                       "restart the device plugin of the node: until then it offers no such devices")
 
@@ -80,14 +79,14 @@ def _unreadable_objects(world: World) -> Iterator[Finding]:
 
 
 def _missing_devices(world: World) -> Iterator[Finding]:
-    for booking in world.snapshot.bookings:
+    for booking in world.view.bookings.values():
         if (pod := world.pods.get(booking.uid)) is None:
             continue
         if booking.node not in world.nodes:
             yield Finding("NodeGone", f"pod {pod.ref}", f"node {booking.node}, whose devices it holds, does not exist",
                           "delete the pod if nothing else does")
             continue
-        there = {(vendor, usage.device.uuid) for vendor, usages in world.cache.node_usage(booking.node).items()
+        there = {(vendor, usage.device.uuid) for vendor, usages in world.view.usages(booking.node).items()
                  for usage in usages}
         for vendor, charges in booking.charges:
             for charge in charges:
@@ -99,7 +98,7 @@ def _missing_devices(world: World) -> Iterator[Finding]:
 
 def _locks(world: World) -> Iterator[Finding]:
     remedy = "kubectl annotate node {} {}-, if the device plugin of the node does not release it"
-    for name, key, text in world.cache.nodes.locks():
+    for name, key, text in world.view.facts.locks:
         subject = f"node {name}"
         try:
             lock = parse_lock(text)
@@ -125,13 +124,12 @@ def _reservations(world: World) -> Iterator[Finding]:
 
 
 def _allocations(world: World) -> Iterator[Finding]:
-    bookings = {booking.uid: booking for booking in world.snapshot.bookings}
     for pod in world.pods.values():
-        record = world.cache.pods.get(pod.ref.uid)
+        record = world.view.facts.pods.get(pod.ref.uid)
         if record is None or not pod.node_name or pod.is_terminated:
             continue
         most = most_shares(world.vendors, pod.containers)
-        booking = bookings.get(pod.ref.uid)
+        booking = world.view.bookings.get(pod.ref.uid)
         if most and not record.problems and (booking is None or not booking.charges):
             yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
                           "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")

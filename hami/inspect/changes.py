@@ -2,12 +2,11 @@
 
 What a pod can ask for is loosened until it fits, with as few kinds of changes as possible; then each loosened amount is
 tightened again as far as the decision allows. Beside that, nodes and cards are uncordoned, quotas lifted and other pods
-ended, one at a time. Only where neither is enough they are combined.
+ended, one at a time, each in a view of its own. Only where neither is enough they are combined.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from functools import partial
 from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.codec.register import parse_bool
-from hami.inspect.record import ClusterRecord
 from hami.inspect.world import World
-from hami.model import Container, Device, Node, Pod, PodRef, QuotaLimits, Request
-from hami.scheduling.decide import Choice
-from hami.scheduling.index import Booking
+from hami.model import Container, Device, Pod, QuotaLimits, Request
+from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
+from hami.state.table import Booking
+from hami.state.view import View
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.spec import Vendor
 
@@ -33,224 +32,166 @@ KINDS = ("less memory, fewer cores, fewer devices, another type, other UUIDs, an
          "devices, a node or card uncordoned, a higher quota, another pod ended")
 """The kinds that are tried, for an answer without a change."""
 
-Fits = Callable[[Pod], "Choice | None"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Changes after which a pod fits *node*. *texts*: in words. *pod*: as it would be.
-
-    *nodes*, *quotas*: objects as they would be. *ended*: the pods that would have ended.
-    """
+    """Changes after which a pod fits *node*. *texts*: in words. *pod*, *view*: pod and cluster as they would be."""
 
     texts: tuple[str, ...]
     pod: Pod
     node: str
-    nodes: tuple[Node, ...] = ()
-    quotas: tuple[QuotaLimits, ...] = ()
-    ended: tuple[PodRef, ...] = ()
-
-    def applied(self, record: ClusterRecord) -> ClusterRecord:
-        """Returns *record* with the changes; the pod itself still waits."""
-        nodes = {node.name: node for node in (*record.nodes, *self.nodes)}
-        quotas = {quota.uid: quota for quota in (*record.quotas, *self.quotas)}
-        uids = {ref.uid for ref in self.ended}
-        pods = (self.pod if pod.ref.uid == self.pod.ref.uid else pod for pod in record.pods if pod.ref.uid not in uids)
-        return replace(record, nodes=tuple(nodes.values()), quotas=tuple(quotas.values()), pods=tuple(pods))
+    view: View
 
 
-def find_changes(world: World, pod: Pod, nearest: Sequence[str]) -> list[Change]:
-    """Returns the smallest changes with which *pod* fits, those of the pod first; none if none that is known is enough.
+def find_changes(world: World, view: View, pod: Pod, nearest: Sequence[str]) -> list[Change]:
+    """Returns the smallest changes with which *pod* fits, changes of the pod first. Empty if no known change suffices.
 
-    *nearest*: the nodes that do not fit, in the order in which changes of the cluster are tried.
+    *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
+    cluster are tried.
     """
-    search = _Search(world, pod, nearest[:MAX_NODES])
-    if found := search.changes():
-        return found
-    quotas = world.cache.quotas.of(pod.ref.namespace)
+    if changes := _Search(world, view, pod, nearest[:MAX_NODES]).changes():
+        return changes
+    quotas = view.facts.quotas.get(pod.ref.namespace)
     if not quotas:
         return []
-    with search.lifted(quotas.values()) as lifted:
-        text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas.values())})"
-        found = search.alone() if search.fits(pod) is None else []
-        return [replace(change, texts=(*change.texts, text), quotas=lifted) for change in found or search.changes()]
+    lifted = _Search(world, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
+    text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas.values())})"
+    alone = Change(texts=(), pod=pod, node="", view=lifted.here.view)
+    changes = [replace(alone, node=choice.node)] if (choice := lifted.here.fits(pod)) is not None else lifted.changes()
+    return [replace(change, texts=(*change.texts, text)) for change in changes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Remedy:
-    """A change of the cluster. *fits*: the decision about a pod after it. The others are as in :class:`Change`."""
+class _Cluster:
+    """A cluster that differs by *text* from the one in which the pod waits. *names*: the nodes that the pod may get."""
 
-    text: str
-    fits: Fits
-    nodes: tuple[Node, ...] = ()
-    quotas: tuple[QuotaLimits, ...] = ()
-    ended: tuple[PodRef, ...] = ()
+    view: View
+    names: Sequence[str]
+    text: str = ""
 
-    def added_to(self, change: Change) -> Change:
-        """Returns *change* and this one."""
-        return replace(change, texts=(*change.texts, self.text), nodes=self.nodes, quotas=self.quotas,
-                       ended=self.ended)
+    def fits(self, pod: Pod) -> Choice | None:
+        """Returns the decision about *pod*."""
+        return self.view.choose(pod, self.names)
+
+    def change(self, pod: Pod, node: str, texts: tuple[str, ...] = ()) -> Change:
+        """Returns the change that makes this cluster, beside those of the pod in *texts*."""
+        return Change(texts=(*texts, self.text) if self.text else texts, pod=pod, node=node, view=self.view)
 
 
-_Groups = Iterable[Iterable[_Remedy]]
+_Groups = Iterable[Iterable[_Cluster]]
 """Changes of one kind. One that suffices is enough of each group."""
 
 
 class _Search:
-    """The search for one pod. It leaves the cache as it was."""
+    """The search for one pod in *view*."""
 
-    def __init__(self, world: World, pod: Pod, nearest: Sequence[str]) -> None:
+    def __init__(self, world: World, view: View, pod: Pod, nearest: Sequence[str]) -> None:
         self._world = world
-        self._cache = world.cache
         self._pod = pod
         self._nearest = nearest
-        self._offered = world.offered()
+        self.here = _Cluster(view, world.offered())
         self._loosenings = _loosenings(world, pod)
-        self._bookings = sorted((booking for booking in world.snapshot.bookings
+        self._bookings = sorted((booking for booking in view.bookings.values()
                                  if booking.uid != pod.ref.uid and booking.uid in world.pods), key=_size)
-
-    def fits(self, pod: Pod) -> Choice | None:
-        """Returns the decision about *pod* with the cluster as it is."""
-        return self._cache.choose(pod, self._offered)
 
     def changes(self) -> list[Change]:
         """Returns the changes of the pod alone and those of the cluster alone; else of both."""
-        return [*self._loosened(self.fits), *self.alone()] or list(self._together())
+        return [*self._loosened(self.here), *self._alone()] or list(self._together())
 
-    def alone(self) -> list[Change]:
-        """Returns the changes of the cluster alone."""
-        found = []
+    def _alone(self) -> Iterator[Change]:
+        """Yields the changes of the cluster alone."""
         for groups in self._kinds():
-            remedies = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
-            found += [remedy.added_to(Change(texts=(), pod=self._pod, node=choice.node))
-                      for remedy, choice in itertools.islice(remedies, MAX_OF_A_KIND)]
-        return found
+            enough = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
+            for cluster, choice in itertools.islice(enough, MAX_OF_A_KIND):
+                yield cluster.change(self._pod, choice.node)
 
     def _together(self) -> Iterator[Change]:
         """Yields changes of the pod together with one of the cluster, the first of each kind, and pods that end on
         nodes that are uncordoned."""
-        loosest = _applied([one.loosest for one in self._loosenings], self._pod)
+        loosest = _applied([loosening.loosest for loosening in self._loosenings], self._pod)
         for groups in (*self._kinds(), self._uncordoned_and_ended()):
             answer = next(filter(None, (_first(group, loosest) for group in groups)), None)
             if answer is not None:
-                remedy, _ = answer
-                unchanged = remedy.fits(self._pod)
-                found = ([Change(texts=(), pod=self._pod, node=unchanged.node)] if unchanged is not None
-                         else self._loosened(remedy.fits)[:1])
-                yield from map(remedy.added_to, found)
+                cluster, _ = answer
+                choice = cluster.fits(self._pod)
+                yield from ([cluster.change(self._pod, choice.node)] if choice is not None
+                            else self._loosened(cluster)[:1])
 
-    def _loosened(self, fits: Fits) -> list[Change]:
-        """Returns changes of the pod: all that need the smallest number of kinds."""
-        most = len(self._loosenings)
-        for size in (*range(1, min(MAX_KINDS, most) + 1), *([most] if most > MAX_KINDS else [])):
-            found = [change for chosen in itertools.combinations(self._loosenings, size)
-                     if (change := self._tightened(chosen, fits)) is not None]
-            if found:
-                return found
+    def _loosened(self, cluster: _Cluster) -> list[Change]:
+        """Returns changes of the pod, in *cluster*: all that need the smallest number of kinds."""
+        kinds = len(self._loosenings)
+        for size in (*range(1, min(MAX_KINDS, kinds) + 1), *([kinds] if kinds > MAX_KINDS else [])):
+            changes = [change for chosen in itertools.combinations(self._loosenings, size)
+                       if (change := self._tightened(chosen, cluster)) is not None]
+            if changes:
+                return changes
         return []
 
-    def _tightened(self, chosen: Sequence[_Loosening], fits: Fits) -> Change | None:
+    def _tightened(self, chosen: Sequence[_Loosening], cluster: _Cluster) -> Change | None:
         """Returns the change by *chosen*, each as little as possible; ``None`` if not even the most is enough."""
-        steps = [one.loosest for one in chosen]
-        if fits(_applied(steps, self._pod)) is None:
+        steps = [loosening.loosest for loosening in chosen]
+        if cluster.fits(_applied(steps, self._pod)) is None:
             return None
         for place, loosening in enumerate(chosen):
             others = _applied([*steps[:place], *steps[place + 1:]], self._pod)
-            steps[place] = loosening.tighten(partial(_is_enough, others, fits))
+            steps[place] = loosening.tighten(partial(_is_enough, others, cluster))
         changed = _applied(steps, self._pod)
-        choice = fits(changed)
-        return Change(texts=tuple(step.text for step in steps), pod=changed, node=choice.node) if choice else None
+        choice = cluster.fits(changed)
+        return cluster.change(changed, choice.node, tuple(step.text for step in steps)) if choice else None
 
     # Changes of the cluster
 
     def _kinds(self) -> Iterator[_Groups]:
-        yield ([remedy] for remedy in self._uncordoned_nodes())
-        yield ([remedy] for remedy in self._uncordoned_cards())
-        yield ([remedy] for remedy in self._raised_quotas())
+        yield ([cluster] for cluster in self._uncordoned_nodes())
+        yield ([cluster] for cluster in self._uncordoned_cards())
+        yield ([cluster] for cluster in self._raised_quotas())
         yield self._ended()
+
+    def _uncordoned_nodes(self) -> Iterator[_Cluster]:
+        for name in sorted(name for name, node in self._world.nodes.items() if node.unschedulable):
+            yield _Cluster(self.here.view, [name], f"node {name} is uncordoned (kubectl uncordon {name})")
 
     def _uncordoned_and_ended(self) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
         for uncordoned in self._uncordoned_nodes():
-            (node,) = uncordoned.nodes
-            yield [replace(ended, text=f"{uncordoned.text}, and {ended.text}", nodes=uncordoned.nodes)
-                   for booking in self._bookings if booking.node == node.name
-                   for ended in [self._end(booking, [node.name])]]
+            yield (replace(ended, text=f"{uncordoned.text}, and {ended.text}") for booking in self._bookings
+                   if booking.node in uncordoned.names for ended in [self._end(booking, uncordoned.names)])
 
-    def _uncordoned_nodes(self) -> Iterator[_Remedy]:
-        for name in sorted(name for name, node in self._world.nodes.items() if node.unschedulable):
-            yield _Remedy(f"node {name} is uncordoned (kubectl uncordon {name})", partial(self._choose, [name]),
-                          nodes=(replace(self._world.nodes[name], unschedulable=False),))
-
-    def _uncordoned_cards(self) -> Iterator[_Remedy]:
+    def _uncordoned_cards(self) -> Iterator[_Cluster]:
         for name in self._nearest:
             node = self._world.nodes[name]
             uuids = parse_list(node.annotations.get(CORDON)) or ()
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
-                yield _Remedy(f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
-                              partial(self._fits_node, changed), nodes=(changed,))
+                yield _Cluster(self.here.view.what_if(nodes=[changed]), [name],
+                               f"card {uuid} of node {name} is uncordoned (annotation {CORDON})")
 
-    def _raised_quotas(self) -> Iterator[_Remedy]:
-        for quota in tuple(self._cache.quotas.of(self._pod.ref.namespace).values()):
+    def _raised_quotas(self) -> Iterator[_Cluster]:
+        namespace, names = self._pod.ref.namespace, self.here.names
+        quotas = self.here.view.facts.quotas.get(namespace, {})
+        for quota in quotas.values():
             for resource in sorted(quota.limits):
-                changed = _without(quota, [resource])
-                yield _Remedy(f"the quota {quota.name} allows more of limits.{resource} than {quota.limits[resource]}",
-                              partial(self._fits_quota, changed), quotas=(changed,))
+                yield _Cluster(self.here.view.what_if(quotas={
+                    namespace: {**quotas, quota.uid: _without(quota, [resource])}}), names,
+                    f"the quota {quota.name} allows more of limits.{resource} than {quota.limits[resource]}")
 
     def _ended(self) -> _Groups:
         """Yields the pods that end, smallest first: those of the quota, then those of each of the nearest nodes."""
-        if self._cache.quotas.of(self._pod.ref.namespace):
+        if self.here.view.facts.quotas.get(self._pod.ref.namespace):
             own = [booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace]
-            yield [self._end(booking, self._offered) for booking in own[:MAX_ENDED]]
-        by_node: dict[str, list[Booking]] = {}
-        for booking in self._bookings:
-            by_node.setdefault(booking.node, []).append(booking)
+            yield (self._end(booking, self.here.names) for booking in own[:MAX_ENDED])
         for name in self._nearest:
-            yield [self._end(booking, [name]) for booking in by_node.get(name, ())]
+            yield (self._end(booking, [name]) for booking in self._bookings if booking.node == name)
 
-    def _end(self, booking: Booking, names: Sequence[str]) -> _Remedy:
-        ref = self._world.pods[booking.uid].ref
-        return _Remedy(f"pod {ref} ends", partial(self._choose, names, ended=(booking.uid,)), ended=(ref,))
-
-    def _choose(self, names: Sequence[str], pod: Pod, ended: Collection[str] = ()) -> Choice | None:
-        return self._cache.choose(pod, names, ended)
-
-    def _fits_node(self, changed: Node, pod: Pod) -> Choice | None:
-        """Returns the decision about *pod* on the node *changed*."""
-        self._cache.nodes.upsert(changed)
-        try:
-            return self._cache.choose(pod, [changed.name])
-        finally:
-            self._cache.nodes.upsert(self._world.nodes[changed.name])
-
-    def _fits_quota(self, changed: QuotaLimits, pod: Pod) -> Choice | None:
-        """Returns the decision about *pod* under the quota *changed*."""
-        before = self._cache.quotas.of(changed.namespace)[changed.uid]
-        self._cache.quotas.upsert(changed)
-        try:
-            return self.fits(pod)
-        finally:
-            self._cache.quotas.upsert(before)
-
-    @contextlib.contextmanager
-    def lifted(self, quotas: Iterable[QuotaLimits]) -> Iterator[tuple[QuotaLimits, ...]]:
-        """Lifts *quotas* for a while. Yields them as they are meanwhile."""
-        before = tuple(quotas)
-        changed = tuple(_without(quota, quota.limits) for quota in before)
-        for quota in changed:
-            self._cache.quotas.upsert(quota)
-        try:
-            yield changed
-        finally:
-            for quota in before:
-                self._cache.quotas.upsert(quota)
+    def _end(self, booking: Booking, names: Sequence[str]) -> _Cluster:
+        return _Cluster(self.here.view.what_if(without=[booking.uid]), names,
+                        f"pod {self._world.pods[booking.uid].ref} ends")
 
 
-def _first(group: Iterable[_Remedy], pod: Pod) -> tuple[_Remedy, Choice] | None:
-    """Returns the first of *group* after which *pod* fits, and where; ``None`` if there is none."""
-    return next(((remedy, choice) for remedy in group if (choice := remedy.fits(pod)) is not None), None)
+def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
+    """Returns the first of *group* in which *pod* fits, and where; ``None`` if there is none."""
+    return next(((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None)
 
 
 def _without(quota: QuotaLimits, resources: Collection[str]) -> QuotaLimits:
@@ -262,8 +203,8 @@ def _size(booking: Booking) -> tuple[int, int, str]:
     return memory, cores, booking.uid
 
 
-def _is_enough(pod: Pod, fits: Fits, step: _Step) -> bool:
-    return fits(step.apply(pod)) is not None
+def _is_enough(pod: Pod, cluster: _Cluster, step: _Step) -> bool:
+    return cluster.fits(step.apply(pod)) is not None
 
 
 def _applied(steps: Iterable[_Step], pod: Pod) -> Pod:
@@ -299,7 +240,7 @@ def _loosenings(world: World, pod: Pod) -> list[_Loosening]:
         requests = [request for container in pod.containers
                     if (request := device_request(vendor, container)) is not None]
         if requests:
-            devices = [usage.device for usages in world.snapshot.nodes.values() for usage in usages.get(vendor.key, ())]
+            devices = [usage.device for usages in world.view.nodes.values() for usage in usages.get(vendor.key, ())]
             found += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
     if "mutex" in pod.annotations.get(GPU_POLICY, world.record.policies.device):
         found.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))

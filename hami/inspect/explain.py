@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hami.cache.binding import bound_at
+from hami.state.binding import bound_at
 from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
@@ -18,8 +18,7 @@ from hami.inspect.tables import printable
 from hami.inspect.top import age_of, age_text
 from hami.inspect.world import World
 from hami.model import Pod
-from hami.scheduling.decide import Refusal
-from hami.scheduling.explain import DeviceRefusal, NodeRefusal, free_text, nodes_by_reason, refused_nodes, request_text
+from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.vendors.request import device_requests, requests_devices
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide
@@ -133,37 +132,33 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 
 
 def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
-    world.cache.pods.take_over(pod.ref.uid)  # what another scheduler has reserved for it does not stand in its way
+    view = world.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
     offered = world.offered()
-    choice = world.cache.choose(pod, offered)
-    refusal = None if choice is not None else world.cache.refuse(pod, offered)
-    nodes = refused_nodes(refusal, world.cache.node_usage) if refusal is not None else []
-    changes = find_changes(world, pod, [found.node for found in nodes]) if refusal is not None else []
+    choice = view.choose(pod, offered)
+    refusal = view.refuse(pod, offered) if choice is None else None
+    nodes = view.closest(refusal) if refusal is not None else []
+    changes = find_changes(world, view, pod, [node.node for node in nodes]) if refusal is not None else []
     return WaitingReport(
         namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
         scheduler=pod.scheduler_name, requests=requested_devices(world, pod), annotations=_selections(world, pod),
         fits=choice.node if choice is not None else "",
-        reasons=_reasons(refusal) if refusal is not None else {},
-        nodes=tuple(_node_shortage(pod, found) for found in nodes),
+        reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
+                 } if refusal is not None else {},
+        nodes=tuple(_node_shortage(pod, node) for node in nodes),
         cordoned=tuple(sorted(name for name, node in world.nodes.items()
-                              if node.unschedulable and name in world.snapshot.nodes)),
+                              if node.unschedulable and name in world.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
 
 
-def _reasons(refusal: Refusal) -> dict[str, tuple[str, ...]]:
-    return {str(reason): tuple(names) for reason, names in nodes_by_reason(refusal).items()}
-
-
 def _node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
-    cards = sorted(refusal.devices, key=lambda found: (found.distance, found.device.index, found.device.uuid))
     return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
-                        tuple(map(_card_shortage, cards)))
+                        tuple(map(_card_shortage, refusal.closest_devices)))
 
 
 def _card_shortage(refusal: DeviceRefusal) -> CardShortage:
     device, short = refusal.device, refusal.short
-    return CardShortage(index=device.index, uuid=device.uuid, model=device.model, free=free_text(refusal),
+    return CardShortage(index=device.index, uuid=device.uuid, model=device.model, free=refusal.free_text,
                         short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
                         reason=str(refusal.reason or ""))
 
@@ -245,7 +240,7 @@ def _suggestion_lines(report: WaitingReport) -> Iterator[str]:
 
 
 def _bound(world: World, pod: Pod) -> BoundReport:
-    record = world.cache.pods.get(pod.ref.uid)
+    record = world.view.facts.pods.get(pod.ref.uid)
     since = bound_at(pod)
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
@@ -256,7 +251,7 @@ def _bound(world: World, pod: Pod) -> BoundReport:
 
 def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
     indexes = {(vendor, usage.device.uuid): usage.device.index
-               for vendor, usages in world.cache.node_usage(pod.node_name).items() for usage in usages}
+               for vendor, usages in world.view.usages(pod.node_name).items() for usage in usages}
     for vendor in world.vendors.allocated_in(pod.annotations):
         try:
             containers = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
@@ -267,9 +262,8 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
             names = ["?"] * len(containers)
         for name, shares in zip(names, containers, strict=True):
             for share in shares:
-                others = {str(holding.pod.ref) for holding in
-                          world.holdings.get((pod.node_name, vendor.key, share.uuid), ())
-                          if holding.pod is not None and holding.pod.ref != pod.ref}
+                others = {str(other.ref) for other, _ in world.holders(pod.node_name, vendor.key, share.uuid)
+                          if other is not None and other.ref != pod.ref}
                 yield HeldCard(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
                                tuple(sorted(others)))
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hami.cache.cache import Policies
+from hami.state.view import Policies
 from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from hami.cache.cache import Policies
+from hami.state.view import Policies
 from hami.codec.keys import (
     CORDON, GPU_POLICY, LOCK_FREE, NODE_LOCK, NODE_POLICY, NUMA_BIND, WEIGHTS, is_scheduler_owned,
 )

@@ -7,11 +7,10 @@ ended by the time of the record are missing, which is itself a reason for differ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
-from hami.cache.binding import assigned_at, bound_at
+from hami.state.binding import assigned_at, bound_at
 from hami.inspect.record import ClusterRecord
 from hami.inspect.simulate import unbound
 from hami.inspect.tables import Column, Style, render_rows
@@ -36,20 +35,21 @@ class Replayed(msgspec.Struct, rename="camel", frozen=True):
 
 def replay(record: ClusterRecord) -> list[Replayed]:
     """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
-    whole = World(record)
-    held = {booking.uid: tuple(sorted({charge.uuid for _, charges in booking.charges for charge in charges}))
-            for booking in whole.snapshot.bookings}
-    bound = sorted((pod for pod in record.pods if pod.node_name and held.get(pod.ref.uid)), key=_order)
-    world = World(replace(record, pods=()))
-    names = sorted(world.nodes)
-    found = []
+    world = World(record)
+    held = world.view.bookings
+    bound = sorted((pod for pod in record.pods
+                    if pod.node_name and (booking := held.get(pod.ref.uid)) is not None and booking.charges), key=_order)
+    view, names = world.view.what_if(without=held), sorted(world.nodes)
+    decisions = []
     for pod in bound:
-        choice = world.cache.choose(unbound(pod), names)
-        cards = {share.uuid for shares in choice.placement for share in shares} if choice is not None else set()
-        found.append(Replayed(str(pod.ref), pod.node_name, choice.node if choice is not None else "",
-                              held[pod.ref.uid], tuple(sorted(cards))))
-        world.cache.pods.upsert(pod)
-    return found
+        booking = held[pod.ref.uid]
+        before = {charge.uuid for _, charges in booking.charges for charge in charges}
+        choice = view.choose(unbound(pod), names)
+        after = {share.uuid for shares in choice.placement for share in shares} if choice is not None else set()
+        decisions.append(Replayed(str(pod.ref), pod.node_name, choice.node if choice is not None else "",
+                                  tuple(sorted(before)), tuple(sorted(after))))
+        view = view.what_if(with_=[booking])
+    return decisions
 
 
 def render_replay(found: Sequence[Replayed], style: Style) -> str:

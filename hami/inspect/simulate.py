@@ -1,6 +1,6 @@
 """``hami simulate`` and ``hami capacity``: what would happen to pods that are not there yet. Nothing is written.
 
-The pods pass the admission of the scheduler, and its cache places them one after the other.
+The pods pass the admission of the scheduler, and its decision places them one after the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from hami.inspect.record import ClusterRecord
 from hami.inspect.tables import Column, Style, printable, render_rows
 from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
-from hami.scheduling.decide import Choice, Refusal
-from hami.scheduling.explain import describe, nodes_by_reason
+from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
 
@@ -116,7 +115,7 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
 
 def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
              admit: Admit) -> SimulationReport:
-    """Returns what would become of the pods *moved* and those of *sources*, in this order. *world* is changed.
+    """Returns what would become of the pods *moved* and those of *sources*, in this order.
 
     Raises: HamiError.
     """
@@ -128,7 +127,7 @@ def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], s
 
 
 def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: Admit) -> list[NodeCapacity]:
-    """Returns how many more pods of *source* each node takes, most first. *world* is changed.
+    """Returns how many more pods of *source* each node takes, most first.
 
     Raises: HamiError if the pod is denied or requests no devices.
     """
@@ -140,9 +139,11 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
     found: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
     for name in world.offered():
-        count = 0
-        while (ref := next(refs, None)) is not None and isinstance(
-                world.cache.assume(replace(pod, ref=ref), [name]), Choice):
+        count, view = 0, world.view
+        while (ref := next(refs, None)) is not None:
+            answer, view = view.assume(replace(pod, ref=ref), [name])
+            if not isinstance(answer, Choice):
+                break
             count += 1
         if count:
             found.append(NodeCapacity(name, count))
@@ -183,14 +184,14 @@ _CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
 
 
 class _Placer:
-    """Places pods in the cache of *world*, on nodes that kube-scheduler offers."""
+    """Places pods one after the other, on nodes that kube-scheduler offers. *view*: the cluster after the last one."""
 
     def __init__(self, world: World) -> None:
         self.placed: list[PlacedPod] = []
-        self._world = world
+        self._view = world.view
         self._names = world.offered()
         self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
-                         for name, usages in world.snapshot.nodes.items()
+                         for name, usages in world.view.nodes.items()
                          for vendor, devices in usages.items() for usage in devices}
 
     def place_moved(self, pod: Pod) -> Outcome:
@@ -213,7 +214,7 @@ class _Placer:
         return Outcome(source.title, wanted, wanted)
 
     def _place(self, title: str, pod: Pod) -> Refusal | None:
-        answer = self._world.cache.assume(pod, self._names)
+        answer, self._view = self._view.assume(pod, self._names)
         if isinstance(answer, Refusal):
             return answer
         node, cards = "", list[str]()
@@ -225,10 +226,9 @@ class _Placer:
         return None
 
     def _why(self, refusal: Refusal) -> tuple[str, str]:
-        reasons = nodes_by_reason(refusal)
-        counted = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+        counted = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
         text = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}" for reason, names in counted)
-        return text or "no node has devices", describe(refusal, self._world.cache.node_usage)
+        return text or "no node has devices", describe(refusal, self._view.closest(refusal, CLOSEST_NODES))
 
 
 def _admitted(source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
@@ -267,7 +267,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     if not uuids:
         return record
     world = World(record)
-    places = {usage.device.uuid: (name, vendor) for name, usages in world.snapshot.nodes.items()
+    places = {usage.device.uuid: (name, vendor) for name, usages in world.view.nodes.items()
               for vendor, devices in usages.items() for usage in devices}
     nodes = dict(world.nodes)
     for uuid in uuids:

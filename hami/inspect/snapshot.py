@@ -125,7 +125,7 @@ class _Anonymizer:
     def _device_names(self) -> dict[str, str]:
         """Returns the other name of each device. One that contains its node's name contains the node's other name."""
         world = World(self._record)
-        homes = {usage.device.uuid: name for name, usages in world.snapshot.nodes.items()
+        homes = {usage.device.uuid: name for name, usages in world.view.nodes.items()
                  for devices in usages.values() for usage in devices}
         homes |= {share.uuid: pod.node_name for pod in self._record.pods for share in self._shares(pod)
                   if share.uuid not in homes}

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 import msgspec
 
-from hami.cache.binding import assigned_node
 from hami.errors import HamiError
 from hami.inspect.selector import Matches, parse_selector
 from hami.inspect.tables import Column, Style, meter, render_rows, share_of
 from hami.inspect.world import World, unknown_name
-from hami.model import Budget, DeviceUsage, Node, Pod, QuotaLimits
+from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
-from hami.scheduling.explain import request_text
+from hami.scheduling.refusal import request_text
 from hami.scheduling.quota import allowed_budget
 from hami.scheduling.usage import Charge
 from hami.vendors.request import device_requests
@@ -145,9 +144,9 @@ def _render(rows: list[R], view: View[R], query: TopQuery, style: Style) -> str:
 
 def node_rows(world: World, nodes: Iterable[Node]) -> list[NodeRow]:
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
-    problems = {name for name, _ in world.cache.nodes.problems(world.nodes)}
+    problems = {name for name, _ in world.view.facts.problems}
     return [_node_row(world, node, node.name in problems) for node in nodes
-            if node.name in world.snapshot.nodes or node.name in problems]
+            if world.view.usages(node.name) or node.name in problems]
 
 
 def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
@@ -156,7 +155,8 @@ def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
     for usage in usages:
         vendor = world.vendors[usage.device.vendor]
         total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
-    holders = [pod for uid in world.holders.get(node.name, ()) if (pod := world.pods.get(uid)) is not None]
+    holders = [pod for booking in world.view.bookings_on(node.name)
+               if (pod := world.pods.get(booking.uid)) is not None]
     free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
     return NodeRow(
         name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
@@ -174,7 +174,7 @@ def card_rows(world: World, nodes: Iterable[Node]) -> list[CardRow]:
 def _card_row(world: World, node: Node, usage: DeviceUsage) -> CardRow:
     device, vendor = usage.device, world.vendors[usage.device.vendor]
     total, used = total_amounts(device, vendor), used_amounts(usage, vendor)
-    pods = [holding.pod for holding in world.holdings.get(_key(node.name, usage), ()) if holding.pod is not None]
+    pods = [pod for pod, _ in world.holders(*_key(node.name, usage)) if pod is not None]
     state = [*(["node cordoned"] if node.unschedulable else []), *_card_state(usage)]
     return CardRow(
         node=node.name, index=device.index, uuid=device.uuid, vendor=device.vendor, model=device.model,
@@ -186,14 +186,12 @@ def _card_row(world: World, node: Node, usage: DeviceUsage) -> CardRow:
 
 def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
     """Returns a row for each of *pods*."""
-    bookings = {booking.uid: booking for booking in world.snapshot.bookings}
-    indexes = {_key(name, usage): usage.device.index
-               for name in world.snapshot.nodes for usage in _usages(world, name)}
     rows = []
     for pod in pods:
-        booking = bookings.get(pod.ref.uid)
+        booking = world.view.bookings.get(pod.ref.uid)
         charges = [(vendor, charge) for vendor, found in booking.charges for charge in found] if booking else []
-        node = assigned_node(pod) if booking else pod.node_name
+        node = booking.node if booking else pod.node_name
+        indexes = {_key(node, usage): usage.device.index for usage in _usages(world, node)}
         requests = [request_text(request, world.vendors[request.vendor]) for container in pod.containers
                     for request in device_requests(world.vendors, container)]
         rows.append(PodRow(
@@ -206,24 +204,17 @@ def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
     return rows
 
 
-def namespace_rows(world: World, namespaces: Collection[str] = ()) -> list[NamespaceRow]:
-    """Returns a row for each namespace and vendor that is used or limited; only of *namespaces*, unless it is
-    empty."""
-    snapshot = world.snapshot
-    pods: Counter[tuple[str, str]] = Counter()
-    for booking in snapshot.bookings:
-        for key, _ in booking.charges:
-            pods[booking.namespace, key] += 1
-    quotas: dict[str, list[QuotaLimits]] = {}
-    for quota in snapshot.quotas:
-        quotas.setdefault(quota.namespace, []).append(quota)
+def namespace_rows(world: World, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
+    """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given."""
+    pods = Counter((booking.namespace, key) for booking in world.view.bookings.values() for key, _ in booking.charges)
+    quotas, used = world.view.facts.quotas, world.view.used
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
-        if namespaces and namespace not in namespaces:
+        if namespaces is not None and namespace not in namespaces:
             continue
         for vendor in world.vendors:
-            limit = allowed_budget(vendor, quotas.get(namespace, ()))
-            memory, cores = snapshot.used.get((namespace, vendor.key), (0, 0))
+            limit = allowed_budget(vendor, quotas.get(namespace, {}).values())
+            memory, cores = used.get((namespace, vendor.key), (0, 0))
             if (namespace, vendor.key) in pods or limit != Budget():
                 rows.append(NamespaceRow(
                     name=namespace, vendor=vendor.key, pods=pods[namespace, vendor.key], memory_used_mib=memory,
@@ -271,7 +262,7 @@ def _pods(world: World, query: TopQuery, matches: Matches) -> list[Pod]:
 
 
 def _namespaces(world: World, query: TopQuery) -> list[NamespaceRow]:
-    rows = namespace_rows(world, query.names or ([query.namespace] if query.namespace else ()))
+    rows = namespace_rows(world, query.names or ([query.namespace] if query.namespace else None))
     known = {row.name for row in rows}
     for name in query.names:
         if name not in known:
@@ -280,7 +271,7 @@ def _namespaces(world: World, query: TopQuery) -> list[NamespaceRow]:
 
 
 def _usages(world: World, node: str) -> Iterable[DeviceUsage]:
-    usages = world.snapshot.nodes.get(node, {})
+    usages = world.view.usages(node)
     return (usage for vendor in sorted(usages) for usage in usages[vendor])
 
 
@@ -309,7 +300,7 @@ def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool)
 
 
 def _pod_state(world: World, pod: Pod, *, is_holding: bool) -> str:
-    record = world.cache.pods.get(pod.ref.uid)
+    record = world.view.facts.pods.get(pod.ref.uid)
     if record is not None and record.problems:
         return "Unreadable"
     if pod.deleting:

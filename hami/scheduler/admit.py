@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hami.cache.cache import Cache
+from hami.state.store import Store
+from hami.state.view import View
 from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
 from hami.codec.objects import convert_pod
@@ -42,7 +43,7 @@ class Denied:
 class Admitter:
     """The admission of pods."""
 
-    def __init__(self, cache: Cache, settings: Settings) -> None:
+    def __init__(self, cache: Store | View, settings: Settings) -> None:
         self._cache = cache
         self._settings = settings
 

@@ -19,7 +19,7 @@ import msgspec
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from hami import __version__
-from hami.cache.reservations import Reservation
+from hami.state.reservations import Reservation
 from hami.codec import admission, extender
 from hami.codec.admission import Review
 from hami.errors import HamiError, MalformedInput, NodeLocked

@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from hami.cache.binding import carries_allocation
-from hami.cache.cache import Cache
-from hami.cache.reservations import Reservation
+from hami.state.binding import carries_allocation
+from hami.state.store import Store
+from hami.state.reservations import Reservation
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
@@ -43,7 +43,7 @@ class _BoundByAnother(KeepsLocks, Conflict):
 class Binder:
     """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
+    def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
                  *, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep,
                  lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """*clock* is the leadership's. *sleep* waits between attempts. *lock_timeout_s*: for how long a bind waits

@@ -1,6 +1,6 @@
 """Metrics of the cluster's devices, allocations and quotas: Prometheus gauges with upstream's names, labels and values.
 
-Samples are rendered from a cache snapshot one by one while they are read, so a large cluster needs neither much memory
+Samples are rendered from a view of the store one by one while they are read, so a large cluster needs neither much memory
 nor a long computation without a pause. This module holds no locks and does no I/O.
 Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`` is our own.
 """
@@ -13,9 +13,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from hami.cache.cache import Snapshot
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
-from hami.scheduling.index import Booking
+from hami.state.table import Booking
+from hami.state.view import View
 from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
@@ -23,19 +23,19 @@ from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 MIB = 1 << 20
 
 
-def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
-    """Returns all gauges of *snapshot*, sorted by name; with *legacy* also those with upstream's old names.
+def families(view: View, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
+    """Returns all gauges of *view*, sorted by name; with *legacy* also those with upstream's old names.
 
     The new names convert compute units to percent, the old ones do not. ``hami_build_info`` is not among them.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
-    bookings = sorted(snapshot.bookings, key=attrgetter("node"))
+    bookings = sorted(view.bookings.values(), key=attrgetter("node"))
     in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
-        *gauge_families(_DEVICE_GAUGES, lambda: _devices(snapshot, in_units), legacy),
-        *gauge_families(_INSTANCE_GAUGES, lambda: _instances(snapshot), legacy),
-        *gauge_families(_ALLOCATION_GAUGES, lambda: _allocations(snapshot, bookings, in_units), legacy),
-        *gauge_families(_QUOTA_GAUGES, lambda: _quotas(snapshot, vendors), legacy),
+        *gauge_families(_DEVICE_GAUGES, lambda: _devices(view, in_units), legacy),
+        *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
+        *gauge_families(_ALLOCATION_GAUGES, lambda: _allocations(view, bookings, in_units), legacy),
+        *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
     return sorted(found, key=lambda family: family.name)
 
@@ -92,11 +92,11 @@ class _QuotaRow(NamedTuple):
     allowed: int | None
 
 
-def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
+def _devices(view: View, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
     """Yields all devices. Skips devices without a UUID, and a UUID's repetitions on the same node."""
-    for name in sorted(snapshot.nodes):
+    for name in sorted(view.nodes):
         node, seen = escape_label(name), {""}
-        for usages in snapshot.nodes[name].values():
+        for usages in view.nodes[name].values():
             for usage in usages:
                 device = usage.device
                 if device.uuid not in seen:
@@ -105,9 +105,9 @@ def _devices(snapshot: Snapshot, in_units: Container[str] = ()) -> Iterator[_Dev
                                      device.vendor in in_units)
 
 
-def _instances(snapshot: Snapshot) -> Iterator[_InstanceRow]:
+def _instances(view: View) -> Iterator[_InstanceRow]:
     """Yields the MIG instances of all devices, sorted by placement."""
-    for row in _devices(snapshot):
+    for row in _devices(view):
         for partition in sorted(set(row.usage.partitions)):
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)
@@ -116,25 +116,25 @@ def _instances(snapshot: Snapshot) -> Iterator[_InstanceRow]:
                                    compute_instance, f"{profile}-{gpu_instance}")
 
 
-def _allocations(snapshot: Snapshot, bookings: Iterable[Booking],
+def _allocations(view: View, bookings: Iterable[Booking],
                  in_units: Collection[str]) -> Iterator[_AllocationRow]:
     """Yields each pod's share of each device, given *bookings* sorted by node. A terminating pod and its successor of
     the same name are summed up."""
     for name, on_node in groupby(bookings, key=attrgetter("node")):
         node = escape_label(name)
-        usages = snapshot.nodes.get(name, {})
+        usages = view.nodes.get(name, {})
         devices = {usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())}
-        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(on_node, snapshot).items()):
+        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(on_node, view).items()):
             percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
             yield _AllocationRow(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores,
                                  percent)
 
 
-def _amounts(bookings: Iterable[Booking], snapshot: Snapshot) -> dict[tuple[str, str, str], tuple[int, int, str]]:
+def _amounts(bookings: Iterable[Booking], view: View) -> dict[tuple[str, str, str], tuple[int, int, str]]:
     """Returns MiB, cores and vendor by namespace, pod and device."""
     amounts: dict[tuple[str, str, str], tuple[int, int, str]] = {}
     for booking in bookings:
-        ref = snapshot.pods.get(booking.uid)
+        ref = view.ref(booking.uid)
         for vendor, charges in booking.charges:
             for charge in charges:
                 if charge.uuid:
@@ -153,14 +153,11 @@ def _ratio(part: int, whole: int | None) -> float | None:
     return part / whole if whole and whole > 0 else None
 
 
-def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
+def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     """Yields resources with a limit or usage, also in namespaces without a ResourceQuota."""
-    limits: dict[str, list[QuotaLimits]] = {}
-    for quota in snapshot.quotas:
-        limits.setdefault(quota.namespace, []).append(quota)
-    for namespace in sorted(limits.keys() | {namespace for namespace, _ in snapshot.used}):
-        quotas = limits.get(namespace, [])
-        used, allowed = _used(snapshot, namespace, vendors), _allowed(quotas, vendors)
+    for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
+        quotas = view.facts.quotas.get(namespace, {}).values()
+        used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
         for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
@@ -168,11 +165,11 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
                                 limit or 0, allowed.get(resource))
 
 
-def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> Counter[str]:
+def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
     """Returns the usage of *namespace* by resource name. Vendors may share a name."""
     used: Counter[str] = Counter()
     for vendor in vendors:
-        for resource, amount in zip((vendor.memory, vendor.cores), snapshot.used.get((namespace, vendor.key), ())):
+        for resource, amount in zip((vendor.memory, vendor.cores), view.used.get((namespace, vendor.key), ())):
             used[resource] += amount
     return used
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from hami.cache.cache import Cache
+from hami.state.store import Store
 from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
 from hami.codec.times import render_micro_time
@@ -38,7 +38,7 @@ ROLE = "hami.io/scheduler-role"
 class Controller(PeriodicTask):
     """One loop for all duties."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
+    def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
                  settings: Settings, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         super().__init__(PERIOD_S)
         self._cluster = cluster

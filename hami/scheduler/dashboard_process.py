@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from hami.cache.reservations import Reservations
+from hami.state.reservations import Reservations
 from hami.runtime.watchdog import beat_before_wait
 from hami.scheduler.settings import Settings
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hami.cache.reservations import ReservationChanges
+from hami.state.reservations import ReservationChanges
 from hami.dashboard.monitors import Monitors
 from hami.dashboard.server import dashboard_server
 from hami.errors import HamiError

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.cache.cache import Cache
+from hami.state.store import Store
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Node, Pod
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
-from hami.scheduling.decide import Choice, Refusal
-from hami.scheduling.explain import describe, nodes_by_reason, summarize
+from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Filtered:
 class NodeFilter:
     """Chooses nodes for pods. It makes no calls to the API server; events are written in the background."""
 
-    def __init__(self, cache: Cache, events: EventRecorder, leadership: Leadership, metrics: Metrics) -> None:
+    def __init__(self, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics) -> None:
         self._cache = cache
         self._events = events
         self._leadership = leadership
@@ -67,26 +66,25 @@ class NodeFilter:
 
         Raises: HamiError.
         """
-        answer = self._cache.simulate(pod, nodes)
-        if answer is None:
+        view, names = self._cache.idle_view().what_if(nodes=nodes), [node.name for node in nodes]
+        if (refusal := view.refuse(pod, names)) is None:
             return Filtered(None, {})
-        choice, refusal = answer
+        choice = view.choose(pod, names)
         return Filtered([choice.node] if choice else None, _failed(refusal), choice.node if choice else None)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
-        failed, by_reason = _failed(refusal), nodes_by_reason(refusal)
-        for reason in by_reason:
+        for reason in refusal.nodes_by_reason:
             self._metrics.refused(reason)
-        for text in (*summarize(by_reason), f"no available node, {len(failed)} nodes do not meet",
-                     describe(refusal, self._cache.node_usage)):
+        closest = self._cache.closest(refusal, CLOSEST_NODES)
+        nodes = refusal.nodes + len(refusal.unknown)
+        for text in (*summarize(refusal), f"no available node, {nodes} nodes do not meet", describe(refusal, closest)):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
-        log.info("no node fits", extra={"pod": pod.ref, "nodes": len(failed)})
-        return Filtered(None, failed)
+        log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
+        return Filtered(None, _failed(refusal))
 
 
 def _failed(refusal: Refusal) -> dict[str, str]:
-    return {**{name: str(unfit) for name, unfit in refusal.unfit.items()},
-            **{name: UNREGISTERED for name in refusal.unknown}}
+    return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
 
 def _success(choice: Choice) -> str:

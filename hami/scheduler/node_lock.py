@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hami.cache.binding import failed_allocation
-from hami.cache.cache import Cache
+from hami.state.binding import failed_allocation
+from hami.state.store import Store
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import names_pod, parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
@@ -84,7 +84,7 @@ class NodeLocks:
     *leading_since* returns when this replica began to act in its term, on the *clock*.
     """
 
-    def __init__(self, cluster: Cluster, cache: Cache, states: LockStates, events: EventRecorder,
+    def __init__(self, cluster: Cluster, cache: Store, states: LockStates, events: EventRecorder,
                  allocation_timeout: float, *, leading_since: Callable[[], float], clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
         self._cluster = cluster

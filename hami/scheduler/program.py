@@ -55,7 +55,7 @@ class SchedulerProgram:
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
 
-        # Cache and leadership
+        # Store and leadership
         api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
         self._lock_states = LockStates(self._metrics.lock_wait)
@@ -173,7 +173,7 @@ class SchedulerProgram:
         """Returns the metrics of the cluster; none before the cache is filled, as the cluster would look empty."""
         made = [build_info()]
         if self._watches.is_synced():
-            made += families(self._cache.snapshot(), self._cache.vendors, legacy=self._settings.legacy_metrics)
+            made += families(self._cache.view(), self._cache.vendors, legacy=self._settings.legacy_metrics)
         return made
 
     def _unready_reason(self) -> str | None:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hami.cache.cache import Cache, Policies
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
@@ -25,7 +26,7 @@ class Watches:
     *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
     """
 
-    def __init__(self, api: Api, cache: Cache, *, node_selector: str) -> None:
+    def __init__(self, api: Api, cache: Store, *, node_selector: str) -> None:
         selector = {"labelSelector": node_selector} if node_selector else {}
         self._reflectors: dict[str, Reflector[Any]] = {
             "nodes": Reflector(api, WatchedResource(
@@ -76,9 +77,9 @@ class Watches:
 
 
 def watched_cache(settings: Settings, api: Api, *,
-                  on_lock_change: Callable[[str], None] = lambda node: None) -> tuple[Cache, Watches]:
+                  on_lock_change: Callable[[str], None] = lambda node: None) -> tuple[Store, Watches]:
     """Returns the cache that *settings* describe, still empty, and the watches that fill it."""
-    cache = Cache(
+    cache = Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
         Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=utc_now,
         on_lock_change=on_lock_change, foreign_reservations=settings.foreign_reservations)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 from numpy.typing import NDArray
 
 from hami.model import ContainerKind, DeviceUsage, Reason, Request, Selector, Share
-from hami.scheduling.order import device_score, sort_usages
+from hami.scheduling.order import device_score, in_order_of_trying
 from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
-from hami.vendors.spec import CheckDevice, FitContext, NoCombination, Rule, SelectDevices
+from hami.vendors.spec import FitContext, NoCombination, PartitionRule, Rule, SelectDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,17 @@ class Unfit:
 
     reasons: tuple[tuple[Reason, int], ...]
     devices: int
+
+    @classmethod
+    def of(cls, reasons: Mapping[Reason, int], fitting: int, devices: int) -> Unfit:
+        """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
+        counts = {**reasons, Reason.TOO_FEW_FITTING: fitting}
+        return cls(tuple(sorted((reason, count) for reason, count in counts.items() if count)), devices)
+
+    @classmethod
+    def too_few_devices(cls, devices: int) -> Unfit:
+        """Returns the result if a node has fewer devices than are requested, free or not."""
+        return cls(((Reason.TOO_FEW_DEVICES, devices),), devices)
 
     def __str__(self) -> str:
         """The text for users: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
@@ -38,10 +49,9 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     if vendor.check_node is not None and (reason := vendor.check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
     if request.count > len(usages) and (vendor.allows_repeats is None or not any(map(vendor.allows_repeats, usages))):
-        return Unfit(((Reason.TOO_FEW_DEVICES, len(usages)),), len(usages))
+        return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
-    ordered = sort_usages(usages, context.policy, scores)
-    ordered.reverse()
+    ordered = in_order_of_trying(usages, context.policy, scores)
     if vendor.select_devices is not None:
         return _selected(vendor.select_devices, ordered, request, context)
     if context.policy.topology_aware:
@@ -49,16 +59,19 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     return _first_that_fit(ordered, request, context)
 
 
-def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = (),
-              rules: Iterable[Rule | CheckDevice] | None = None) -> Reason | None:
-    """Returns the reason of the first of *rules* (default: all of the vendor's) that *usage* fails."""
-    for rule in context.vendor.rules if rules is None else rules:
+def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = ()) -> Reason | None:
+    """Returns the reason of the first of the vendor's rules that *usage* fails."""
+    for rule in context.vendor.rules:
         if isinstance(rule, Rule):
             reason, fails = _RULES[rule]
             if fails(usage, request, context, picks):
                 return reason
-        elif (found := rule(usage, request, context, picks)) is not None:
-            return found
+        elif isinstance(rule, PartitionRule):
+            if ((usage.device.is_partitioned or usage.partitions)
+                    and (objected := rule.check(usage, request, context, picks)) is not None):
+                return objected
+        elif (objected := rule(usage, request, context, picks)) is not None:
+            return objected
     return None
 
 
@@ -70,27 +83,39 @@ def accepts_model(selector: Selector, model: str) -> bool:
     return selector.nouse_types is None or not any(item.lower() in name for item in selector.nouse_types)
 
 
+def accepts_mode(selector: Selector, mode: str) -> bool:
+    """Reports whether the pod accepts devices in *mode*."""
+    return selector.mode is None or mode in selector.mode
+
+
 def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
-    """Picks the first devices that pass. With numa-bind, a device on another NUMA node drops the earlier picks."""
-    picks, reasons, numa = list[Share](), Counter[Reason](), None
-    rules, binds_numa, allows_repeats = context.vendor.rules, _binds_numa(context), context.vendor.allows_repeats
-    split = rules.index(Rule.NUMA) if binds_numa else 0
+    """Picks the first devices that pass; with numa-bind, of the first NUMA node that has enough."""
+    picks, reasons, allows_repeats = list[Share](), Counter[Reason](), context.vendor.allows_repeats
+    for group in _by_numa(ordered, context):
+        dropped, picks = picks, []
+        for usage in group:
+            while (reason := objection(usage, request, context, picks)) is None:
+                picks.append(_share(usage, request, context, picks))
+                if len(picks) == request.count:
+                    return tuple(picks)
+                if allows_repeats is None or not allows_repeats(usage):
+                    break
+            if reason is not None:
+                reasons[reason] += 1
+        if not picks:
+            picks, dropped = dropped, []
+        reasons[Reason.NUMA] += len(dropped)
+    return Unfit.of(reasons, len(picks), len(ordered))
+
+
+def _by_numa(ordered: Sequence[DeviceUsage], context: FitContext) -> Iterable[Sequence[DeviceUsage]]:
+    """Returns *ordered* in one group, or in one for each NUMA node if the pod requests numa-bind and the vendor has it."""
+    if not (context.policy.numa_bind and context.vendor.binds_numa):
+        return (ordered,)
+    groups: dict[int, list[DeviceUsage]] = {}
     for usage in ordered:
-        reason = objection(usage, request, context, picks, rules[:split])
-        if reason is None and binds_numa and usage.device.numa != numa:
-            if picks:
-                reasons[Reason.NUMA] += len(picks)
-                picks = []
-            numa = usage.device.numa
-        while reason is None and (reason := objection(usage, request, context, picks, rules[split:])) is None:
-            picks.append(_share(usage, request, context, picks))
-            if len(picks) == request.count:
-                return tuple(picks)
-            if allows_repeats is None or not allows_repeats(usage):
-                break
-        if reason is not None:
-            reasons[reason] += 1
-    return _too_few(len(picks), reasons, len(ordered))
+        groups.setdefault(usage.device.numa, []).append(usage)
+    return groups.values()
 
 
 def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], request: Request,
@@ -103,24 +128,17 @@ def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], req
         else:
             reasons[reason] += 1
     if len(eligible) < request.count:
-        return _too_few(len(eligible), reasons, len(ordered))
+        return Unfit.of(reasons, len(eligible), len(ordered))
     selected = select_devices(eligible, request, context)
     if isinstance(selected, NoCombination):
         reasons[selected.reason] = selected.count
-        return _too_few(0, reasons, len(ordered) if selected.devices is None else selected.devices)
+        return Unfit.of(reasons, 0, len(ordered) if selected.devices is None else selected.devices)
     for usage in selected:
         if _exceeds_quota(usage, request, context, picks):
             reasons[Reason.QUOTA] += 1
-            return _too_few(len(picks), reasons, len(ordered))
+            return Unfit.of(reasons, len(picks), len(ordered))
         picks.append(_share(usage, request, context, picks))
     return tuple(picks)
-
-
-def _too_few(fitting: int, reasons: Counter[Reason], devices: int) -> Unfit:
-    """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
-    if fitting:
-        reasons[Reason.TOO_FEW_FITTING] = fitting
-    return Unfit(tuple(reasons.items()), devices)
 
 
 def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
@@ -128,11 +146,8 @@ def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitC
 
     With numa-bind they are on one NUMA node: the first, in the order of trying, that has enough devices.
     """
-    groups: dict[int, list[DeviceUsage]] = {}
-    for usage in ordered:
-        if objection(usage, request, context) is None:
-            groups.setdefault(usage.device.numa if _binds_numa(context) else 0, []).append(usage)
-    for group in groups.values():
+    passing = [usage for usage in ordered if objection(usage, request, context) is None]
+    for group in _by_numa(passing, context):
         if len(group) >= request.count:
             *others, last = (group[index] for index in best_linked(_links(group), request.count))
             shares = tuple(_share(usage, request, context, ()) for usage in (*others, last))
@@ -147,19 +162,13 @@ def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
                         for a in group], dtype=numpy.int64)
 
 
-def _binds_numa(context: FitContext) -> bool:
-    """Reports whether the pod requests numa-bind and the vendor supports it."""
-    return context.policy.numa_bind and Rule.NUMA in context.vendor.rules
-
-
 def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     return (context.vendor.make_share or common_share)(usage, request, context, picks)
 
 
 def _is_other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     selector, device = context.selector, usage.device
-    fits_mode = selector.mode is None or device.mode in selector.mode
-    return not (fits_mode and accepts_model(selector, device.model))
+    return not (accepts_mode(selector, device.mode) and accepts_model(selector, device.model))
 
 
 def _is_other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
@@ -169,7 +178,7 @@ def _is_other_uuid(usage: DeviceUsage, request: Request, context: FitContext, pi
 
 def _exceeds_quota(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
     budget = context.budget
-    if budget.memory_mib is None and budget.cores is None:
+    if budget.is_unlimited:
         return False
     containers = [*(shares for _, shares in context.placed_of_vendor),
                   (*picks, _share(usage, request, context, picks))]
@@ -205,7 +214,6 @@ _RULES: dict[Rule, tuple[Reason, _Fails]] = {
     Rule.HEALTH: (Reason.UNHEALTHY, lambda usage, request, context, picks: not usage.device.healthy),
     Rule.CORDON: (Reason.CORDONED, lambda usage, request, context, picks: usage.device.cordoned),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),
-    Rule.NUMA: (Reason.NUMA, lambda usage, request, context, picks: False),  # where numa-bind drops earlier picks
     Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
     Rule.SLOTS: (Reason.NO_SLOT, lambda usage, request, context, picks: usage.slots_used >= usage.device.slots),
     Rule.MUTEX: (Reason.NOT_ALONE, lambda usage, request, context, picks: (

@@ -27,10 +27,12 @@ def device_score(usage: DeviceUsage, request: Request, weights: Weights) -> floa
                             + f32(weights.memory) * (f32(memory) / f32(device.memory_mib))))
 
 
-def sort_usages(usages: Sequence[DeviceUsage], policy: DevicePolicy, scores: Sequence[float]) -> list[DeviceUsage]:
-    """Returns *usages* sorted by *policy*. The last is tried first; among equals, the one registered last."""
+def in_order_of_trying(usages: Sequence[DeviceUsage], policy: DevicePolicy,
+                       scores: Sequence[float]) -> list[DeviceUsage]:
+    """Returns *usages*, those with the greatest keys of *policy* first; among equals, the one registered last."""
     keys = [_KEYS[key] for key in policy.order]
-    order = sorted(range(len(usages)), key=lambda i: tuple(key(usages[i], scores[i]) for key in keys))
+    order = sorted(reversed(range(len(usages))), reverse=True,
+                   key=lambda i: tuple(key(usages[i], scores[i]) for key in keys))
     return [usages[i] for i in order]
 
 

@@ -13,7 +13,7 @@ from hami.model import (
     Budget, ContainerKind, DevicePolicy, DeviceUsage, NodePolicy, Pod, Request, Selector, Share, Weights,
 )
 from hami.vendors.request import MAX_CONTAINERS, device_requests
-from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
+from hami.vendors.spec import Catalog, FitContext, Vendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class VendorRequest:
 
     vendor: Vendor
     selector: Selector
-    budget: Budget
     annotations: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """Everything that decides whether and how a pod fits a node. Equal requests get equal results on the same usage."""
+    """Everything about a pod that decides whether and how it fits a node. Equal requests get equal results on the same
+    usage. What a quota has left is no part of it."""
 
     containers: tuple[ContainerRequest, ...]
     vendor_requests: tuple[VendorRequest, ...]
@@ -45,15 +45,16 @@ class PodRequest:
 
     def vendor_request(self, vendor: str) -> VendorRequest:
         """The vendor request for the vendor with the key *vendor*."""
-        return next(found for found in self.vendor_requests if found.vendor.key == vendor)
+        return next(request for request in self.vendor_requests if request.vendor.key == vendor)
 
     def fit_context(self, vendor: str, usages: Sequence[DeviceUsage] = (), kind: ContainerKind = ContainerKind.APP,
-                    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()) -> FitContext:
+                    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = (),
+                    budget: Budget | None = None) -> FitContext:
         """The context for the rules of *vendor*, for a container of *kind* on a node with *usages*."""
         shared = self.vendor_request(vendor)
         return FitContext(
             vendor=shared.vendor, policy=self.policy, weights=self.weights, selector=shared.selector,
-            budget=shared.budget, annotations=shared.annotations, usages=usages, kind=kind, placed=placed)
+            budget=budget or Budget(), annotations=shared.annotations, usages=usages, kind=kind, placed=placed)
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -61,17 +62,22 @@ class PodRequest:
         return tuple(container.kind for container in self.containers)
 
     @property
+    def in_order_of_placing(self) -> tuple[Request, ...]:
+        """The requests of all containers, without duplicates, in the order in which they are placed."""
+        kinds = (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP)
+        return tuple(dict.fromkeys(request for kind in kinds for container in self.containers if container.kind is kind
+                                   for request in container.requests))
+
+    @property
     def distinct_requests(self) -> tuple[Request, ...]:
         """The requests of all containers, without duplicates."""
         return tuple(dict.fromkeys(request for container in self.containers for request in container.requests))
 
 
-def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
-                     budgets: Mapping[str, Budget]) -> PodRequest | None:
+def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodRequest | None:
     """Returns the request of *pod*; ``None`` if it requests no device.
 
-    *device_policy*: the default if the pod's annotation does not set one. *budgets*: what quotas leave for the pod's
-    namespace, by vendor; a vendor without an entry has no limit.
+    *device_policy*: the default if the pod's annotation does not set one.
     Raises: MalformedInput if the weights annotation cannot be read, or *pod* has too many containers or too long lists
     of devices.
     """
@@ -86,7 +92,7 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str,
     weights = annotations.get(WEIGHTS)
     return PodRequest(
         containers=containers,
-        vendor_requests=tuple(_vendor_request(vendors[key], annotations, budgets) for key in sorted(requested)),
+        vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in sorted(requested)),
         policy=parse_device_policy(annotations.get(GPU_POLICY, device_policy),
                                    numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
         weights=Weights() if weights is None else parse_weights(weights),
@@ -98,7 +104,6 @@ def node_policy_of(pod: Pod, default: str) -> NodePolicy:
     return parse_node_policy(pod.annotations.get(NODE_POLICY, default))
 
 
-def _vendor_request(vendor: Vendor, annotations: Mapping[str, str], budgets: Mapping[str, Budget]) -> VendorRequest:
-    budget = budgets.get(vendor.key, Budget()) if Rule.QUOTA in vendor.rules else Budget()
+def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:
     selected = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
-    return VendorRequest(vendor, vendor.selectors.select(annotations), budget, selected)
+    return VendorRequest(vendor, vendor.selectors.select(annotations), selected)

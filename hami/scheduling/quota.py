@@ -1,16 +1,88 @@
 """Namespace quotas on device memory and cores: the same arithmetic for admission, filter and accounting.
 
-A pod counts with the sum of its :func:`hami.scheduling.usage.peak_charges`. Before its devices are known (at
-admission), all its shares are assumed to be on one device, which gives the smallest possible sum.
+A pod counts with the sum of its :func:`hami.scheduling.usage.peak_charges`. Before its devices are known there are two
+bounds of that sum. Only where neither decides it is compared with the budget on each placement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from hami.model import Budget, QuotaLimits
-from hami.vendors.request import to_mib
-from hami.vendors.spec import Vendor
+from hami.model import Allocation, Budget, ContainerKind, Pod, QuotaLimits, Request, Share
+from hami.scheduling.placement import Budgets
+from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.usage import peak_charges, shares_of, total_charge
+from hami.vendors.request import WHOLE, device_request, to_mib
+from hami.vendors.spec import Rule, Vendor
+
+EXHAUSTED = Budget(-1, -1)
+"""A budget that covers nothing."""
+
+
+class DeviceSizes(NamedTuple):
+    """The least and the most memory in MiB of a vendor's devices; *in_parts*: some are given out in parts."""
+
+    least: int
+    most: int
+    in_parts: bool
+
+
+class QuotaCheck(NamedTuple):
+    """What budgets mean for a pod. *decided*: EXHAUSTED for each vendor whose budget does not cover the least that the
+    pod can take. *open*: the budgets that decide only when the devices are known."""
+
+    decided: tuple[tuple[str, Budget], ...] = ()
+    open: tuple[tuple[str, Budget], ...] = ()
+
+    def covers(self, request: PodRequest, placement: Allocation) -> bool:
+        """Reports whether the open budgets cover *placement*."""
+        return all(budget.covers(*total_charge(peak_charges(request.kinds, shares_of(key, placement))))
+                   for key, budget in self.open)
+
+
+def check_quota(request: PodRequest, budgets: Budgets, sizes: Mapping[str, DeviceSizes]) -> QuotaCheck:
+    """Compares *budgets* with the bounds of what *request* takes. *sizes*: of the devices of the cluster, by vendor."""
+    decided, undecided = [], []
+    for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests):
+        budget = budgets.get(vendor.key, Budget())
+        if budget.is_unlimited or Rule.QUOTA not in vendor.rules:
+            continue
+        least, most = demand_bounds(request, vendor, sizes.get(vendor.key, DeviceSizes(0, 0, False)))
+        if not budget.covers(*least):
+            decided.append((vendor.key, EXHAUSTED))
+        elif not budget.covers(*most):
+            undecided.append((vendor.key, budget))
+    return QuotaCheck(tuple(decided), tuple(undecided))
+
+
+def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the least and the most MiB and percent that a pod takes of *vendor*'s devices: with the shares of all
+    containers on one device that is as small as possible, and with each on its own."""
+    requests = [next((one for one in container.requests if one.vendor == vendor.key), None)
+                for container in request.containers]
+    if vendor.make_share is not None and sizes.in_parts:  # a part may be as large as the device, and has its own cores
+        total = sum(one.count for one in requests if one is not None)
+        return least_demand(request.kinds, requests, cores=0), (sizes.most * total, WHOLE * total)
+    least, most = ([_share(one, memory_mib, WHOLE) for one in requests] for memory_mib in (sizes.least, sizes.most))
+    return (total_charge(peak_charges(request.kinds, least)),
+            total_charge(peak_charges([ContainerKind.APP], [[share for shares in most for share in shares]])))
+
+
+def least_demand(kinds: Sequence[ContainerKind], requests: Sequence[Request | None], cores: int) -> tuple[int, int]:
+    """Returns the least MiB and percent that containers with *requests* can take, percentages of memory as nothing.
+
+    *cores*: the most that one share takes.
+    """
+    return total_charge(peak_charges(kinds, [_share(request, 0, cores) for request in requests]))
+
+
+def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share, ...]:
+    """Returns all shares of a request as one, on a device with *device_mib*."""
+    if request is None:
+        return ()
+    memory = request.memory_mib or device_mib * (request.memory_percent or 0) // WHOLE
+    return (Share("", request.vendor, memory * request.count, min(request.cores, cores) * request.count),)
 
 
 def lowest_limit(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
@@ -29,6 +101,15 @@ def allowed_budget(vendor: Vendor, quotas: Collection[QuotaLimits]) -> Budget:
     return Budget(memory, lowest_limit(quotas, vendor.cores) if vendor.core_unit.is_request_unit else None)
 
 
+def budgets_of(vendors: Iterable[Vendor], quotas: Mapping[str, QuotaLimits],
+               used: Callable[[str], tuple[int, int]]) -> dict[str, Budget]:
+    """Returns what the *quotas* of a namespace leave of each vendor's devices; empty without any.
+
+    *used*: returns the MiB and percent that the pods of the namespace take, by vendor.
+    """
+    return {vendor.key: remaining_budget(vendor, quotas, used(vendor.key)) for vendor in vendors} if quotas else {}
+
+
 def remaining_budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, int]) -> Budget:
     """Returns what *quotas* leave for *vendor*'s devices after *used* (MiB, percent)."""
     allowed = allowed_budget(vendor, quotas.values())
@@ -36,3 +117,15 @@ def remaining_budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tu
         memory_mib=None if allowed.memory_mib is None else allowed.memory_mib - used[0],
         cores=None if allowed.cores is None else allowed.cores - used[1],
     )
+
+
+def quota_allows(vendors: Iterable[Vendor], budgets: Budgets, pod: Pod) -> bool:
+    """Reports whether *budgets* have room for the least that *pod* can take. A pod that requests nothing is allowed
+    even where the quota is exceeded."""
+    kinds = [container.kind for container in pod.containers]
+    for vendor in vendors if budgets else ():
+        cores = WHOLE if vendor.takes_cores(pod.annotations.get) else 0
+        demand = least_demand(kinds, [device_request(vendor, container) for container in pod.containers], cores)
+        if any(demand) and not budgets[vendor.key].covers(*demand):
+            return False
+    return True

@@ -12,21 +12,23 @@ f32 = numpy.float32
 
 
 def node_score(usages: Iterable[DeviceUsage]) -> float:
-    """Returns the sum of used/available slots, cores and memory over all devices of all vendors, each from 0 to 10.
-
-    The pod to be placed does not count. Single precision, as upstream.
-    Source: HAMi v2.10, pkg/scheduler/policy/node_policy.go, ComputeDefaultScore.
-    """
-    slots = cores = memory = slots_used = cores_used = memory_used = 0
+    """Returns the score of a node with the devices *usages*, of all vendors. The pod to be placed does not count."""
+    sums = [0] * 6
     for usage in usages:
         device = usage.device
-        slots += device.slots
-        cores += device.cores
-        memory += device.memory_mib
-        slots_used += usage.slots_used
-        cores_used += usage.cores_used
-        memory_used += usage.memory_used_mib
-    if not slots or not cores or not memory:
+        for place, amount in enumerate((device.slots, usage.slots_used, device.memory_mib, usage.memory_used_mib,
+                                        device.cores, usage.cores_used)):
+            sums[place] += amount
+    return score_of_sums(*sums)
+
+
+def score_of_sums(slots: int, slots_used: int, memory_mib: int, memory_used_mib: int, cores: int,
+                  cores_used: int) -> float:
+    """Returns the sum of used/available slots, cores and memory, each from 0 to 10. Single precision, as upstream.
+
+    Source: HAMi v2.10, pkg/scheduler/policy/node_policy.go, ComputeDefaultScore.
+    """
+    if not slots or not cores or not memory_mib:
         return 0.0
     return float(f32(10) * (f32(slots_used) / f32(slots) + f32(cores_used) / f32(cores)
-                            + f32(memory_used) / f32(memory)))
+                            + f32(memory_used_mib) / f32(memory_mib)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from hami.model import ContainerKind, DeviceUsage, Partition, Share
+from hami.model import Allocation, ContainerKind, DeviceUsage, Partition, Share
 
 _Amounts = tuple[int, int, int]  # slots, memory in MiB, cores in percent
 _NONE: _Amounts = (0, 0, 0)
@@ -62,6 +62,11 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[S
         by_uuid = _by_uuid(together)
         return tuple(_with_details(charge, by_uuid[charge.uuid]) for charge in charges)
     return charges
+
+
+def shares_of(vendor: str, placement: Allocation) -> Allocation:
+    """Returns *placement* without the shares of other vendors."""
+    return tuple(tuple([share for share in shares if share.type == vendor]) for shares in placement)
 
 
 def total_charge(charges: Iterable[Charge]) -> tuple[int, int]:

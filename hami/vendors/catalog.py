@@ -10,7 +10,7 @@ from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.vendors import (
     admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
-from hami.vendors.spec import Catalog, CoreUnit, Rule, SelectorKeys, Vendor
+from hami.vendors.spec import Catalog, CoreUnit, PartitionRule, Rule, SelectorKeys, Vendor
 
 
 def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
@@ -74,8 +74,9 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         admits_all=config.overwrite_env or config.strict or config.gpu_core_policy not in ("", "default"),
         confine=nvidia.confine if config.strict else None,
         refuses_ephemeral=config.strict,
-        rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
-               Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),
+        rules=(Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
+               Rule.QUOTA, Rule.MEMORY, *_CORES, PartitionRule(mig.no_placement)),
+        binds_numa=True,
         allows_repeats=mig.in_mig_mode,
         make_share=mig.make_share,
         annotate=mig.annotate,

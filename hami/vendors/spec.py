@@ -34,7 +34,6 @@ class Rule(enum.Enum):
     HEALTH = "health"
     CORDON = "cordon"
     TYPE = "type"
-    NUMA = "numa"
     UUID = "uuid"
     SLOTS = "slots"
     MUTEX = "mutex"
@@ -181,6 +180,13 @@ class AnnotationContext:
         return str(int(self.now.timestamp()) * 10**9 + self.now.microsecond * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionRule:
+    """A check that only devices in parts can fail: those that are partitioned, or of which pods hold partitions."""
+
+    check: CheckDevice
+
+
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 ParseRequest = Callable[["Vendor", Container], "Request | None"]
 CheckDevice = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
@@ -222,7 +228,7 @@ class Vendor:
     requests the vendor's devices may not get ephemeral containers.
     *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
     *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
-    named rules and functions. *allows_repeats*: one container may take a device several times.
+    named rules and functions. *binds_numa*: pods may bind a container's devices to one NUMA node. *allows_repeats*: one container may take a device several times.
     *select_devices*: selects among the devices that pass (at least the requested number, in the order of trying).
     Default: the first. *make_share*: returns the share of a device, given the container's earlier shares.
     *annotate*: returns the annotations beside the allocation. *read_shares*: adds to shares the details that only other
@@ -269,7 +275,8 @@ class Vendor:
     refuses_ephemeral: bool = False
     parse_request: ParseRequest | None = None
     check_node: CheckNode | None = None
-    rules: tuple[Rule | CheckDevice, ...] = ()
+    rules: tuple[Rule | PartitionRule | CheckDevice, ...] = ()
+    binds_numa: bool = False
     allows_repeats: Callable[[DeviceUsage], bool] | None = None
     select_devices: SelectDevices | None = None
     make_share: MakeShare | None = None

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from hami.cache.cache import Cache, Policies
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
@@ -53,7 +54,7 @@ class Stage:
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
         self.clock = Clock()
-        self.cache = Cache(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
+        self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
         for one in nodes:
             self.cache.nodes.upsert(parse_node(json.dumps(one).encode()))
         for one in quotas:

@@ -7,8 +7,8 @@ import pytest
 
 from hami.inspect.changes import find_changes
 from hami.inspect.world import World
-from hami.scheduling.decide import Choice
-from hami.scheduling.explain import refused_nodes
+from hami.scheduling.refusal import Choice
+from hami.scheduling.refusal import refused_nodes
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.worlds import PENDING, held, record, some_world
 

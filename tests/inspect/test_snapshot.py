@@ -14,7 +14,7 @@ from hami.inspect.replay import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
 from hami.inspect.world import World
-from hami.scheduling.decide import Choice
+from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod
 from tests.inspect.worlds import PENDING, held, record, some_world
 

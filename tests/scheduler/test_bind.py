@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from hami.cache.reservations import Rejected
+from hami.state.reservations import Rejected
 from hami.codec.keys import NODE_LOCK
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
-from tests.cache.caches import read_pods
+from tests.state.caches import read_pods
 from tests.fake_cluster import never_sent, no_answer
 from tests.scheduler.replicas import cards, holding, replica
 
@@ -278,7 +278,7 @@ def test_a_pod_that_another_replica_bound_is_dropped_and_keeps_its_lock(where, l
         bind(scheduler)
     assert bool(scheduler.fake.lock_of("n1")) is lock_stays
     assert scheduler.cache.reservations.get("uid-pod1") is None
-    assert scheduler.cache.node_usage("n1")["NVIDIA"][0].memory_used_mib == 0
+    assert scheduler.cache.view().usages("n1")["NVIDIA"][0].memory_used_mib == 0
 
 
 # another replica on the same node

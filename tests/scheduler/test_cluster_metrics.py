@@ -9,10 +9,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from hami.cache.cache import Cache, Policies, Snapshot
+from hami.state.store import Store
+from hami.state.view import Policies, Snapshot
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits
 from hami.scheduler.cluster_metrics import families
-from hami.scheduling.index import Booking
+from hami.state.table import Booking
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
@@ -41,7 +42,7 @@ def samples(text, name):
 
 def small_cache():
     """One node with two devices. One pod holds half of the first, another has a reservation on the second."""
-    cache = Cache(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
+    cache = Store(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
     cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
     cache.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
                             gpu("GPU-b", memory_mib=16384, index=1)))

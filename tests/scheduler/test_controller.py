@@ -7,7 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
-from hami.scheduling.sighting import OBSERVED_S
+from hami.state.sighting import OBSERVED_S
 from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster

@@ -16,7 +16,7 @@ from e2e.eventually import eventually
 from hami.scheduler.dashboard_process import DashboardProcess
 from hami.scheduler.settings import Settings
 from tests.builders import gpus, pod
-from tests.cache.caches import SmallCache, bound_to
+from tests.state.caches import SmallStore, bound_to
 
 # writes what it is told as lines, and accepts clients
 STAND_IN = """
@@ -42,7 +42,7 @@ class Running:
     """A process that stands in for the dashboard, and what it has been told."""
 
     def __init__(self, folder, name="told"):
-        self.cache, self._file = SmallCache(), folder / name
+        self.cache, self._file = SmallStore(), folder / name
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.process = DashboardProcess(
             Settings(scheduler_name="ours"), self.listener, self.cache.reservations, restart_s=0.05,
@@ -130,7 +130,7 @@ def test_it_ends_with_the_scheduler(tmp_path, name):
 
 
 def test_a_cache_follows_the_reservations_of_another():
-    ours, theirs = SmallCache(), SmallCache()
+    ours, theirs = SmallStore(), SmallStore()
     ours.place(pod(gpus(1, memory=3000), name="a"))
     ours.place(pod(gpus(1, memory=2000), name="b"))
     ours.reservations.start_following()
@@ -148,8 +148,8 @@ def test_a_cache_follows_the_reservations_of_another():
 
 
 def test_changes_that_nobody_takes_are_given_up(monkeypatch):
-    monkeypatch.setattr("hami.cache.reservations.MAX_CHANGES", 2)
-    cache = SmallCache()
+    monkeypatch.setattr("hami.state.reservations.MAX_CHANGES", 2)
+    cache = SmallStore()
     assert cache.reservations.take_changes() is None
     cache.reservations.start_following()
     for name in "ab":
@@ -163,7 +163,7 @@ def test_changes_that_nobody_takes_are_given_up(monkeypatch):
 
 
 def test_a_reservation_that_is_told_late_does_not_replace_what_the_watch_has_shown():
-    ours, theirs = SmallCache(), SmallCache()
+    ours, theirs = SmallStore(), SmallStore()
     ours.place(pod(gpus(1, memory=3000), name="pod1"))
     ours.reservations.start_following()
     told, _ = ours.reservations.take_changes()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hami.cache.cache import Policies
+from hami.state.view import Policies
 from hami.errors import MalformedInput, NodeLocked
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.scheduler.replicas import cards, holding, replica

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from hami.cache.reservations import Rejected
+from hami.state.reservations import Rejected
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
 from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
-from tests.cache.caches import read_pods
+from tests.state.caches import read_pods
 from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import holding
 from tests.world import Clock, Replica, WatchedCluster

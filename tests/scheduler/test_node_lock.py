@@ -11,7 +11,7 @@ from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.scheduler.node_lock import DELETED_S, FINISHED_S
-from hami.scheduling.sighting import OBSERVED_S
+from hami.state.sighting import OBSERVED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer

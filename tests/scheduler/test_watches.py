@@ -4,7 +4,7 @@ import pytest
 
 from hami.errors import ClusterError
 from hami.scheduler.watches import Watches
-from tests.cache.caches import SmallCache
+from tests.state.caches import SmallStore
 
 
 class OneList:
@@ -25,6 +25,6 @@ class OneList:
 ])
 def test_the_api_server_selects_the_nodes(selector, query):
     api = OneList()
-    api.watches = Watches(api, SmallCache(), node_selector=selector)
+    api.watches = Watches(api, SmallStore(), node_selector=selector)
     api.watches.loops()["nodes"]()
     assert api.asked == [("GET", "/api/v1/nodes", {"limit": "500"} | query)]

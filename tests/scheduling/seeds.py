@@ -44,11 +44,11 @@ def some_annotations(rng):
     return {key: rng.choice(values) for key, values in choices.items() if rng.random() < 0.1}
 
 
-def some_budgets(rng):
-    """The remaining budgets of the namespace."""
+def some_budget(rng):
+    """The remaining budget of the namespace."""
     if rng.random() < 0.75:
-        return {}
-    return {"NVIDIA": Budget(rng.choice((None, 400, 1000, 3000)), rng.choice((None, 100, 300)))}
+        return Budget()
+    return Budget(rng.choice((None, 400, 1000, 3000)), rng.choice((None, 100, 300)))
 
 
 def some_pod_request(rng, containers=4):
@@ -59,5 +59,4 @@ def some_pod_request(rng, containers=4):
         kinds = rng.choices((APP, INIT, SIDECAR), (2, 1, 1), k=rng.randint(1, containers))
         asking = [some_request(rng, kind, most=2) for kind in kinds] + [CPU] * rng.randrange(2)
     rng.shuffle(asking)
-    return pod_request(*asking, annotations=some_annotations(rng), budgets=some_budgets(rng),
-                       policy=rng.choice(POLICIES))
+    return pod_request(*asking, annotations=some_annotations(rng), policy=rng.choice(POLICIES))

@@ -1,24 +1,25 @@
 """Which devices a container gets, or why it gets none: rule by rule, then by what must always hold."""
 
 import itertools
-import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis.strategies import randoms
 from pytest import param
 
-from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
+from hami.model import Budget, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Rule, Vendor
 from tests.builders import container, gpus, pod_request, request, share, usage
-from tests.scheduling.seeds import some_pod_request, some_usages
+from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)
 
 
-def context(usages, *containers, **options):
-    return pod_request(*(containers or (MODEST,)), **options).fit_context("NVIDIA", usages)
+def context(usages, *containers, budget=None, **options):
+    return pod_request(*(containers or (MODEST,)), **options).fit_context("NVIDIA", usages, budget=budget)
 
 
 def outcome(usages, asked, **options):
@@ -121,14 +122,6 @@ def test_numa_bind_is_nothing_to_vendors_without_that_rule():
     assert not isinstance(found, Unfit) and len(found) == 2
 
 
-def test_without_grouping_the_nodes_alternate():
-    usages = [usage("A", 5, numa=0), usage("B", 1, numa=0), usage("C", 3, numa=1)]
-    ungrouped = DevicePolicy((OrderKey.SCORE_DESCENDING,), numa_bind=True)
-    asked = replace(pod_request(MODEST), policy=ungrouped)
-    assert str(fit(request(2, 1), asked.fit_context("NVIDIA", usages))) == (
-        "1/3 AllocatedCardsInsufficientRequest, 2/3 NumaNotFit")
-
-
 def links(**scores):
     """Devices a, b, … whose pairs have these scores: ``ab=100``."""
     names = sorted(set("".join(scores)))
@@ -189,7 +182,7 @@ G13 = [usage(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 
     param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),
 ])
 def test_quota(asked, left, text):
-    assert outcome(G13, asked, budgets={"NVIDIA": left}) == text
+    assert outcome(G13, asked, budget=left) == text
 
 
 @pytest.mark.parametrize("left, uuids", [
@@ -197,53 +190,48 @@ def test_quota(asked, left, text):
 ])
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
     usages = links(ab=100, ac=200, bc=150)
-    assert outcome(usages, request(2, 2000), budgets={"NVIDIA": Budget(left)}, annotations=TOPOLOGY) == uuids
+    assert outcome(usages, request(2, 2000), budget=Budget(left), annotations=TOPOLOGY) == uuids
 
 
 def test_quota_counts_containers_placed_before():
     first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
-    asked = pod_request(MODEST, budgets={"NVIDIA": Budget(5000)})
-    assert objection(usage(), ASKED, asked.fit_context("NVIDIA", placed=first)) is Reason.QUOTA
+    asked = pod_request(MODEST).fit_context("NVIDIA", placed=first, budget=Budget(5000))
+    assert objection(usage(), ASKED, asked) is Reason.QUOTA
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_fit_takes_only_what_is_free_and_nothing_twice(seed):
-    rng = random.Random(seed)
+@given(rng=randoms(use_true_random=True))
+def test_fit_takes_only_what_is_free_and_nothing_twice(rng):
     usages, asked = some_usages(rng), some_pod_request(rng, containers=1)
     (wanted,) = asked.containers[0].requests
-    found = fit(wanted, asked.fit_context("NVIDIA", usages))
-    if isinstance(found, Unfit):
-        return
+    found = fit(wanted, asked.fit_context("NVIDIA", usages, budget=some_budget(rng)))
+    assume(not isinstance(found, Unfit))
     assert len({s.uuid for s in found}) == len(found) == wanted.count
     by_uuid = {v.device.uuid: v for v in usages}
     assert all(by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found)
     assert not any(v.is_overcommitted for v in charge_shares(usages, found) if v.device.uuid in {s.uuid for s in found})
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(seed):
+@given(rng=randoms(use_true_random=True))
+def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(rng):
     """Picking devices in order loses nothing for a single request, unless it requests a percentage under a quota:
     a large device that is taken first may leave too little of the quota for a second one. (Several containers may miss
     each other too: the first may take the only device that could have served the second. So it is upstream.)"""
-    rng = random.Random(seed)
-    usages, asked = some_usages(rng, most=5), some_pod_request(rng, containers=1)
+    usages, asked, budget = some_usages(rng, most=5), some_pod_request(rng, containers=1), some_budget(rng)
     (wanted,) = asked.containers[0].requests
-    found = fit(wanted, asked.fit_context("NVIDIA", usages))
-    exists = any(serves(asked, wanted, choice) for choice in itertools.combinations(usages, wanted.count))
-    greedy_may_miss = wanted.memory_mib == 0 and asked.vendor_request("NVIDIA").budget.memory_mib is not None
-    assert exists == (not isinstance(found, Unfit)) or (exists and greedy_may_miss)
+    assume(wanted.memory_mib or budget.memory_mib is None)
+    found = fit(wanted, asked.fit_context("NVIDIA", usages, budget=budget))
+    exists = any(serves(asked, wanted, choice, budget) for choice in itertools.combinations(usages, wanted.count))
+    assert exists == (not isinstance(found, Unfit))
 
 
-def serves(asked, wanted, choice):
+def serves(asked, wanted, choice, budget):
     """Reports whether *choice* of devices fits *wanted*, implemented a second time from the reference."""
     vendor_request, policy = asked.vendor_request("NVIDIA"), asked.policy
     if policy.numa_bind and len({v.device.numa for v in choice}) > 1:
         return False
     memory = sum(need(wanted, v) for v in choice)
     cores = min(wanted.cores, 100)
-    if vendor_request.budget.memory_mib is not None and memory > vendor_request.budget.memory_mib:
-        return False
-    if vendor_request.budget.cores is not None and cores * len(choice) > vendor_request.budget.cores:
+    if not budget.covers(memory, cores * len(choice)):
         return False
     return all(
         v.device.healthy and not v.device.cordoned and v.device.mode != "mig"

@@ -9,7 +9,7 @@ from pytest import param
 
 from hami.codec.policies import parse_device_policy
 from hami.model import Weights
-from hami.scheduling.order import device_score, sort_usages
+from hami.scheduling.order import device_score, in_order_of_trying
 from tests.builders import request, usage
 from tests.scheduling.precision import f32
 
@@ -66,8 +66,8 @@ def tried(policy, devices, numa_bind=False):
     """The uuids in the order in which they are tried; *devices*: (uuid, score, NUMA node, slots used, index)."""
     usages = [usage(uuid, used, numa=numa, index=index) for uuid, _, numa, used, index in devices]
     scores = [score for _, score, _, _, _ in devices]
-    ordered = sort_usages(usages, parse_device_policy(policy, numa_bind=numa_bind), scores)
-    return "".join(usage.device.uuid for usage in reversed(ordered))
+    ordered = in_order_of_trying(usages, parse_device_policy(policy, numa_bind=numa_bind), scores)
+    return "".join(usage.device.uuid for usage in ordered)
 
 
 MIXED = [("a", 5.0, 0, 2, 3), ("b", 5.0, 1, 0, 2), ("c", 1.0, 0, 1, 1), ("d", 9.0, 1, 1, 0)]

@@ -1,25 +1,25 @@
 """Where on a node a pod's containers go."""
 
-import random
-
 import pytest
+from hypothesis import assume, given
+from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.model import Budget, DeviceUsage
 from hami.scheduling.fit import Unfit
-from hami.scheduling.placement import place_pod
+from hami.scheduling.placement import NO_BUDGETS, place_pod
 from hami.scheduling.usage import peak_charges, total_charge
 from tests.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages
-from tests.scheduling.seeds import some_pod_request, some_usages
+from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
 
 CPU = container({"cpu": "1"})
 PAIR = usages("GPU-0", "GPU-1")
 ONE = [usage("GPU-a0", memory_mib=10_000)]
 
 
-def outcome(devices, *containers, **options):
-    found = place_pod({"NVIDIA": devices}, pod_request(*containers, **options))
+def outcome(devices, *containers, budgets=NO_BUDGETS, **options):
+    found = place_pod({"NVIDIA": devices}, pod_request(*containers, **options), budgets)
     return str(found) if isinstance(found, Unfit) else render_shares(found)
 
 
@@ -85,13 +85,11 @@ def test_a_vendor_that_the_node_does_not_have():
     assert str(place_pod({}, pod_request(gpus()))) == "NodeInsufficientDevice"
 
 
-@pytest.mark.parametrize("seed", range(600))
-def test_the_pod_never_takes_more_than_is_free(seed):
-    rng = random.Random(seed)
-    devices, asked = some_usages(rng, least=2), some_pod_request(rng)
-    placement = place_pod({"NVIDIA": devices}, asked)
-    if isinstance(placement, Unfit):
-        return
+@given(rng=randoms(use_true_random=True))
+def test_the_pod_never_takes_more_than_is_free(rng):
+    devices, asked, budget = some_usages(rng, least=2), some_pod_request(rng), some_budget(rng)
+    placement = place_pod({"NVIDIA": devices}, asked, {"NVIDIA": budget})
+    assume(not isinstance(placement, Unfit))
     assert [len(shares) for shares in placement] == [sum(r.count for r in c.requests) for c in asked.containers]
     charges = peak_charges(asked.kinds, placement)
     by_uuid = {v.device.uuid: v for v in devices}
@@ -101,5 +99,5 @@ def test_the_pod_never_takes_more_than_is_free(seed):
                             before.memory_used_mib + taken.memory_mib, before.cores_used + taken.cores)
         assert not after.is_overcommitted
         assert by_uuid[taken.uuid].device.healthy and not by_uuid[taken.uuid].device.cordoned
-    assert asked.vendor_request("NVIDIA").budget.covers(*total_charge(charges))
+    assert budget.covers(*total_charge(charges))
     assert all(len({s.uuid for s in shares}) == len(shares) for shares in placement)

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.errors import MalformedInput
-from hami.model import Budget, DevicePolicy, NodePolicy, OrderKey, Selector, Weights
+from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.pod_request import make_pod_request, node_policy_of
 from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, container, gpus, pod, pod_request, request
 
@@ -20,18 +20,16 @@ def test_containers_in_their_order_and_kind():
 @pytest.mark.parametrize("containers", [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)], ids=["none", "cpu", "zero",
                                                                                                "void"])
 def test_a_pod_that_asks_for_no_device(containers):
-    assert make_pod_request(pod(*containers), ONLY_NVIDIA, "spread", {}) is None
+    assert make_pod_request(pod(*containers), ONLY_NVIDIA, "spread") is None
 
 
-def test_one_claim_a_vendor_with_selectors_and_budget():
+def test_one_claim_a_vendor_with_selectors():
     selectors = {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gpuuuid": "GPU-1",
                  "nvidia.com/vgpu-mode": "hami-core"}
-    budgets = {"NVIDIA": Budget(100, None), "DCU": Budget(0, 0)}
-    asked = pod_request(gpus(), gpus(), annotations=selectors, budgets=budgets)
+    asked = pod_request(gpus(), gpus(), annotations=selectors)
     (vendor_request,) = asked.vendor_requests
     assert vendor_request is asked.vendor_request("NVIDIA")
     assert vendor_request.selector == Selector(use_types=("A40",), nouse_uuids=("GPU-1",), mode="hami-core")
-    assert vendor_request.budget == Budget(100, None)
 
 
 @pytest.mark.parametrize("annotations, default, policy", [
@@ -59,7 +57,7 @@ def test_unreadable_weights():
 
 
 def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
-    first, second = (make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread", {}) for name in ("a", "b"))
+    first, second = (make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread") for name in ("a", "b"))
     assert first == second and hash(first) == hash(second)
 
 
@@ -75,8 +73,8 @@ def test_node_policy(annotation, default, policy):
 
 def test_a_pod_with_too_many_containers_is_not_placed():
     with pytest.raises(MalformedInput, match="containers: expected at most 128: '129'"):
-        make_pod_request(pod(gpus(), *[CPU] * 128), ONLY_NVIDIA, "spread", {})
-    assert make_pod_request(pod(*[CPU] * 1000), ONLY_NVIDIA, "spread", {}) is None
+        make_pod_request(pod(gpus(), *[CPU] * 128), ONLY_NVIDIA, "spread")
+    assert make_pod_request(pod(*[CPU] * 1000), ONLY_NVIDIA, "spread") is None
 
 
 @pytest.mark.parametrize("key", ["nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "nvidia.com/use-gpuuuid",

@@ -1,7 +1,8 @@
 """A cache over a few nodes, and pods that are placed on them one after the other."""
 
-from hami.cache.cache import Cache, Policies
-from hami.scheduling.decide import Choice
+from hami.state.store import Store
+from hami.state.view import Policies
+from hami.scheduling.refusal import Choice
 from tests.builders import device_usage, pod
 from tests.vendors.chart import CHART
 from tests.world import Clock
@@ -10,7 +11,7 @@ from tests.world import Clock
 def cache_of(*nodes):
     """A cache that knows *nodes*."""
     clock = Clock()
-    cache = Cache(CHART, Policies(), clock=clock, now=clock.now)
+    cache = Store(CHART, Policies(), clock=clock, now=clock.now)
     for node in nodes:
         cache.nodes.upsert(node)
     return cache

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 from pytest import param
 
-from hami.cache.cache import Cache, Policies
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.register import render_devices_json
@@ -67,7 +68,7 @@ def test_the_example_is_short():
 
 def test_a_pod_is_scheduled_on_the_example_s_cards(example):
     clock = Clock()
-    cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
+    cache = Store(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     acme = cache.vendors["Acme"]
     cards = tuple(gpu(f"ACME-{i}", model="Acme One", index=i, memory_mib=8000) for i in range(2))
     cache.nodes.upsert(Node(name="n1", annotations={acme.register: render_devices_json(cards)},
@@ -154,7 +155,7 @@ def made(section):
 def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(install):
     install("stumbles", {"acme": "stumbles:made"}, stumbles=STUMBLES)
     clock = Clock()
-    cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
+    cache = Store(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     cache.nodes.upsert(node("n1", gpu(), annotations={"hami.io/node-acme-register": "x"}))
     requested = container({"acme.example/card": 1, NVIDIA.count: 1})
     cache.pods.upsert(pod(requested, node_name="n1", annotations={

@@ -9,12 +9,12 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.scheduling.decide import Choice, VerdictCache
-from hami.scheduling.index import Index
+from hami.state.verdicts import Choice, VerdictCache
+from hami.state.table import Table
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import booking_of, container, pod_request
-from tests.scheduling.decisions import decide
+from tests.state.decisions import decide
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
@@ -56,7 +56,7 @@ def test_score_counts_the_cards_of_all_containers():
 
 def chosen(policy, **nodes):
     """The node that a pod with two whole cards gets; *nodes* by name with their annotations."""
-    index = Index()
+    index = Table()
     for name, annotations in nodes.items():
         index.set_devices(name, "Metax-GPU", tuple(usage.device for usage in on_node(
             GPU, name, annotations=annotations, count=8)))
@@ -77,7 +77,7 @@ def test_scores_that_change_are_seen():
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
                                 capacity={GPU.count: "1"}))
-        (usage,) = cache.node_usage("n")["Metax-GPU"]
+        (usage,) = cache.view().usages("n")["Metax-GPU"]
         assert usage.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
@@ -177,7 +177,7 @@ def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
-    index = Index()
+    index = Table()
     index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1), container(S1)),
               annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
@@ -187,7 +187,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
 
 
 def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
-    index = Index()
+    index = Table()
     index.set_devices("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
     burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),

@@ -7,7 +7,7 @@ from pytest import param
 from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
-from hami.scheduling.decide import Choice
+from hami.scheduling.refusal import Choice
 from hami.scheduling.quota import remaining_budget
 from hami.vendors.admission import admit
 from hami.vendors.request import device_request

@@ -13,7 +13,7 @@ from hami.errors import MalformedInput
 from hami.model import Device, DeviceUsage
 from hami.scheduling.annotations import render_vendor_annotations
 from hami.scheduling.fit import Unfit, fit
-from hami.scheduling.index import Index
+from hami.state.table import Table
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.usage import peak_charges
@@ -155,7 +155,7 @@ def test_the_walks_lead_somewhere(key):
 def walk(key, seed):
     """Adds and removes pods on one node; yields the index after each addition. Bookings come from annotations."""
     rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN.get(key, SGPU)
-    index = Index()
+    index = Table()
     index.set_devices("n", key, some_devices(rng, key, plain, most=8))
     for number in range(50):
         annotations = some_annotations(rng) | some_classes(rng)

@@ -3,60 +3,70 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.model import DeviceUsage, Node, NodePolicy, Partition, Reason
-from hami.scheduling.decide import VerdictCache
-from hami.scheduling.explain import describe, nodes_by_reason, summarize
+from hami.model import DeviceUsage, Node, Partition, Reason
+from hami.scheduling.fit import Unfit
+from hami.scheduling.placement import place_pod
+from hami.scheduling.refusal import Refusal, describe, explain_node, summarize
 from hami.vendors.catalog import vendors
-from tests.builders import cluster, container, gpus, pod_request, usage
-from tests.scheduling.decisions import decide
+from tests.builders import container, gpus, pod_request, usage
 
-INDEX = cluster(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
+NODES = dict(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
                 node3=[usage("d", 10, 6068), usage("e", 10, 100)])
 ASK = pod_request(gpus(1, 3000, 30))
 
 
-def refusal(asked=ASK, index=INDEX, names=("node1", "node2", "node3", "other")):
-    return decide(VerdictCache(index), asked, names, NodePolicy.BINPACK)
+def refusal(asked=ASK, nodes=NODES, unknown=("other",)):
+    groups = {}
+    for name, usages in nodes.items():
+        verdict = place_pod({"NVIDIA": usages}, asked)
+        assert isinstance(verdict, Unfit)
+        groups.setdefault(verdict, []).append(name)
+    return Refusal(asked, tuple((unfit, tuple(names)) for unfit, names in groups.items()), unknown)
+
+
+def described(asked=ASK, nodes=NODES, vendor="NVIDIA"):
+    found = Refusal(asked, ())
+    return describe(found, [explain_node(name, {vendor: usages}, found) for name, usages in nodes.items()])
 
 
 def test_nodes_by_reason():
-    assert nodes_by_reason(refusal()) == {
-        Reason.NO_MEMORY: ["node1", "node2"], Reason.UNHEALTHY: ["node2"], Reason.NO_SLOT: ["node3"]}
+    assert refusal().nodes_by_reason == {
+        Reason.NO_MEMORY: ["node2", "node1"], Reason.UNHEALTHY: ["node2"], Reason.NO_SLOT: ["node3"]}
 
 
 def test_a_sentence_for_each_reason():
-    assert summarize(nodes_by_reason(refusal())) == [
+    assert summarize(refusal()) == [
         "2 nodes CardInsufficientMemory(node1,node2)", "1 nodes CardNotHealth(node2)",
         "1 nodes CardTimeSlicingExhausted(node3)"]
 
 
 def test_nodes_with_too_few_devices_have_no_sentence():
-    assert summarize(nodes_by_reason(refusal(pod_request(gpus(3))))) == []
+    assert summarize(refusal(pod_request(gpus(3)))) == []
 
 
 def test_only_so_many_nodes_are_named():
-    crowd = cluster(**{f"n{number:03}": [usage(f"g{number}", 10)] for number in range(60)})
-    (text,) = summarize(nodes_by_reason(refusal(index=crowd, names=sorted(crowd.nodes))))
+    crowd = {f"n{number:03}": [usage(f"g{number}", 10)] for number in reversed(range(60))}
+    (text,) = summarize(refusal(nodes=crowd))
     assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,") and text.endswith(",n049,…)")
 
 
 def test_what_is_asked_and_what_the_closest_nodes_have():
-    assert describe(refusal(), INDEX.usages) == (
+    assert described() == (
         "requests 1 × NVIDIA with 3000 MiB, 30 cores. "
         "node2: a 68/46068 MiB, 100/100 cores, 9/10 slots free (CardInsufficientMemory), "
         "b 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardNotHealth). "
+        "node1: c 68/46068 MiB, 10/100 cores, 9/10 slots free (CardInsufficientMemory). "
         "node3: d 40000/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted), "
-        "e 45968/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted). "
-        "node1: c 68/46068 MiB, 10/100 cores, 9/10 slots free (CardInsufficientMemory)")
+        "e 45968/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted)")
 
 
 def test_no_node_has_such_devices():
-    assert describe(refusal(names=["other"]), INDEX.usages) == (
+    assert described(nodes={}) == (
         "requests 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
 
 
 def test_a_percentage():
-    assert describe(refusal(pod_request(gpus(2, cores=0, percent=50)), names=[]), INDEX.usages).startswith(
+    assert described(pod_request(gpus(2, cores=0, percent=50)), {}).startswith(
         "requests 2 × NVIDIA with 50 % memory, 0 cores. ")
 
 
@@ -66,7 +76,7 @@ def test_a_percentage():
 ], ids=["slices", "devices alone"])
 def test_what_is_asked_of_devices_without_amounts(limits, asked):
     found = pod_request(container(limits), vendors=vendors(chart_config()))
-    assert describe(refusal(found, names=[]), INDEX.usages).startswith(asked)
+    assert described(found, {}).startswith(asked)
 
 
 def test_cores_that_are_a_mask_are_counted():
@@ -78,9 +88,7 @@ def test_cores_that_are_a_mask_are_counted():
     taken = (DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
              DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))))
     asked = pod_request(container({vendor.cores: 2}), vendors=known)
-    text = describe(refusal(asked, cluster(neuron=taken), ("neuron",)),
-                    lambda name: {vendor.key: taken})
-    assert text == (
+    assert described(asked, {"neuron": taken}, vendor.key) == (
         "requests 1 × AWSNeuron with 2 cores. "
         f"neuron: {first.uuid} 1/2 cores, 1/2 slots free (CardInsufficientCore), "
         f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)")
@@ -88,5 +96,4 @@ def test_cores_that_are_a_mask_are_counted():
 
 def test_what_is_booked_beyond_a_device_leaves_nothing_free():
     over = [usage("a", 11, 50000, 102)]
-    text = describe(refusal(index=cluster(node1=over), names=("node1",)), lambda name: {"NVIDIA": over})
-    assert "a 0/46068 MiB, 0/100 cores, 0/10 slots free" in text
+    assert "a 0/46068 MiB, 0/100 cores, 0/10 slots free" in described(nodes={"node1": over})

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hami.cache.nodes import NodeCache
+from hami.state.nodes import NodeCache
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from tests.builders import NVIDIA, device_usage, gpu, node
-from tests.cache.caches import SmallCache, bound_to, read_pods
+from tests.state.caches import SmallStore, bound_to, read_pods
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
 
@@ -22,7 +22,7 @@ def names(cache):
 # inventory
 
 def test_a_node_that_is_recreated_keeps_the_bookings_of_its_pods():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.nodes.remove(node("n1"))
     assert names(cache) == []
@@ -31,14 +31,14 @@ def test_a_node_that_is_recreated_keeps_the_bookings_of_its_pods():
 
 
 def test_an_older_version_of_a_node_is_ignored():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.nodes.upsert(node("n1", gpu("GPU-7"), resource_version="9"))
     cache.nodes.upsert(node("n1", gpu("GPU-8"), resource_version="8"))
     assert cache.used("GPU-7") == (0, 0, 0)
 
 
 def test_a_late_answer_does_not_restore_a_deleted_node():
-    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="5"))
+    cache = SmallStore(node("n1", gpu("GPU-0"), resource_version="5"))
     cache.nodes.remove(node("n1", resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
     assert names(cache) == [] and cache.nodes.lock_of("n1") is None
@@ -48,7 +48,7 @@ def test_a_late_answer_does_not_restore_a_deleted_node():
 
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
 def test_an_unreadable_inventory_has_no_devices(text):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
     assert names(cache) == [] and list(cache.nodes.problems()) == [("n1", "NVIDIA")]
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="10"))
@@ -56,33 +56,33 @@ def test_an_unreadable_inventory_has_no_devices(text):
 
 
 def test_a_withdrawn_inventory_has_no_devices():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.nodes.upsert(node("n1", resource_version="9"))
     assert names(cache) == []
 
 
 def test_a_device_that_is_registered_twice_counts_once():
-    cache = SmallCache(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
+    cache = SmallStore(node("n1", gpu("GPU-0"), gpu("GPU-0", index=1)))
     assert len(device_usage(cache)["n1"]) == 1
 
 
 @pytest.mark.parametrize("store", [NodeCache.upsert_answer, NodeCache.upsert_unwatched])
 def test_an_answer_does_not_restore_a_node_that_stopped_matching_the_label_selector(store):
-    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="8"))
+    cache = SmallStore(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="9"))  # the watch sends DELETED
     store(cache.nodes, node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="10"))
     assert names(cache) == [] and cache.nodes.lock_of("n1") is None
 
 
 def test_a_node_that_matches_the_label_selector_again_is_restored():
-    cache = SmallCache(node("n1", gpu("GPU-0"), resource_version="7"))
+    cache = SmallStore(node("n1", gpu("GPU-0"), resource_version="7"))
     cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
     assert names(cache) == ["n1"]
 
 
 def test_nodes_that_are_missing_from_a_list_are_removed():
-    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
+    cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-1")))
     cache.nodes.prune({"n2"}, 0.0)
     assert names(cache) == ["n2"]
 
@@ -90,7 +90,7 @@ def test_nodes_that_are_missing_from_a_list_are_removed():
 @pytest.mark.parametrize(("allocatable", "waited", "offered"), [
     ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
 def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
-    cache = SmallCache(node("x"))
+    cache = SmallStore(node("x"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(cache.time.now())},
                             allocatable={NVIDIA.count: allocatable}))
     cache.time.seconds += waited
@@ -99,7 +99,7 @@ def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offer
 
 
 def test_the_devices_return_when_the_plugin_reports_again():
-    cache = SmallCache(node("x"))
+    cache = SmallStore(node("x"))
     for handshake, version in ((render_request(cache.time.now()), "1"), ("Reported_now", "2")):
         cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,
                                 allocatable={NVIDIA.count: "0"}))
@@ -112,7 +112,7 @@ def test_the_devices_return_when_the_plugin_reports_again():
 # locks
 
 def test_the_lock_of_a_node_and_its_version():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.nodes.upsert(locked(LOCK))
     assert cache.nodes.lock_of("n1") == (LOCK, 5)
     assert cache.nodes.locks() == [("n1", "hami.io/mutex.lock", LOCK)]
@@ -127,7 +127,7 @@ def test_the_lock_of_a_node_and_its_version():
     (lambda cache: cache.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
 def test_a_changed_lock_calls_the_listener(change, called):
     news = []
-    cache = SmallCache(on_lock_change=news.append)
+    cache = SmallStore(on_lock_change=news.append)
     cache.nodes.upsert(locked(LOCK))
     news.clear()
     change(cache)
@@ -135,7 +135,7 @@ def test_a_changed_lock_calls_the_listener(change, called):
 
 
 def test_a_lock_of_another_process_makes_a_node_foreign():
-    cache = SmallCache()
+    cache = SmallStore()
     assert read_pods(cache, "n1"), "other processes may have bound pods before"
     assert not read_pods(cache, "n1")
     cache.nodes.upsert(locked(LOCK))
@@ -143,7 +143,7 @@ def test_a_lock_of_another_process_makes_a_node_foreign():
 
 
 def test_a_lock_of_this_process_does_not_make_a_node_foreign():
-    cache = SmallCache()
+    cache = SmallStore()
     read_pods(cache, "n1")
     cache.nodes.expect_lock("n1", LOCK)
     cache.nodes.upsert(locked(LOCK))
@@ -152,20 +152,20 @@ def test_a_lock_of_this_process_does_not_make_a_node_foreign():
 
 
 def test_a_list_of_nodes_makes_them_foreign():
-    cache = SmallCache()
+    cache = SmallStore()
     read_pods(cache, "n1")
     cache.nodes.prune({"n1"}, 0.0)
     assert read_pods(cache, "n1")
 
 
 def test_a_later_list_of_pods_clears_unlocked_nodes():
-    cache = SmallCache(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
+    cache = SmallStore(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
     cache.nodes.clear_foreign_before(cache.time() + 1)
     assert not read_pods(cache, "n1")
     assert read_pods(cache, "n2"), "the pod that holds its lock may be bound any moment"
 
 
 def test_an_earlier_list_of_pods_does_not_clear_a_foreign_node():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.nodes.clear_foreign_before(cache.time())
     assert read_pods(cache, "n1")

@@ -6,8 +6,8 @@ import pytest
 from pytest import param
 
 from hami.codec.states import render_request
-from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
-from hami.scheduling.sighting import Sighting
+from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.state.sighting import Sighting
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
 CLOCK = 1000.0

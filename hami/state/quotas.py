@@ -45,6 +45,14 @@ class QuotaCache:
         """Returns the quotas of *namespace* by uid."""
         return self._quotas.get(namespace, {})
 
+    def __contains__(self, namespace: str) -> bool:
+        return namespace in self._quotas
+
+    def by_namespace(self) -> dict[str, Mapping[str, QuotaLimits]]:
+        """Returns the quotas of every namespace, by uid."""
+        with self._lock:
+            return {namespace: dict(quotas) for namespace, quotas in self._quotas.items()}
+
     def all(self) -> list[QuotaLimits]:
         """Returns every quota."""
         with self._lock:

@@ -15,17 +15,17 @@ from datetime import datetime
 
 import msgspec
 
-from hami.cache.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
-from hami.cache.nodes import NodeCache
-from hami.cache.reservations import BindingStage, Reservations
+from hami.state.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
+from hami.state.nodes import NodeCache
+from hami.state.reservations import BindingStage, Reservations
 from hami.codec.allocation import LONGEST_CACHED, parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod, PodRef
-from hami.scheduling.index import Booking, Index
-from hami.scheduling.read_booking import read_booking, refines
-from hami.scheduling.sighting import Sighting, Sightings
+from hami.state.table import Booking, Table
+from hami.state.bookings import read_booking, refines
+from hami.state.sighting import Sighting, Sightings
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 
@@ -87,18 +87,18 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
 class PodCache:
     """Pods by uid.
 
-    What they hold is booked in *index*. *lock* is the cache's: it guards the records, the index and the reservations,
+    What they hold is booked in *table*. *lock* is the cache's: it guards the records, the table and the reservations,
     and is never held across I/O; only single look-ups do without it.
     *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time, unless the pod
     has a reservation of this process.
     """
 
-    def __init__(self, vendors: Catalog, lock: threading.RLock, index: Index, reservations: Reservations,
+    def __init__(self, vendors: Catalog, lock: threading.RLock, table: Table, reservations: Reservations,
                  nodes: NodeCache, *, foreign_reservations: bool, clock: Callable[[], float],
                  now: Callable[[], datetime]) -> None:
         self._vendors = vendors
         self._lock = lock
-        self._index = index
+        self._table = table
         self._reservations = reservations
         self._nodes = nodes
         self._foreign_reservations = foreign_reservations
@@ -202,6 +202,11 @@ class PodCache:
         with self._lock:
             return list(self._records.values())
 
+    def by_uid(self) -> dict[str, PodRecord]:
+        """Returns all records by uid."""
+        with self._lock:
+            return dict(self._records)
+
     def unsettled(self) -> list[PodRecord]:
         """Returns the pods that wait to be bound, for their devices or a label, or whose annotations are unreadable."""
         with self._lock:
@@ -216,7 +221,7 @@ class PodCache:
         """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
         plugin that needs the lock could take it for the holder of the lock."""
         with self._lock:
-            for booking in self._index.bookings_on(node):
+            for booking in self._table.bookings_on(node):
                 reservation = self._reservations.find(booking.uid)
                 if (reservation is not None and reservation.stage is BindingStage.FINISHED and reservation.lock_free
                         and not reservation.lock_keys):
@@ -319,10 +324,10 @@ class PodCache:
     def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
         """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
         uid = pod.ref.uid
-        booked = self._index.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
+        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
         bookings = self._after_init.get(uid, (booked, booked))
         later, _ = self._read(pod, most)
-        if all(refines(*pair, self._index.usages) for pair in zip(later, bookings)):
+        if all(refines(*pair, self._table.usages) for pair in zip(later, bookings)):
             self._hold(later, pod.init_done)
         else:
             self.edits_refused += 1
@@ -341,7 +346,7 @@ class PodCache:
 
     def _read(self, pod: Pod, most: Mapping[str, int]) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
         """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
-        node, usages = assigned_node(pod), self._index.usages
+        node, usages = assigned_node(pod), self._table.usages
         if not any([container.kind is ContainerKind.INIT for container in pod.containers]):
             booking, problems = read_booking(pod, node, self._vendors, most, usages)
             return (booking, booking), problems
@@ -353,9 +358,9 @@ class PodCache:
         """Books one of the *bookings* of a pod until and after its init containers, and remembers both."""
         booking = bookings[init_done]
         if booking.charges:
-            self._index.book(booking)
+            self._table.book(booking)
         else:
-            self._index.unbook(booking.uid)
+            self._table.unbook(booking.uid)
         if bookings[0] != bookings[1]:
             self._after_init[booking.uid] = bookings
         else:
@@ -365,7 +370,7 @@ class PodCache:
         """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
         self._after_init.pop(uid, None)
         if uid not in self._reservations:
-            self._index.unbook(uid)
+            self._table.unbook(uid)
         if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
             self._records[uid] = msgspec.structs.replace(record, problems=())
 

@@ -5,13 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from hami.cache.cache import Cache, Policies
-from hami.cache.pods import FOREIGN_TTL_S
+from hami.state.store import Store
+from hami.state.view import Policies
+from hami.state.pods import FOREIGN_TTL_S
 from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
-from tests.cache.caches import BOUND, SmallCache, bound_to
+from tests.state.caches import BOUND, SmallStore, bound_to
 from tests.world import Clock
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
@@ -30,7 +31,7 @@ LONG = "".join("".join(f"GPU-{number},NVIDIA,1,1:" for number in range(8)) + ";"
 @pytest.mark.parametrize("text", [LONG, f"{LONG}GPU-0,NVIDIA,x,1:;"], ids=["readable", "unreadable"])
 @pytest.mark.parametrize("first", [APP, INIT], ids=["apps", "with an init container"])
 def test_long_allocations_are_parsed_once_and_not_under_the_lock(monkeypatch, text, first):
-    cache, parsed, parse = SmallCache(), [], allocation._shares
+    cache, parsed, parse = SmallStore(), [], allocation._shares
     monkeypatch.setattr(allocation, "_shares", lambda *args: parsed.append(is_held(cache.pods._lock)) or parse(*args))
     allocation._recent_shares.cache_clear()
     containers = [gpus(8, memory=1, kind=first), *[gpus(8, memory=1)] * 7]
@@ -55,21 +56,21 @@ def is_held(lock):
 # order
 
 def test_an_older_version_of_a_pod_is_ignored():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION, version="50"))
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,1,1:;", version="49"))
     assert cache.used() == (1, 3000, 30)
 
 
 def test_a_repeated_event_is_booked_once():
-    cache = SmallCache()
+    cache = SmallStore()
     for _ in range(3):
         cache.pods.upsert(bound_to("a", ALLOCATION))
     assert cache.used() == (1, 3000, 30)
 
 
 def test_a_deleted_pod_stays_deleted():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION, version="50"))
     cache.pods.remove(bound_to("a", ALLOCATION, version="60"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="55"))
@@ -77,7 +78,7 @@ def test_a_deleted_pod_stays_deleted():
 
 
 def test_a_later_pod_of_the_same_name_is_another_pod():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="old", version="50"))
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="new", version="70"))
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="old", version="60"))
@@ -88,14 +89,14 @@ def test_a_later_pod_of_the_same_name_is_another_pod():
 
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "soon", ""])
 def test_a_malformed_time_is_ignored(text):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(pod(*CONTAINERS, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": text,
                                                     "hami.io/bind-time": text, NVIDIA.allocated: ALLOCATION}))
     assert cache.free() and cache.pods.get("uid-pod1").assigned_at == 0
 
 
 def test_the_vendors_of_an_unbound_pod_are_recorded():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(assigned_elsewhere(cache))
     assert cache.pods.get("uid-pod1").vendors == ("NVIDIA",)
     cache.pods.upsert(assigned_elsewhere(cache, node_name="n1", resource_version="9"))
@@ -105,7 +106,7 @@ def test_the_vendors_of_an_unbound_pod_are_recorded():
 # lists
 
 def test_objects_that_are_missing_from_a_list_are_removed():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.upsert(bound_to("b", ALLOCATION))
     cache.time.seconds += 1
@@ -114,7 +115,7 @@ def test_objects_that_are_missing_from_a_list_are_removed():
 
 
 def test_a_pod_that_was_seen_after_the_list_began_is_kept():
-    cache = SmallCache()
+    cache = SmallStore()
     started = cache.time.seconds
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.prune(set(), started)
@@ -124,14 +125,14 @@ def test_a_pod_that_was_seen_after_the_list_began_is_kept():
 # life cycle
 
 def test_a_terminating_pod_keeps_its_devices():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION, deleting=True))
     assert cache.used() == (1, 3000, 30)
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_terminated_pod_releases_its_devices(phase):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51", phase=phase))
     assert cache.free()
@@ -144,7 +145,7 @@ def test_a_terminated_pod_releases_its_devices(phase):
     ((gpus(kind=SIDECAR), gpus()), "GPU-0,NVIDIA,500,5:;GPU-0,NVIDIA,3000,10:;", (2, 3500, 15), (2, 3500, 15))],
     ids=["init shrinks", "plain init", "places lost by upstream", "sidecar stays"])
 def test_finished_init_containers_release_their_devices(containers, text, before, after):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", text, *containers))
     assert cache.used() == before
     cache.pods.upsert(bound_to("a", text, *containers, version="51", init_done=True))
@@ -152,14 +153,14 @@ def test_finished_init_containers_release_their_devices(containers, text, before
 
 
 def test_two_uids_never_share_a_booking():
-    cache = SmallCache()
+    cache = SmallStore()
     for uid in ("a", "b"):
         cache.pods.upsert(bound_to("same", ALLOCATION, uid=uid))
     assert cache.used() == (2, 6000, 60)
 
 
 def test_one_uid_is_booked_where_it_is_bound():
-    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")), foreign_reservations=True)
+    cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")), foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, resource_version="1"))
     assert cache.used(node="n1") == (1, 3000, 30)
     cache.pods.upsert(assigned_elsewhere(cache, node_name="n2", resource_version="2"))
@@ -169,7 +170,7 @@ def test_one_uid_is_booked_where_it_is_bound():
 # unreadable allocations
 
 def test_devices_in_an_unreadable_allocation_count_as_fully_used():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,3000:;"))
     assert cache.used() == (10, 8000, 100) and cache.used("GPU-1") == (0, 0, 0)
     assert "missing fields" in cache.pods.get("uid-a").problems[0]
@@ -177,7 +178,7 @@ def test_devices_in_an_unreadable_allocation_count_as_fully_used():
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_an_unreadable_allocation_also_counts_for_devices_registered_later(bound):
-    cache = SmallCache(node("n1"), foreign_reservations=True)
+    cache = SmallStore(node("n1"), foreign_reservations=True)
     broken = "GPU-0,NVIDIA,3000:;"
     cache.pods.upsert(bound_to("a", broken) if bound else assigned_elsewhere(cache, text=broken))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="2"))
@@ -185,11 +186,11 @@ def test_an_unreadable_allocation_also_counts_for_devices_registered_later(bound
 
 
 def test_a_repaired_allocation_is_believed_after_a_restart():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51"))
     assert cache.used() == (10, 8000, 100) and len(cache.pods.get("uid-a").problems) == 1
-    restarted = SmallCache()
+    restarted = SmallStore()
     restarted.pods.upsert(bound_to("a", ALLOCATION, version="51"))
     assert restarted.used() == (1, 3000, 30) and restarted.pods.get("uid-a").problems == ()
 
@@ -199,20 +200,20 @@ def test_a_repaired_allocation_is_believed_after_a_restart():
 @pytest.mark.parametrize(("age", "counts"), [(0, True), (FOREIGN_TTL_S - 1, True), (FOREIGN_TTL_S, False),
                                              (10 * FOREIGN_TTL_S, False), (-10 * FOREIGN_TTL_S, False)])
 def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, age))
     assert cache.free() is not counts
 
 
 @pytest.mark.parametrize("text", [ALLOCATION, "GPU-0 GPU-1"])
 def test_a_foreign_reservation_counts_only_during_an_upgrade(text):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(assigned_elsewhere(cache, text=text))
     assert cache.free() and cache.free("GPU-1") and cache.pods.unreadable() == []
 
 
 def test_a_foreign_reservation_expires():
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache))
     assert not cache.free()
     cache.time.seconds += FOREIGN_TTL_S
@@ -222,7 +223,7 @@ def test_a_foreign_reservation_expires():
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_time_of_day_that_jumps_ends_no_foreign_reservation_and_keeps_none(hours):
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache))
     cache.time.jump(timedelta(hours=hours))
     cache.time.seconds += FOREIGN_TTL_S - 1
@@ -234,7 +235,7 @@ def test_a_time_of_day_that_jumps_ends_no_foreign_reservation_and_keeps_none(hou
 
 
 def test_the_age_of_a_binding_counts_from_when_it_was_first_seen():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.prune(set(), cache.time())
     stuck = BOUND | {BIND_PHASE: "allocating", "hami.io/bind-time": "1", NVIDIA.allocated: ALLOCATION,
                      NVIDIA.to_allocate: ALLOCATION}
@@ -246,7 +247,7 @@ def test_the_age_of_a_binding_counts_from_when_it_was_first_seen():
 
 
 def test_a_foreign_reservation_ends_when_we_filter_the_pod():
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     asked = assigned_elsewhere(cache, resource_version="1")
     cache.pods.upsert(asked)
     assert not cache.free()
@@ -258,7 +259,7 @@ def test_a_foreign_reservation_ends_when_we_filter_the_pod():
 
 @pytest.mark.parametrize("end", ["lapses", "we decide"])
 def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end):
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     asked = assigned_elsewhere(cache, text="GPU-0,NVIDIA,3000:;")
     cache.pods.upsert(asked)
     assert cache.pods.unreadable() == [asked.ref] and cache.used() == (10, 8000, 100)
@@ -273,13 +274,13 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
 @pytest.mark.parametrize("fields", [{}, {"node_name": "n1"}], ids=["unbound", "bound"])
 @pytest.mark.parametrize("text", [ALLOCATION, "GPU-0,NVIDIA"])
 def test_the_annotations_of_a_pod_that_requests_no_device_are_ignored(text, fields):
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, text=text, containers=(gpus(0),), **fields))
     assert cache.free() and cache.pods.unreadable() == []
 
 
 def test_our_reservation_overrides_old_annotations():
-    cache = SmallCache(foreign_reservations=True)
+    cache = SmallStore(foreign_reservations=True)
     cache.place(pod(gpus(1, memory=100, cores=1)))
     cache.pods.upsert(assigned_elsewhere(cache, text="GPU-0,NVIDIA,8000,100:;"))
     assert cache.used("GPU-1") == (1, 100, 1) and cache.free()
@@ -303,7 +304,7 @@ DEVICES = {NVIDIA.allocated: ALLOCATION}
     ids=["unbound", "without us", "label missing", "done", "allocating", "of a lock-free vendor beside another",
          "of a vendor without bind phase", "over"])
 def test_pods_that_are_settled(fields, settled):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(pod(gpus(), **fields))
     assert [record.ref.name for record in cache.pods.unsettled()] == ([] if settled else ["pod1"])
 
@@ -314,13 +315,13 @@ def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
     """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""
     vendor = Vendor(key="X", count="x.io/card", allocated="hami.io/x-devices-allocated", lock=lock,
                     inventory=lambda vendor, node: None)
-    cache = Cache(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
+    cache = Store(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
     cache.pods.upsert(pod(container({"x.io/card": "1"}), node_name="n1", labels=LABEL,
                           annotations=ALLOCATING | {vendor.allocated: "x0,X,0,0:;"}))
     assert [record.allocating for record in cache.pods.all()] == [not settled]
 
 
 def test_a_pod_without_devices_is_not_recorded():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(pod(gpus(0)))
     assert cache.pods.all() == []

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from hami.cache.binding import add_bind_time
 from hami.errors import HamiError
-from hami.model import PodRef
-from hami.scheduling.index import Booking, Index
-from hami.scheduling.placement import Placement
+from hami.model import Allocation, DeviceUsage, Pod, PodRef
+from hami.state.binding import add_bind_time, render_annotations, render_labels
+from hami.state.table import Booking, Table
+from hami.vendors.spec import Vendor
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
-MAX_CHANGES = 50_000  # that are kept for a follower
-
-ReservationChanges = tuple[list[tuple[PodRef, Booking]], list[str]]
-"""Reservations that are new or differ, with what is booked; and the pods (uids) that have none any more."""
 
 
 class Rejected(HamiError):
@@ -38,44 +34,68 @@ class BindingStage(enum.Enum):
     FINISHED = "finished"  # written, but not seen by the pod watch yet
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Reservation:
-    """Devices reserved for a pod on *node*. Only :class:`Reservations` changes it, under its lock.
+    """Devices reserved for *pod* on *node*. Only :class:`Reservations` changes it, under its lock.
 
-    *annotations* and *labels* are those of the Binding, except for the time of the bind. *lock_free*: the vendors that
-    need no lock, as the node said. *lock_keys*: the annotations of the node locks that the bind has to take. *since*:
-    when it was assumed, or its Binding written or last tried. *outcome_unknown*: a Binding was sent without an answer,
-    so it may have been written.
+    *vendors*: of the devices. *usages*: the node's devices by vendor. *assumed*: the time of day of the decision.
+    *lock_free*: the vendors that need no lock, as the node said. *lock_keys*: the annotations of the node locks that
+    the bind has to take. *since*: when it was assumed, or its Binding written or last tried, on the monotonic clock.
+    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
     """
 
-    ref: PodRef
+    pod: Pod
     node: str
-    placement: Placement
-    annotations: Mapping[str, str]
-    labels: Mapping[str, str]
+    placement: Allocation
+    vendors: tuple[Vendor, ...]
+    usages: Mapping[str, Sequence[DeviceUsage]]
+    assumed: datetime
     lock_free: frozenset[str]
-    lock_keys: tuple[str, ...]
     since: float
     stage: BindingStage = BindingStage.ASSUMED
     outcome_unknown: bool = False
+    _annotations: Mapping[str, str] | None = None
+
+    @property
+    def ref(self) -> PodRef:
+        """The pod's identity."""
+        return self.pod.ref
+
+    @property
+    def lock_keys(self) -> tuple[str, ...]:
+        """The annotations of the node locks that the bind has to take, sorted."""
+        return tuple(sorted({vendor.lock for vendor in self.vendors
+                             if vendor.lock and vendor.key not in self.lock_free}))
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations of the Binding, except for the time of the bind."""
+        if self._annotations is None:
+            self._annotations = render_annotations(self.pod, self.node, self.vendors, self.placement, self.lock_free,
+                                                   self.usages, self.assumed)
+        return self._annotations
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels of the Binding."""
+        return render_labels(self.node)
 
 
 class Reservations:
-    """Reservations by pod uid; their devices are booked in *index*.
+    """Reservations by pod uid; their devices are booked in *table*.
 
-    *lock* is the cache's: it guards the reservations and the index; only single look-ups do without it. *lock_free*
+    *lock* is the store's: it guards the reservations and the table; only single look-ups do without it. *lock_free*
     returns the vendors that need no lock on a node now.
     """
 
-    def __init__(self, index: Index, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *,
+    def __init__(self, table: Table, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *,
                  clock: Callable[[], float], now: Callable[[], datetime]) -> None:
-        self._index = index
+        self._table = table
         self._lock = lock
         self._lock_free = lock_free
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
-        self._changed: dict[str, None] | None = None  # uids, for a follower; None: there is none
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._reservations
@@ -84,8 +104,7 @@ class Reservations:
         """Adds *reservation* and books its devices."""
         with self._lock:
             self._reservations[reservation.ref.uid] = reservation
-            self._index.book(booking)
-            self._note_change(reservation.ref.uid)
+            self._table.book(booking)
 
     def get(self, uid: str) -> Reservation | None:
         """Returns the reservation of a pod whose Binding has not been written."""
@@ -115,34 +134,6 @@ class Reservations:
         """Returns the pods that have a reservation."""
         with self._lock:
             return [reservation.ref for reservation in self._reservations.values()]
-
-    # For one who follows
-
-    def start_following(self) -> None:
-        """Makes `take_changes` return all reservations once, and what changes from now on."""
-        with self._lock:
-            self._changed = dict.fromkeys(self._reservations)
-
-    def take_changes(self) -> ReservationChanges | None:
-        """Returns what has changed since the last call. ``None``: so much that it is not known, or nobody follows."""
-        with self._lock:
-            if self._changed is None:
-                return None
-            changed, self._changed = self._changed, {}
-            reserved, ended = list[tuple[PodRef, Booking]](), list[str]()
-            for uid in changed:
-                reservation, booking = self._reservations.get(uid), self._index.bookings.get(uid)
-                if reservation is not None and booking is not None:
-                    reserved.append((reservation.ref, booking))
-                else:
-                    ended.append(uid)
-            return reserved, ended
-
-    def _note_change(self, uid: str) -> None:
-        if self._changed is not None:
-            self._changed[uid] = None
-            if len(self._changed) > MAX_CHANGES:
-                self._changed = None
 
     # Binding
 
@@ -225,14 +216,12 @@ class Reservations:
         """Removes the pod's reservation and its booking."""
         with self._lock:
             if self._reservations.pop(uid, None) is not None:
-                self._index.unbook(uid)
-                self._note_change(uid)
+                self._table.unbook(uid)
 
     def confirm(self, uid: str) -> None:
         """Removes the reservation of a pod that the watch shows bound, whose booking is the pod's from now on."""
         with self._lock:
-            if self._reservations.pop(uid, None) is not None:
-                self._note_change(uid)
+            self._reservations.pop(uid, None)
 
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""
@@ -257,7 +246,7 @@ class Reservations:
         if self._lock_free(reservation.node) != reservation.lock_free:
             return f"the device plugins of node {reservation.node} that need no lock have changed"
         usage = {(vendor, one.device.uuid): one
-                 for vendor, devices in self._index.usages(reservation.node).items() for one in devices}
+                 for vendor, devices in self._table.usages(reservation.node).items() for one in devices}
         for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
             device = usage.get((share.type, share.uuid))
             if device is None or not device.device.healthy:

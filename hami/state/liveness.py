@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.states import HandshakeState, parse_handshake
-from hami.scheduling.sighting import Sighting
+from hami.state.sighting import Sighting
 
 HANDSHAKE_TIMEOUT = 60.0  # seconds
 

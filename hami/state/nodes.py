@@ -11,17 +11,15 @@ from datetime import datetime
 from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.codec.states import parse_lock_free
-from hami.errors import MalformedInput
 from hami.model import Device, Node
-from hami.quantity import rounded_up
-from hami.scheduling.index import Index
-from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
-from hami.scheduling.sighting import Sighting, Sightings
+from hami.state.inventories import Sources, device_count, inventory_sources, read_inventory
+from hami.state.table import Table
+from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.state.sighting import Sighting, Sightings
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
 
-Sources = tuple[str | None, ...]
 Texts = Mapping[str, str]
 
 
@@ -72,18 +70,18 @@ class NodeRecord:
 class NodeCache:
     """Nodes by name.
 
-    *lock* is the cache's: it guards the records and *index*, and is never held across I/O. *on_lock_change* is called
+    *lock* is the cache's: it guards the records and *table*, and is never held across I/O. *on_lock_change* is called
     with the name of each node whose locks have changed, without the lock; *on_device_change* with that of each node
     whose devices have changed, under the lock.
     """
 
-    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, index: Index, *, clock: Callable[[], float],
+    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, *, clock: Callable[[], float],
                  now: Callable[[], datetime], on_lock_change: Callable[[str], None],
                  on_device_change: Callable[[str], None]) -> None:
         self._vendors = tuple(vendors)
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
-        self._index = index
+        self._table = table
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
         self._clock = clock
         self._now = now
@@ -121,7 +119,7 @@ class NodeCache:
                 self.changes += 1
                 record.facts = facts
                 for vendor in self._vendors:
-                    if (sources := _sources(vendor, node)) is not None:
+                    if (sources := inventory_sources(vendor, node)) is not None:
                         self._store_inventory(record, vendor, node, sources)
                     elif vendor.key in record.inventories:
                         self._remove_inventory(record, vendor)
@@ -265,21 +263,21 @@ class NodeCache:
             if self._records.pop(name, None) is None:
                 return
             self.changes += 1
-            self._index.remove_node(name)
+            self._table.remove_node(name)
         self._on_lock_change(name)
 
     def _remove_inventory(self, record: NodeRecord, vendor: Vendor) -> None:
         del record.inventories[vendor.key]
-        self._index.set_devices(record.name, vendor.key, ())
+        self._table.set_devices(record.name, vendor.key, ())
         self._on_device_change(record.name)
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
         known = record.inventories.get(vendor.key)
-        allocatable = _count(node.allocatable.get(vendor.count))
+        allocatable = device_count(node.allocatable.get(vendor.count))
         observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
-            devices, problem = _read(vendor, node)
+            devices, problem = read_inventory(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
         known.liveness = liveness
         known.report_due = bool(vendor.handshake) and needs_handshake_request(liveness)
@@ -287,38 +285,5 @@ class NodeCache:
 
     def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
         offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock())
-        if self._index.set_devices(node, vendor.key, inventory.devices if offered else ()):
+        if self._table.set_devices(node, vendor.key, inventory.devices if offered else ()):
             self._on_device_change(node)
-
-
-def _sources(vendor: Vendor, node: Node) -> Sources | None:
-    """Returns the texts that *vendor*'s inventory is read from, its register annotation first.
-
-    Returns ``None`` when the node shows nothing of the vendor.
-    """
-    register = node.annotations.get(vendor.register) if vendor.register else None
-    if vendor.register and register is None:
-        return None
-    capacity: Sources = ()
-    if not vendor.register or vendor.needs_capacity:
-        capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
-    if not vendor.register and not any(capacity):
-        return None
-    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
-
-
-def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
-    if vendor.needs_capacity and _count(node.capacity.get(vendor.count)) == 0:
-        return (), None
-    try:
-        return vendor.inventory(vendor, node) or (), None
-    except MalformedInput as error:
-        return (), str(error)
-
-
-def _count(text: str | None) -> int:
-    """Returns how many devices the kubelet offers; 0 if the text is not a quantity."""
-    try:
-        return max(0, rounded_up(text)) if text else 0
-    except MalformedInput:
-        return 0

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hami.cache.cache import EXPLAINED_AT_ONCE
-from hami.cache.reservations import RESERVATION_TTL_S, Rejected
+from hami.state.store import EXPLAINED_AT_ONCE
+from hami.state.reservations import RESERVATION_TTL_S, Rejected
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition
-from hami.scheduling.decide import Refusal
+from hami.state.verdicts import Refusal
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
-from tests.cache.caches import BOUND, SmallCache, bound_to
+from tests.state.caches import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
 
@@ -26,7 +26,7 @@ def test_a_long_explanation_releases_the_lock_for_other_filters():
         other.start()
         other.join(10)
 
-    cache = SmallCache(*(node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000))
+    cache = SmallStore(*(node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000))
                          for number in range(2 * EXPLAINED_AT_ONCE + 1)), yield_lock=filter_elsewhere)
     names = [*sorted(device_usage(cache)), "stranger"]
     answer = cache.assume(pod(gpus(1, memory=9000)), names)
@@ -37,7 +37,7 @@ def test_a_long_explanation_releases_the_lock_for_other_filters():
 # reservations
 
 def test_a_reservation_holds_the_annotations_of_the_binding():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(pod(gpus(1, memory=3000, cores=30)))
     reservation = cache.reservations.get("uid-pod1")
     assert reservation.annotations == {
@@ -56,7 +56,7 @@ def test_an_earlier_allocation_is_overwritten_completely():
     earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
                NVIDIA.allocated: "GPU-m,NVIDIA,4864,15:;", NVIDIA.to_allocate: "GPU-m,NVIDIA,4864,15:;",
                "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;", "hami.io/bind-time": "1", "team": "a"}
-    cache = SmallCache()
+    cache = SmallStore()
     asked = pod(gpus(1, memory=3000, cores=30), annotations=earlier)
     cache.place(asked)
     binding = cache.reservations.prepare_binding(cache.reservations.start_binding(asked.ref, "n1"))
@@ -67,19 +67,19 @@ def test_an_earlier_allocation_is_overwritten_completely():
 
 
 def test_containers_without_devices_keep_their_position():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
     assert cache.reservations.get("uid-pod1").annotations[NVIDIA.allocated] == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
 def test_a_node_name_that_is_no_label_value_gives_no_label():
-    cache = SmallCache(node("n" * 64, gpu()))
+    cache = SmallStore(node("n" * 64, gpu()))
     assert cache.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
     assert cache.reservations.get("uid-pod1").labels == {}
 
 
 def test_concurrent_filters_never_reserve_the_same_devices():
-    cache = SmallCache()
+    cache = SmallStore()
     start, chosen = threading.Barrier(8), []
 
     def ask(number):
@@ -97,18 +97,18 @@ def test_concurrent_filters_never_reserve_the_same_devices():
 
 
 def test_a_pod_that_requests_no_device_gets_no_reservation():
-    assert SmallCache().assume(pod(gpus(0)), ["n1"]) is None
+    assert SmallStore().assume(pod(gpus(0)), ["n1"]) is None
 
 
 def test_filtering_again_replaces_the_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     for _ in range(3):
         assert cache.place(ASKS) == "n1"
     assert cache.used() == (1, 3000, 10) and cache.reservations.unbound() == 1
 
 
 def test_filtering_again_cancels_a_waiting_bind():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     waiting = cache.reservations.start_binding(ASKS.ref, "n1")
     cache.place(ASKS)
@@ -118,14 +118,14 @@ def test_filtering_again_cancels_a_waiting_bind():
 
 
 def test_filtering_again_without_success_forgets_the_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     assert isinstance(cache.assume(pod(gpus(3)), ["n1"]), Refusal)
     assert cache.free() and cache.reservations.unbound() == 0
 
 
 def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     with pytest.raises(MalformedInput):
         cache.assume(pod(gpus(1), annotations={"hami.io/device-scoring-weights": "x"}), ["n1"])
@@ -134,7 +134,7 @@ def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
 
 @pytest.mark.parametrize(("waited", "stands"), [(RESERVATION_TTL_S - 1, True), (RESERVATION_TTL_S, False)])
 def test_a_reservation_that_is_not_bound_expires(waited, stands):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.time.seconds += waited
     assert [r.ref.name for r in cache.expire()] == ([] if stands else ["pod1"])
@@ -142,7 +142,7 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
 
 
 def test_a_reservation_does_not_expire_during_the_bind():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.reservations.start_binding(ASKS.ref, "n1")
     cache.time.seconds += 2 * RESERVATION_TTL_S
@@ -150,7 +150,7 @@ def test_a_reservation_does_not_expire_during_the_bind():
 
 
 def test_a_failed_bind_does_not_extend_the_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.time.seconds += RESERVATION_TTL_S - 1
     cache.reservations.cancel_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
@@ -160,7 +160,7 @@ def test_a_failed_bind_does_not_extend_the_reservation():
 
 
 def test_a_bind_that_cannot_succeed_forgets_the_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.reservations.drop(cache.reservations.start_binding(ASKS.ref, "n1"))
     assert cache.reservations.get("uid-pod1") is None and cache.free()
@@ -169,7 +169,7 @@ def test_a_bind_that_cannot_succeed_forgets_the_reservation():
 # binds that are refused
 
 def test_a_bind_needs_a_reservation_on_that_node():
-    cache = SmallCache()
+    cache = SmallStore()
     with pytest.raises(Rejected, match="has no reservation"):
         cache.reservations.start_binding(ASKS.ref, "n1")
     cache.place(ASKS)
@@ -182,7 +182,7 @@ def test_a_bind_needs_a_reservation_on_that_node():
 
 @pytest.mark.parametrize("stage", ["posting", "bound", "seen bound"])
 def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     reservation = cache.reservations.start_binding(ASKS.ref, "n1")
     cache.reservations.prepare_binding(reservation)
@@ -196,7 +196,7 @@ def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
 
 
 def test_a_deleted_pod_gets_no_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(ASKS)
     cache.pods.remove(ASKS)
     with pytest.raises(Rejected, match='pod "pod1" not found'):
@@ -205,14 +205,14 @@ def test_a_deleted_pod_gets_no_reservation():
 
 
 def test_a_terminated_pod_gets_no_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(pod(gpus(), phase="Failed"))
     with pytest.raises(Rejected, match="has terminated"):
         cache.place(ASKS)
 
 
 def test_deleting_a_pod_forgets_its_reservation():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.pods.remove(ASKS)
     assert cache.free() and cache.reservations.get("uid-pod1") is None
@@ -229,7 +229,7 @@ def devices(*found):
     (lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")), "taken by another pod")],
     ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"])
 def test_devices_are_checked_again_before_the_binding(change, problem):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     reservation = cache.reservations.start_binding(ASKS.ref, "n1")
     change(cache)
@@ -241,14 +241,14 @@ def test_devices_are_checked_again_before_the_binding(change, problem):
 # Bindings with an unknown outcome
 
 def test_a_reservation_with_an_unknown_outcome_does_not_expire():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.outcome_unknown(ASKS)
     cache.time.seconds += 10 * RESERVATION_TTL_S
     assert cache.expire() == [] and cache.used() == (1, 3000, 10)
 
 
 def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
-    cache = SmallCache(*(node(name, gpu(f"GPU-{name}")) for name in ("n1", "n2")))
+    cache = SmallStore(*(node(name, gpu(f"GPU-{name}")) for name in ("n1", "n2")))
     asked = pod(gpus(1, memory=3000, cores=10))
     reservation = cache.outcome_unknown(asked)
     cache.nodes.upsert(node("n3", gpu("better", memory_mib=3000)))
@@ -258,7 +258,7 @@ def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
 
 
 def test_a_reservation_with_an_unknown_outcome_survives_a_failed_check():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.outcome_unknown(ASKS)
     again = cache.reservations.start_binding(ASKS.ref, "n1")
     cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;"))
@@ -269,7 +269,7 @@ def test_a_reservation_with_an_unknown_outcome_survives_a_failed_check():
 
 
 def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
-    cache = SmallCache()
+    cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
     assert cache.reservations.unknown_bindings() == []
     cache.time.seconds += RESERVATION_TTL_S
@@ -279,7 +279,7 @@ def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
 
 
 def test_binds_that_fail_before_they_send_a_binding_do_not_postpone_the_look_at_the_earlier_one():
-    cache = SmallCache()
+    cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
     cache.nodes.upsert(node("n1", resource_version="9"))
     cache.time.seconds += RESERVATION_TTL_S
@@ -292,7 +292,7 @@ def test_binds_that_fail_before_they_send_a_binding_do_not_postpone_the_look_at_
 
 @pytest.mark.parametrize("stage", ["waiting", "failed again", "bound"])
 def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
-    cache = SmallCache()
+    cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
     cache.time.seconds += RESERVATION_TTL_S
     assert cache.reservations.unknown_bindings() == [reservation]
@@ -307,7 +307,7 @@ def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
 
 
 def test_the_watch_resolves_an_unknown_outcome():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.outcome_unknown(ASKS)
     cache.pods.upsert(bound_to("pod1", "GPU-1,NVIDIA,3000,10:GPU-0,NVIDIA,3000,10:;", *ASKS.containers))
     cache.time.seconds += RESERVATION_TTL_S
@@ -318,7 +318,7 @@ def test_the_watch_resolves_an_unknown_outcome():
 # what the watch shows
 
 def test_a_pod_bound_elsewhere_is_booked_there():
-    cache = SmallCache(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
+    cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
     asked = pod(gpus(1, memory=3000, cores=0))
     cache.place(asked, "n1")
     waiting = cache.reservations.start_binding(asked.ref, "n1")
@@ -328,7 +328,7 @@ def test_a_pod_bound_elsewhere_is_booked_there():
 
 
 def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.reservations.finish_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
     cache.pods.prune(set(), started=cache.time.seconds)
@@ -339,7 +339,7 @@ def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
 
 
 def test_a_reservation_of_an_unseen_pod_survives_a_list():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.time.seconds += 1
     cache.pods.prune(set(), started=cache.time.seconds)
@@ -347,7 +347,7 @@ def test_a_reservation_of_an_unseen_pod_survives_a_list():
 
 
 def test_a_reservation_survives_the_first_sight_of_its_pod():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.place(ASKS)
     cache.pods.upsert(ASKS)
     assert cache.used() == (1, 3000, 10)
@@ -356,7 +356,7 @@ def test_a_reservation_survives_the_first_sight_of_its_pod():
 # quotas
 
 def test_the_lowest_of_several_quotas_applies():
-    cache = SmallCache()
+    cache = SmallStore()
     for name, limit in (("a", 5000), ("b", 2000)):
         cache.quotas.upsert(quota(name, gpumem=limit))
     assert cache.place(pod(gpus(1, memory=2001, cores=0))) is None
@@ -366,7 +366,7 @@ def test_the_lowest_of_several_quotas_applies():
 
 
 def test_filtering_again_does_not_count_the_pod_twice():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=3000, gpucores=30))
     for _ in range(3):
         assert cache.place(pod(gpus(1, memory=3000, cores=30))) == "n1"
@@ -374,7 +374,7 @@ def test_filtering_again_does_not_count_the_pod_twice():
 
 
 def test_a_quota_counts_init_containers_as_the_reservation_does():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=6000))
     assert cache.place(pod(gpus(1, memory=6000, cores=0, kind=INIT), gpus(1, memory=3000, cores=0),
                            gpus(1, memory=3000, cores=0))) == "n1"
@@ -383,29 +383,29 @@ def test_a_quota_counts_init_containers_as_the_reservation_does():
 
 
 def test_a_quota_adds_sidecars_to_all_other_containers():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=6000))
     assert cache.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0))) is None
 
 
 def test_a_deleted_pod_returns_its_quota():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
-    assert cache.snapshot().used == {("default", "NVIDIA"): (500, 5)}
+    assert cache.view().used == {("default", "NVIDIA"): (500, 5)}
     cache.pods.remove(bound_to("a", ""))
-    assert cache.snapshot().used == {}
+    assert cache.view().used == {}
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(2000, True), (2001, False)])
 def test_admission_checks_the_quota_before_devices_are_known(memory, fits):
-    cache = SmallCache()
+    cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=2000))
     assert cache.quota_allows("default", pod(gpus(1, memory=memory))) is fits
     assert cache.quota_allows("other", pod(gpus(1, memory=memory)))
 
 
 def test_a_pod_that_requests_no_device_needs_no_quota():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.quotas.upsert(quota(gpumem=100))
     assert cache.quota_allows("default", pod(gpus(0))) and not cache.quota_allows("default", pod(gpus(1, memory=1)))
@@ -414,7 +414,7 @@ def test_a_pod_that_requests_no_device_needs_no_quota():
 # simulation
 
 def test_a_simulation_sees_idle_nodes_and_reserves_nothing():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
     choice, refusal = cache.simulate(pod(gpus(1, memory=8000)), [node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
     assert choice.node == "m" and refusal.unknown == ("x",)

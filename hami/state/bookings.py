@@ -14,7 +14,7 @@ import msgspec
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, Pod
-from hami.scheduling.index import Booking
+from hami.state.table import Booking
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
 from hami.vendors.mig import in_mig_mode

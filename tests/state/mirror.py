@@ -1,6 +1,6 @@
-"""An index under random changes, beside a plain record of what it was told."""
+"""A table under random changes, beside a plain record of what it was told."""
 
-from hami.scheduling.index import Index
+from hami.state.table import Table
 from tests.builders import booking, charge, gpu
 from tests.scheduling.seeds import some_device
 
@@ -8,34 +8,34 @@ VENDORS = ("NVIDIA", "NVIDIA", "DCU")
 
 
 class Mirror:
-    """*index* gets change by change what ``fresh()`` builds at once."""
+    """*table* gets change by change what ``fresh()`` builds at once."""
 
     def __init__(self, names, pods=12):
-        self.index = Index()
+        self.table = Table()
         self.names = names
         self.uids = [f"pod{number}" for number in range(pods)]
         self.inventories = {}
         self.bookings = {}
 
     def fresh(self):
-        """An index that was told only the outcome."""
-        index = Index()
+        """A table that was told only the outcome."""
+        table = Table()
         for (node, vendor), devices in sorted(self.inventories.items()):
-            index.set_devices(node, vendor, devices)
+            table.set_devices(node, vendor, devices)
         for held in self.bookings.values():
-            index.book(held)
-        index.refresh()
-        return index
+            table.book(held)
+        table.refresh()
+        return table
 
     def change(self, rng):
-        """Tell the index something."""
+        """Tell the table something."""
         match rng.randrange(10):
             case 0 | 1 | 2:
                 self.set_devices(rng, rng.choice(self.names), rng.choice(VENDORS))
             case 3:
                 self.drop(rng.choice(self.names))
             case 4 | 5:
-                self.index.unbook(uid := rng.choice(self.uids))
+                self.table.unbook(uid := rng.choice(self.uids))
                 self.bookings.pop(uid, None)
             case _:
                 self.book(rng, rng.choice(self.uids), rng.choice(self.names))
@@ -43,11 +43,11 @@ class Mirror:
     def set_devices(self, rng, node, vendor):
         devices = tuple(gpu(f"{vendor}-{place}", index=place, **some_device(rng) | {"vendor": vendor})
                         for place in range(rng.randrange(5)))
-        self.index.set_devices(node, vendor, devices)
+        self.table.set_devices(node, vendor, devices)
         self.inventories[node, vendor] = devices
 
     def drop(self, node):
-        self.index.remove_node(node)
+        self.table.remove_node(node)
         self.inventories = {key: devices for key, devices in self.inventories.items() if key[0] != node}
 
     def book(self, rng, uid, node):
@@ -55,5 +55,5 @@ class Mirror:
                           rng.randrange(50))
                    for _ in range(rng.randrange(3)))
         held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")))
-        self.index.book(held)
+        self.table.book(held)
         self.bookings[uid] = held

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import quota
-from tests.cache.caches import SmallCache
+from tests.state.caches import SmallStore
 
 
 @pytest.fixture
 def quotas():
-    return SmallCache().quotas
+    return SmallStore().quotas
 
 
 def test_all_quotas_of_a_namespace_apply(quotas):

@@ -7,40 +7,52 @@ its allocation. The time of the bind is added when the Binding is written: the d
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
+from hami.codec.allocation import render_shares
 from hami.codec.keys import (
     ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, NODE_LOCK, is_allocation, is_label_value,
 )
 from hami.codec.objects import parse_resource_version
-from hami.model import BindPhase, DeviceUsage, Pod, Share
-from hami.scheduling.annotations import render_vendor_annotations
+from hami.model import Allocation, BindPhase, DeviceUsage, Pod
+from hami.scheduling.usage import shares_of
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
 EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; the empty text elsewhere
 
-VendorShares = tuple[Vendor, tuple[tuple[Share, ...], ...]]
 
+def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement: Allocation,
+                       lock_free: Collection[str], usages: Mapping[str, Sequence[DeviceUsage]],
+                       now: datetime) -> dict[str, str]:
+    """Returns the annotations that assign *pod* to *node* with the shares of *placement*, which are of *vendors*.
 
-def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares], lock_free: Collection[str],
-                       usage: Mapping[str, Sequence[DeviceUsage]], now: datetime) -> dict[str, str]:
-    """Returns the annotations that assign *pod* to *node* with the shares *allocated*, by vendor and container.
-
-    *lock_free*: vendors whose device plugin on the node needs no lock. It reads what is allocated and reports nothing,
-    so there is nothing to allocate for them. *usage*: the node's devices by vendor. Allocations that *pod* carries from
-    an earlier assignment are emptied.
+    *lock_free*: vendors whose device plugin on the node needs no lock. Such a plugin never reports completion, so no
+    to-allocate annotation is written. *usages*: the node's devices by vendor. Allocations that *pod* carries from an
+    earlier assignment are emptied.
     """
-    is_done = all(vendor.key in lock_free for vendor, _ in allocated)
+    is_done = all(vendor.key in lock_free for vendor in vendors)
     phase = BindPhase.SUCCESS if is_done else BindPhase.ALLOCATING
     annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: phase.value}
-    for vendor, shares in allocated:
-        devices = {one.device.uuid: one.device for one in usage.get(vendor.key, ())}
-        annotations |= render_vendor_annotations(
-            vendor, AnnotationContext(pod=pod, node=node, shares=shares, devices=devices, now=now))
+    for vendor in vendors:
+        devices = {usage.device.uuid: usage.device for usage in usages.get(vendor.key, ())}
+        annotations |= render_vendor_annotations(vendor, AnnotationContext(
+            pod=pod, node=node, shares=shares_of(vendor.key, placement), devices=devices, now=now))
         if vendor.key in lock_free:
             annotations.pop(vendor.to_allocate, None)
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
     return annotations | {key: EMPTY.get(key, "") for key in earlier}
+
+
+def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
+    """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
+    shares = context.shares
+    if vendor.writes_model:
+        shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
+                       for container in shares)
+    text = render_shares(shares)
+    annotations = {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
+    return annotations | dict(vendor.annotate(vendor, context) if vendor.annotate is not None else {})
 
 
 def render_labels(node: str) -> dict[str, str]:

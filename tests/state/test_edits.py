@@ -8,12 +8,13 @@ import pytest
 from msgspec import structs
 from pytest import param
 
-from hami.cache.cache import Cache, Policies
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.codec.keys import ASSIGNED_NODE
-from hami.scheduling.decide import Choice
+from hami.scheduling.refusal import Choice
 from tests.builders import INIT, NVIDIA, container, device_usage, gpu, gpus, node, pod, quota
-from tests.cache.caches import SmallCache, bound_to
-from tests.cache.edits import edited
+from tests.state.caches import SmallStore, bound_to
+from tests.state.edits import edited
 from tests.vendors.chart import CHART
 from tests.vendors.test_mig import card, entry
 from tests.world import Clock
@@ -39,7 +40,7 @@ def edit(cache, before, text=None, version="51", **fields):
     param("GPU-0 GPU-1", id="unreadable, of all devices"), param("GPU-0[1-0],NVIDIA,3000,30:;", id="as if in MIG mode"),
     param("GPU-0,NVIDIA,1500,15:GPU-1,NVIDIA,1500,15:;", id="one share of two"), param("x" * 2**20, id="huge")])
 def test_an_edit_of_a_bound_pod_changes_no_booking(text):
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bound_to("a", ALLOCATION, TWO)
     cache.pods.upsert(bound)
     before = cache.snapshot()
@@ -51,7 +52,7 @@ def test_an_edit_of_a_bound_pod_changes_no_booking(text):
 
 
 def test_an_edit_is_refused_once_however_often_the_pod_is_seen():
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bound_to("a", ALLOCATION)
     cache.pods.upsert(bound)
     for version in ("51", "52", "53"):
@@ -65,7 +66,7 @@ def test_an_edit_is_refused_once_however_often_the_pod_is_seen():
 
 def test_an_edited_pod_releases_its_devices_when_it_ends():
     for end in ("terminated", "deleted"):
-        cache = SmallCache()
+        cache = SmallStore()
         bound = bound_to("a", ALLOCATION)
         cache.pods.upsert(bound)
         last = edit(cache, bound, ";")
@@ -77,7 +78,7 @@ def test_an_edited_pod_releases_its_devices_when_it_ends():
 
 
 def test_a_quota_counts_what_the_binding_said():
-    cache = SmallCache()
+    cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=3000))
     bound = bound_to("a", ALLOCATION)
     cache.pods.upsert(bound)
@@ -86,7 +87,7 @@ def test_a_quota_counts_what_the_binding_said():
 
 
 def test_an_allocation_that_comes_after_the_binding_is_not_booked():
-    cache = SmallCache()
+    cache = SmallStore()
     bound = pod(gpus(), name="a", node_name="n1", resource_version="50")
     cache.pods.upsert(bound)
     edit(cache, bound, ALLOCATION)
@@ -94,7 +95,7 @@ def test_an_allocation_that_comes_after_the_binding_is_not_booked():
 
 
 def test_an_unreadable_edit_books_nothing_that_registers_later():
-    cache = SmallCache(node("n1"))
+    cache = SmallStore(node("n1"))
     bound = bound_to("a", ";", TWO)
     cache.pods.upsert(bound)
     edit(cache, bound, "GPU-0 GPU-1")
@@ -114,7 +115,7 @@ def bind(cache, asked, until="finished"):
 
 @pytest.mark.parametrize("text", [";", "GPU-0,NVIDIA,700,7:;", "GPU-1,NVIDIA,700", None])
 def test_our_own_binding_counts_even_if_it_was_edited_before_we_saw_it(text):
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bind(cache, pod(gpus(1, memory=3000, cores=30)))
     edit(cache, bound, text)
     assert cache.used("GPU-1") == (1, 3000, 30) and cache.free() and cache.reservations.unbound() == 0
@@ -122,14 +123,14 @@ def test_our_own_binding_counts_even_if_it_was_edited_before_we_saw_it(text):
 
 
 def test_a_binding_of_another_process_counts_as_it_is_seen():
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bind(cache, pod(gpus(1, memory=3000, cores=30)), until="written")
     edit(cache, bound, "GPU-0,NVIDIA,700,7:;")
     assert cache.used() == (1, 700, 7) and cache.free("GPU-1") and cache.pods.edits_refused == 0
 
 
 def test_after_a_restart_the_pod_is_believed():
-    cache = SmallCache()
+    cache = SmallStore()
     edit(cache, bound_to("a", ALLOCATION), "GPU-1,NVIDIA,1,1:;")
     assert cache.used("GPU-1") == (1, 1, 1) and cache.free()
 
@@ -151,7 +152,7 @@ def partitions(cache, index=0):
 
 
 def test_a_device_plugin_adds_the_identity_of_its_instance():
-    cache = SmallCache(CUT)
+    cache = SmallStore(CUT)
     cache.pods.upsert(cut(ONE, entry(gpu="GPU-0")))
     for number in (3, 4):  # the second after a reboot
         cache.pods.upsert(cut(ONE, entry(gpu="GPU-0", migUUID="MIG-7", gpuInstanceID=number, computeInstanceID=0)))
@@ -161,7 +162,7 @@ def test_a_device_plugin_adds_the_identity_of_its_instance():
 
 @pytest.mark.parametrize("fields", [{"start": 2}, {"profile": "1g.5gb", "size": 1}, {"size": 1}])
 def test_an_instance_stays_where_it_was_placed(fields):
-    cache = SmallCache(CUT)
+    cache = SmallStore(CUT)
     cache.pods.upsert(cut(ONE, entry(gpu="GPU-0")))
     before = partitions(cache)
     cache.pods.upsert(cut(ONE, entry(gpu="GPU-0", **fields)))
@@ -178,7 +179,7 @@ def test_an_instance_stays_where_it_was_placed(fields):
     ("GPU-2,NVIDIA,4864,0:;", "GPU-2[1-0],NVIDIA,9728,15:;", False)],
     ids=["instance", "another instance of the card", "another card", "readable", "removed", "not in MIG mode"])
 def test_a_plugin_of_v25_to_v29_writes_the_instance(first, later, is_refined):
-    cache = SmallCache(CUT)
+    cache = SmallStore(CUT)
     cache.pods.upsert(cut(first))
     before = device_usage(cache)
     cache.pods.upsert(cut(later))
@@ -188,7 +189,7 @@ def test_a_plugin_of_v25_to_v29_writes_the_instance(first, later, is_refined):
 
 
 def test_finished_init_containers_release_their_devices_although_the_pod_was_edited():
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bound_to("a", "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,3000,10:;", gpus(kind=INIT), gpus())
     cache.pods.upsert(bound)
     for version, init_done, used in (("51", False, 7000), ("52", True, 3000), ("53", False, 7000), ("54", True, 3000)):
@@ -199,7 +200,7 @@ def test_finished_init_containers_release_their_devices_although_the_pod_was_edi
 
 
 def test_devices_of_init_containers_alone_are_released_and_taken_again():
-    cache = SmallCache()
+    cache = SmallStore()
     bound = bound_to("a", "GPU-0,NVIDIA,7000,40:;;", gpus(kind=INIT), container())
     cache.pods.upsert(bound)
     for version, init_done, used in (("51", True, 0), ("52", False, 7000), ("53", True, 0)):
@@ -211,7 +212,7 @@ def test_devices_of_init_containers_alone_are_released_and_taken_again():
 @pytest.mark.parametrize("text", [";", "GPU-1,NVIDIA", "GPU-1,NVIDIA,1,1:;", None])
 def test_an_unreadable_allocation_keeps_the_devices_that_it_named_first(text):
     """Also those of a node that registers later."""
-    cache = SmallCache(node("n1"))
+    cache = SmallStore(node("n1"))
     bound = bound_to("a", "GPU-0,NVIDIA,3000:;", TWO)
     cache.pods.upsert(bound)
     edit(cache, bound, text)
@@ -247,7 +248,7 @@ def identities_left_out(bookings):
 def test_a_thousand_random_edits_change_no_booking(seed):
     """Nor does another pod wait because of them, nor is anything left when the pods have gone."""
     rng, clock = random.Random(seed), Clock()
-    cache = Cache(CHART, Policies(), clock=clock, now=clock.now)
+    cache = Store(CHART, Policies(), clock=clock, now=clock.now)
     for one in NODES:
         cache.nodes.upsert(one)
     alive, version = {}, 100
@@ -284,5 +285,5 @@ def test_a_thousand_random_edits_change_no_booking(seed):
     assert cache.pods.edits_refused > 100
     for placed in alive.values():
         cache.pods.remove(placed)
-    assert cache.snapshot().used == {} and all(
+    assert cache.view().used == {} and all(
         usage.slots_used == usage.memory_used_mib == 0 for usages in device_usage(cache).values() for usage in usages)

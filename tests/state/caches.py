@@ -1,8 +1,9 @@
-"""A cache with one node of two devices."""
+"""A store with one node of two devices."""
 
-from hami.cache.cache import Cache, Policies
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
-from hami.scheduling.decide import Choice
+from hami.scheduling.refusal import Choice
 from tests.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.world import Clock
 
@@ -22,8 +23,8 @@ def read_pods(cache, node):
     return mark is not None
 
 
-class SmallCache(Cache):
-    """A cache with one node of two devices, and short methods for tests."""
+class SmallStore(Store):
+    """A store with one node of two devices, and short methods for tests."""
 
     def __init__(self, *nodes, **options):
         self.time = Clock()

@@ -1,0 +1,219 @@
+"""Rules over flat columns of devices: what each of thousands of devices lacks for a request, in a few array operations.
+
+The rules are those of :mod:`hami.scheduling.fit`, for the devices as they are before the pod's first container. A rule
+that needs more than columns (a list of UUIDs, a function of a vendor) is *open*: the columns say nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from hami.model import Reason, Request
+from hami.scheduling.fit import Unfit, accepts_mode, accepts_model
+from hami.scheduling.refusal import AMOUNTS, NO_DEVICE, OTHER_RULE
+from hami.vendors.request import WHOLE
+from hami.vendors.spec import FitContext, PartitionRule, Rule
+
+Array = NDArray[Any]
+
+FIELDS = ("vendor", "model", "mode", "healthy", "cordoned", "in_parts", "slots", "slots_used", "memory_mib",
+          "memory_used_mib", "cores", "cores_used")
+"""The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns gives out; vendor 0 is no device.
+*in_parts*: the device is partitioned, or pods hold partitions of it."""
+(_VENDOR, _MODEL, _MODE, _HEALTHY, _CORDONED, _IN_PARTS, _SLOTS, _SLOTS_USED, _MEMORY, _MEMORY_USED, _CORES,
+ _CORES_USED) = range(len(FIELDS))
+
+_REASONS = tuple(Reason)
+_SERVES, _OTHER = 0, len(_REASONS) + 1  # codes of a device that passes, and of one of another vendor
+_CODE = {reason: code for code, reason in enumerate(_REASONS, 1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceColumns:
+    """Facts of devices: *facts* has a row for each of FIELDS. *owner*: the node of each device, from 0 to *nodes* - 1.
+
+    *vendors*, *models*, *modes*: the numbers in the columns.
+    """
+
+    facts: Array
+    owner: Array
+    nodes: int
+    vendors: Mapping[str, int]
+    models: Mapping[str, int]
+    modes: Mapping[str, int]
+
+    def of(self, context: FitContext) -> Array:
+        """Returns a mask of the devices of the context's vendor."""
+        return numpy.asarray(self.facts[_VENDOR] == self.vendors.get(context.vendor.key, -1))
+
+
+def may_serve(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns, for each node, whether it may have enough devices for *request*. False is certain."""
+    passes = columns.of(context)
+    for _, fails in _told(columns, request, context):
+        passes &= ~fails
+    enough = numpy.bincount(columns.owner[passes], minlength=columns.nodes) >= request.count
+    if context.vendor.allows_repeats is not None:
+        repeating = passes & (columns.facts[_IN_PARTS] != 0)
+        enough[columns.owner[repeating]] = True
+    return numpy.asarray(enough)
+
+
+def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext) -> tuple[list[Unfit], Array]:
+    """Returns the distinct results for nodes that do not have enough devices for *request*, and which a node has.
+
+    The second value has, for each node, the position in the list; it means nothing for nodes that may fit.
+    """
+    codes = _first_reasons(columns, request, context)
+    width = _OTHER + 1
+    counts = numpy.bincount(columns.owner * width + codes, minlength=columns.nodes * width)
+    rows = numpy.ascontiguousarray(counts.reshape(columns.nodes, width)[:, :_OTHER])
+    results: dict[bytes, int] = {}
+    data, size = rows.tobytes(), rows.itemsize * _OTHER
+    which = numpy.fromiter((results.setdefault(data[at:at + size], len(results)) for at in range(0, len(data), size)),
+                           dtype=numpy.intp, count=columns.nodes)
+    return [_unfit(numpy.frombuffer(row, dtype=rows.dtype), request, context) for row in results], which
+
+
+def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns, for each node, whether its reasons may differ from those that an exact evaluation gives."""
+    rules = context.vendor.rules
+    if context.policy.numa_bind or context.vendor.check_node is not None or any(
+            _fails(columns, rule, request, context) is None for rule in rules if not isinstance(rule, PartitionRule)):
+        return numpy.ones(columns.nodes, dtype=bool)
+    partitioned = numpy.zeros(columns.nodes, dtype=bool)
+    if any(isinstance(rule, PartitionRule) for rule in rules) or context.vendor.allows_repeats is not None:
+        partitioned[columns.owner[columns.of(context) & (columns.facts[_IN_PARTS] != 0)]] = True
+    return partitioned
+
+
+def distances(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns how far each node is from serving *request*: the sum over its nearest devices, as many as are requested.
+
+    A device counts 0 if it could serve, 1 to 3 if only amounts are short, by the missing parts; OTHER_RULE if another
+    rule excludes it; NO_DEVICE if there is none.
+    """
+    own = numpy.flatnonzero(columns.of(context))
+    facts, owner = columns.facts[:, own], columns.owner[own]
+    codes = _first_reasons(columns, request, context)[own]
+    short = (_share(_memory(facts, request) - (facts[_MEMORY] - facts[_MEMORY_USED]), facts[_MEMORY])
+             + _share(min(request.cores, WHOLE) - (facts[_CORES] - facts[_CORES_USED]), facts[_CORES]))
+    of_code = numpy.full(_OTHER, OTHER_RULE)
+    of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES] = 1.0, 0.0
+    device = of_code[codes]
+    device[device == 1.0] += short[device == 1.0]
+    if any(isinstance(rule, PartitionRule) for rule in context.vendor.rules):  # what they say is open
+        device[(codes == _SERVES) & (facts[_IN_PARTS] != 0)] = OTHER_RULE
+    order = numpy.lexsort((device, owner))
+    counts = numpy.bincount(owner, minlength=columns.nodes)
+    place = numpy.arange(len(order)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+    nearest = order[place < request.count]
+    found = numpy.bincount(owner[nearest], weights=device[nearest], minlength=columns.nodes)
+    return numpy.asarray(found + NO_DEVICE * (request.count - numpy.minimum(counts, request.count)))
+
+
+def _first_reasons(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns the code of the first rule that each device fails."""
+    codes = numpy.where(columns.of(context), _SERVES, _OTHER)
+    for reason, fails in _told(columns, request, context):
+        codes[(codes == _SERVES) & fails] = _CODE[reason]
+    return codes
+
+
+def _unfit(counts: Array, request: Request, context: FitContext) -> Unfit:
+    devices, serving = int(counts.sum()), int(counts[_SERVES])
+    if request.count > devices:
+        return Unfit.too_few_devices(devices)
+    reasons = {reason: int(counts[code]) for reason, code in _CODE.items() if counts[code]}
+    return Unfit.of(reasons, serving, devices)
+
+
+def _told(columns: DeviceColumns, request: Request, context: FitContext) -> Iterator[tuple[Reason, Array]]:
+    """Yields the vendor's rules that columns tell, in their order, and which devices fail each."""
+    for rule in context.vendor.rules:
+        if isinstance(rule, Rule) and (fails := _fails(columns, rule, request, context)) is not None:
+            if fails is not False:
+                yield _COLUMN_RULES[rule][0], numpy.asarray(fails)
+
+
+def _fails(columns: DeviceColumns, rule: object, request: Request, context: FitContext) -> Array | bool | None:
+    """Returns which devices fail *rule*; False for none, ``None`` if columns do not tell."""
+    return _COLUMN_RULES[rule][1](columns, request, context) if isinstance(rule, Rule) else None
+
+
+def _memory(facts: Array, request: Request) -> Array | int:
+    """Returns what `Request.memory_on` returns for each device."""
+    if request.memory_mib > 0:
+        return request.memory_mib
+    return numpy.asarray(facts[_MEMORY] * (request.memory_percent or 0) // 100)
+
+
+def _share(short: Array, total: Array) -> Array:
+    """Returns the missing part of each total, from 0 to 1."""
+    missing = numpy.maximum(short, 0)
+    return numpy.where(total > 0, numpy.minimum(missing / numpy.maximum(total, 1), 1.0), missing > 0)
+
+
+def _numbers_accepted(numbers: Mapping[str, int], accepts: Callable[[str], bool]) -> list[int]:
+    return [number for text, number in numbers.items() if accepts(text)]
+
+
+def _other_type(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:
+    selector = context.selector
+    fails: Array | bool = False
+    if (selector.use_types, selector.nouse_types) != (None, None):
+        accepted = _numbers_accepted(columns.models, lambda model: accepts_model(selector, model))
+        fails = numpy.isin(columns.facts[_MODEL], accepted, invert=True)
+    if selector.mode is not None:
+        accepted = _numbers_accepted(columns.modes, lambda mode: accepts_mode(selector, mode))
+        fails = numpy.asarray(fails | numpy.isin(columns.facts[_MODE], accepted, invert=True))
+    return fails
+
+
+def _other_uuid(columns: DeviceColumns, request: Request, context: FitContext) -> bool | None:
+    return False if (context.selector.use_uuids, context.selector.nouse_uuids) == (None, None) else None
+
+
+def _over_quota(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool | None:
+    if context.budget.is_unlimited:
+        return False
+    return None if context.budget.covers(0, 0) else numpy.ones(len(columns.owner), dtype=bool)
+
+
+def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    facts = columns.facts
+    return (facts[_CORES] - facts[_CORES_USED] < min(request.cores, WHOLE)) & (facts[_IN_PARTS] == 0)
+
+
+def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:
+    facts = columns.facts
+    return request.cores == 0 and (
+        (facts[_CORES] != 0) & (facts[_CORES_USED] == facts[_CORES]) & (facts[_IN_PARTS] == 0))
+
+
+_ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]
+
+_COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
+    Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[_HEALTHY] == 0),
+    Rule.CORDON: (Reason.CORDONED, lambda columns, request, context: columns.facts[_CORDONED] != 0),
+    Rule.TYPE: (Reason.TYPE_MISMATCH, _other_type),
+    Rule.UUID: (Reason.UUID_MISMATCH, _other_uuid),
+    Rule.SLOTS: (Reason.NO_SLOT, lambda columns, request, context: (
+        columns.facts[_SLOTS_USED] >= columns.facts[_SLOTS])),
+    Rule.MUTEX: (Reason.NOT_ALONE, lambda columns, request, context: (
+        context.policy.mutex and columns.facts[_SLOTS_USED] > 0)),
+    Rule.QUOTA: (Reason.QUOTA, _over_quota),
+    Rule.MEMORY: (Reason.NO_MEMORY, lambda columns, request, context: (
+        columns.facts[_MEMORY] - columns.facts[_MEMORY_USED] < _memory(columns.facts, request))),
+    Rule.CORES: (Reason.NO_CORES, _lacks_cores),
+    Rule.EXCLUSIVE: (Reason.NOT_ALONE, lambda columns, request, context: request.cores >= WHOLE and (
+        (columns.facts[_CORES] == WHOLE) & (columns.facts[_SLOTS_USED] > 0))),
+    Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),
+    Rule.UNUSED: (Reason.NOT_ALONE, lambda columns, request, context: columns.facts[_SLOTS_USED] > 0),
+    Rule.SAME_DEVICE: (Reason.CUSTOM_RULE, lambda columns, request, context: False),
+}

@@ -1,0 +1,188 @@
+"""The answer of a decision: the node that a pod gets, or a refusal: for each node, and each device of it, the reason.
+
+Texts for people are made of it last: the events here, those of the command line and the dashboard there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hami.model import Allocation, Budget, Device, Reason, Request
+from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
+from hami.scheduling.fit import Unfit, objection
+from hami.scheduling.placement import NodeUsage, placing_steps
+from hami.scheduling.pod_request import PodRequest
+from hami.vendors.spec import Vendor
+
+MAX_NODES = 50  # nodes that one event names
+CLOSEST_NODES = 3  # nodes whose devices are described
+MAX_DEVICES = 8  # devices described of each node
+
+AMOUNTS = frozenset({Reason.NO_MEMORY, Reason.NO_CORES, Reason.NO_CORES_LEFT, Reason.NO_SLOT})
+OTHER_RULE, NO_DEVICE = 5.0, 10.0
+"""Distances of a device that another rule than an amount excludes, and of one that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The node for the pod. *fitting*: the nodes that were found to fit, with their scores, worst first.
+
+    *unfit*: the number of nodes that were found not to fit. *candidates*: the number of nodes to choose from.
+    """
+
+    node: str
+    placement: Allocation
+    fitting: tuple[tuple[str, float], ...]
+    unfit: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No node fits *pod_request*. *groups*: the known nodes by the reasons for which they do not fit.
+
+    *unknown*: names without any devices. *budgets*: those of the namespace that played a part, by vendor.
+    """
+
+    pod_request: PodRequest
+    groups: tuple[tuple[Unfit, tuple[str, ...]], ...]
+    unknown: tuple[str, ...] = ()
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> int:
+        """The number of known nodes that do not fit."""
+        return sum(len(names) for _, names in self.groups)
+
+    @property
+    def unfit(self) -> dict[str, Unfit]:
+        """The reasons for each known node."""
+        return {name: unfit for unfit, names in self.groups for name in names}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The reasons for each known node, as text."""
+        return {name: text for unfit, names in self.groups for text in (str(unfit),) for name in names}
+
+    @property
+    def nodes_by_reason(self) -> dict[Reason, list[str]]:
+        """For each reason, the nodes on which it excludes devices."""
+        nodes: dict[Reason, list[str]] = {}
+        for unfit, names in self.groups:
+            for reason, _ in unfit.reasons:
+                nodes.setdefault(reason, []).extend(names)
+        return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRefusal:
+    """What one device has for a request.
+
+    *requested*: what the request needs of this device. *free*: what is left of *total*; it may be negative. *reason*:
+    the first rule that the device fails; ``None`` if it could serve.
+    """
+
+    device: Device
+    requested: Amounts
+    free: Amounts
+    total: Amounts
+    has_memory: bool
+    reason: Reason | None
+
+    @property
+    def short(self) -> Amounts:
+        """The missing part of each amount."""
+        short = self.requested - self.free
+        return Amounts(max(0, short.memory_mib), max(0, short.cores), max(0, short.slots))
+
+    @property
+    def distance(self) -> float:
+        """How far the device is from serving, as in :func:`hami.scheduling.columns.distances`."""
+        if self.reason is None:
+            return 0.0
+        if self.reason not in AMOUNTS:
+            return OTHER_RULE
+        short, total = self.short, self.total
+        return 1.0 + _share(short.memory_mib, total.memory_mib) + _share(short.cores, total.cores)
+
+    @property
+    def free_text(self) -> str:
+        """What is free of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
+        free, total = self.free, self.total
+        amounts = [(free.cores, total.cores, "cores"), (free.slots, total.slots, "slots")]
+        if self.has_memory:
+            amounts.insert(0, (free.memory_mib, total.memory_mib, "MiB"))
+        return ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefusal:
+    """A node that a pod does not fit.
+
+    *unfit*: the verdict on the container at the position *container*. *devices*: what each has for its *request*,
+    beside the containers before it, in the order of registration.
+    """
+
+    node: str
+    unfit: Unfit
+    container: int
+    request: Request
+    devices: tuple[DeviceRefusal, ...]
+
+    @property
+    def closest_devices(self) -> list[DeviceRefusal]:
+        """The devices, those that are closest to serving first."""
+        return sorted(self.devices, key=lambda device: (device.distance, device.device.index, device.device.uuid))
+
+
+def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal | None:
+    """Returns why the pod of *refusal* does not fit the node *name* with *usages*; ``None`` if it fits by now."""
+    for step in placing_steps(usages, refusal.pod_request, refusal.budgets):
+        if isinstance(step.result, Unfit):
+            context, vendor = step.context, step.context.vendor
+            devices = tuple(DeviceRefusal(
+                usage.device, Amounts(step.request.memory_on(usage.device), step.request.cores, 1),
+                (total := total_amounts(usage.device, vendor)) - used_amounts(usage, vendor), total,
+                vendor.has_memory or bool(usage.device.memory_mib), objection(usage, step.request, context))
+                for usage in context.usages)
+            return NodeRefusal(name, step.result, step.position, step.request, devices)
+    return None
+
+
+def summarize(refusal: Refusal) -> list[str]:
+    """Returns a sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``.
+
+    Nodes that have too few devices, free or not, are left out.
+    Source: HAMi v2.10, pkg/scheduler/event.go.
+    """
+    return [f"{len(nodes)} nodes {reason}({','.join(heapq.nsmallest(MAX_NODES, nodes))}"
+            f"{',…' if len(nodes) > MAX_NODES else ''})"
+            for reason, nodes in sorted(refusal.nodes_by_reason.items()) if reason is not Reason.TOO_FEW_DEVICES]
+
+
+def describe(refusal: Refusal, closest: Iterable[NodeRefusal]) -> str:
+    """Returns the pod's requests and, for the devices of the *closest* nodes, the free amounts and the failed rule."""
+    pod_request = refusal.pod_request
+    nodes = [f"{node.node}: {', '.join(map(_device_text, node.devices[:MAX_DEVICES])) or 'no such device'}"
+             for node in closest]
+    texts = [request_text(request, pod_request.vendor_request(request.vendor).vendor)
+             for request in pod_request.distinct_requests]
+    return f"requests {'; '.join(texts)}. {'. '.join(nodes) or 'no node offers such devices'}"
+
+
+def request_text(request: Request, vendor: Vendor) -> str:
+    """Returns a request in words: ``1 × NVIDIA with 3000 MiB, 30 cores``."""
+    if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
+        return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
+    memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
+    return f"{request.count} × {request.vendor} with {memory if vendor.has_memory else ''}{request.cores} cores"
+
+
+def _share(short: int, total: int) -> float:
+    return min(1.0, short / total) if total > 0 else float(short > 0)
+
+
+def _device_text(refusal: DeviceRefusal) -> str:
+    return f"{refusal.device.uuid} {refusal.free_text}" + (f" ({refusal.reason})" if refusal.reason else "")

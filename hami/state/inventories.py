@@ -1,0 +1,44 @@
+"""The devices that a node shows, by vendor: what they are read from, and what is read."""
+
+from __future__ import annotations
+
+from hami.errors import MalformedInput
+from hami.model import Device, Node
+from hami.quantity import rounded_up
+from hami.vendors.spec import Vendor
+
+Sources = tuple[str | None, ...]
+
+
+def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
+    """Returns the texts that *vendor*'s inventory is read from, its register annotation first.
+
+    Returns ``None`` when the node shows nothing of the vendor.
+    """
+    register = node.annotations.get(vendor.register) if vendor.register else None
+    if vendor.register and register is None:
+        return None
+    capacity: Sources = ()
+    if not vendor.register or vendor.needs_capacity:
+        capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
+    if not vendor.register and not any(capacity):
+        return None
+    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
+
+
+def read_inventory(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
+    """Returns *vendor*'s devices on *node*, and why they cannot be read."""
+    if vendor.needs_capacity and device_count(node.capacity.get(vendor.count)) == 0:
+        return (), None
+    try:
+        return vendor.inventory(vendor, node) or (), None
+    except MalformedInput as error:
+        return (), str(error)
+
+
+def device_count(text: str | None) -> int:
+    """Returns how many devices the kubelet offers; 0 if the text is not a quantity."""
+    try:
+        return max(0, rounded_up(text)) if text else 0
+    except MalformedInput:
+        return 0

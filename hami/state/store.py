@@ -1,0 +1,231 @@
+"""The scheduler's store: nodes, pods, quotas and reservations, under one lock.
+
+The lock is held for computation only, never across I/O. A filter chooses devices and reserves them in one step under
+the lock, so the same part of a device is never given to two pods.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+
+from hami.model import Budget, NodePolicy, Pod, PodRef
+from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
+from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.state.nodes import NodeCache
+from hami.state.pending import PendingPod, PendingPods
+from hami.state.pods import PodCache
+from hami.state.quotas import QuotaCache
+from hami.state.reservations import BindingStage, Rejected, Reservation, Reservations
+from hami.state.table import Booking, Table
+from hami.state.verdicts import Verdicts
+from hami.state.view import Facts, Policies, View, booking_of
+from hami.vendors.request import requests_devices
+from hami.vendors.spec import Catalog
+
+PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
+
+
+class Store:
+    """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
+
+    *on_lock_change* is called with the name of each node whose locks have changed. *foreign_reservations*: what another
+    scheduler has written on an unbound pod counts for some time.
+    """
+
+    def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
+                 on_lock_change: Callable[[str], None] = lambda node: None,
+                 foreign_reservations: bool = False) -> None:
+        self.vendors = vendors
+        self.policies = policies
+        self._clock = clock
+        self._now = now
+        self._lock = threading.RLock()  # guards everything below, also in nodes, pods, quotas and reservations
+        self._table = Table()
+        self._verdicts = Verdicts(self._table)
+        self._pending = PendingPods()
+        self.nodes = NodeCache(vendors, self._lock, self._table, clock=clock, now=now, on_lock_change=on_lock_change,
+                               on_device_change=lambda node: self.pods.rebook(node))
+        self.reservations = Reservations(self._table, self._lock, self.nodes.lock_free, clock=clock, now=now)
+        self.pods = PodCache(vendors, self._lock, self._table, self.reservations, self.nodes,
+                             foreign_reservations=foreign_reservations, clock=clock, now=now)
+        self.quotas = QuotaCache(self._lock)
+
+    # Filter
+
+    def assume(self, pod: Pod, names: Sequence[str]) -> Choice | Refusal | None:
+        """Chooses one of the nodes *names* and devices for *pod*, and reserves them. ``None`` if it requests no device.
+
+        An earlier reservation of the pod is replaced, and a bind of it that still waits fails.
+        Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
+        """
+        with self._lock:
+            if not requests_devices(self.vendors, pod.containers):
+                return None
+            self._check_unbound(pod.ref)
+            if (earlier := self.reservations.find(pod.ref.uid)) is not None and earlier.outcome_unknown:
+                return _assume_again(earlier, names)
+            self.reservations.forget(pod.ref.uid)
+            self.pods.take_over(pod.ref.uid)
+            request = make_pod_request(pod, self.vendors, self.policies.device)
+            if request is None:
+                return None
+            quota = self._check_quota(pod.ref.namespace, request)
+            choice = self._verdicts.choose(request, names, node_policy_of(pod, self.policies.node), quota)
+            if choice is not None:
+                self._reserve(pod, request, choice)
+                self._pending.remove(pod.ref.uid)
+                return choice
+            everywhere = len(names) >= len(self._table.rows) and self._table.rows.keys() <= set(names)
+            self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
+            return self._verdicts.refuse(request, names, quota)
+
+    def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
+        """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
+        with self._lock:
+            explained = [explain_node(name, self._table.usages(name), refusal)
+                         for name in self._verdicts.closest(refusal, count)]
+        return [node for node in explained if node is not None]
+
+    def node_for_pending_pod(self) -> str | None:
+        """Returns a node that a pod which was refused earlier fits by now; ``None`` if there is none.
+
+        kube-scheduler retries a pod when it sees a change. It may see one before our watch does, or not at all (an init
+        container that has finished, a quota): the pod then waits beside free devices until it is reminded.
+        """
+        with self._lock:
+            state, tried = self._state(), set[tuple[object, ...]]()
+            for pending in self._pending.due(state, self._clock()):
+                if self._waits_no_longer(pending.pod.ref.uid):
+                    self._pending.remove(pending.pod.ref.uid)
+                    continue
+                request = make_pod_request(pending.pod, self.vendors, self.policies.device)
+                question = (request, pending.nodes, pending.pod.ref.namespace in self.quotas and pending.pod.ref.namespace)
+                if request is not None and question not in tried:
+                    if len(tried) == PENDING_REQUESTS:
+                        return None
+                    tried.add(question)
+                    if (node := self._node_for(request, pending)) is not None:
+                        self._pending.remind(pending, self._clock())
+                        return node
+                self._pending.mark_tried(pending, state)
+            return None
+
+    def quota_allows(self, namespace: str, pod: Pod) -> bool:
+        """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.
+
+        A pod that requests nothing is allowed even where the quota is exceeded.
+        """
+        with self._lock:
+            budgets = self._budgets(namespace)
+        return quota_allows(self.vendors, budgets, pod)
+
+    # Bind
+
+    def is_bound(self, uid: str, node: str) -> bool:
+        """Reports whether the pod is known to be bound to *node*."""
+        with self._lock:
+            return self._bound_node(uid) == node
+
+    def expire(self) -> list[Reservation]:
+        """Ends what has timed out: reservations, which are returned, and silent device plugins."""
+        with self._lock:
+            expired = self.reservations.expire()
+            self.pods.expire()
+            self.nodes.expire()
+            return expired
+
+    # Reading
+
+    def view(self) -> View:
+        """Returns the content of the store. The lock is held only while references are copied."""
+        with self._lock:
+            return View(self._table.copy(), Facts(
+                vendors=self.vendors, policies=self.policies, pods=self.pods.by_uid(),
+                reserved={ref.uid: ref for ref in self.reservations.refs()}, quotas=self.quotas.by_namespace(),
+                problems=self.nodes.problems(), locks=self.nodes.locks()))
+
+    def idle_view(self) -> View:
+        """Returns a view without nodes, in which namespaces use what they use: that of a cluster that might be."""
+        with self._lock:
+            table, quotas = self._table.copy(), self.quotas.by_namespace()
+        for name in list(table.nodes):
+            table.remove_node(name)
+        return View(table, Facts(vendors=self.vendors, policies=self.policies, quotas=quotas))
+
+    def version(self) -> tuple[int, ...]:
+        """Returns numbers of which one increases with every change of what can be read here."""
+        with self._lock:
+            self._table.refresh()
+            return self._table.changes, self.quotas.changes, self.nodes.changes, self.pods.changes
+
+    def changed_nodes(self, change: int) -> tuple[int, list[str], set[str]]:
+        """Returns the number of the last change; the nodes whose devices have changed since that of number *change*;
+        and all nodes with devices."""
+        with self._lock:
+            changed = self._table.changed_since(change)
+            return self._table.changes, changed, set(self._table.nodes)
+
+    def booking(self, uid: str) -> Booking | None:
+        """Returns what the pod holds."""
+        with self._lock:
+            return self._table.bookings.get(uid)
+
+    def _check_unbound(self, ref: PodRef) -> None:
+        """Raises: Rejected if the pod cannot be filtered (again)."""
+        if self.pods.is_deleted(ref.uid):
+            raise Rejected(f'pod "{ref.name}" not found')
+        record = self.pods.get(ref.uid)
+        if record is not None and record.terminated:
+            raise Rejected(f"pod {ref} has terminated")
+        if node := self._bound_node(ref.uid):
+            raise Rejected(f"pod {ref} is already bound to node {node}")
+        if (reservation := self.reservations.find(ref.uid)) is not None and reservation.stage is BindingStage.WRITING:
+            raise Rejected(f"pod {ref} is being bound to node {reservation.node}")
+
+    def _bound_node(self, uid: str) -> str | None:
+        """Returns the node that the pod is bound to, perhaps by a Binding of ours that the watch has not shown yet."""
+        if (record := self.pods.get(uid)) is not None and record.node:
+            return record.node
+        reservation = self.reservations.find(uid)
+        return reservation.node if reservation and reservation.stage is BindingStage.FINISHED else None
+
+    def _budgets(self, namespace: str) -> dict[str, Budget]:
+        return budgets_of(self.vendors, self.quotas.of(namespace), partial(self._table.namespace_usage, namespace))
+
+    def _check_quota(self, namespace: str, request: PodRequest) -> QuotaCheck:
+        budgets = self._budgets(namespace)
+        return check_quota(request, budgets, self._table.sizes()) if budgets else QuotaCheck()
+
+    def _waits_no_longer(self, uid: str) -> bool:
+        record = self.pods.get(uid)
+        return self.pods.is_deleted(uid) or (record is not None and (bool(record.node) or record.terminated))
+
+    def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
+        names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
+        quota = self._check_quota(pending.pod.ref.namespace, request)
+        choice = self._verdicts.choose(request, names, NodePolicy.BINPACK, quota)
+        return choice.node if choice is not None else None
+
+    def _state(self) -> tuple[int, int]:
+        """Returns a value that differs after every change that could make room for a pod."""
+        self._table.refresh()
+        return self._table.changes, self.quotas.changes
+
+    def _reserve(self, pod: Pod, request: PodRequest, choice: Choice) -> None:
+        self.reservations.assume(
+            Reservation(pod=pod, node=choice.node, placement=choice.placement,
+                        vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
+                        usages=self._table.usages(choice.node), assumed=self._now(),
+                        lock_free=self.nodes.lock_free(choice.node), since=self._clock()),
+            booking_of(pod.ref, request, choice))
+
+
+def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
+    """Returns the choice of *reservation*: its Binding may still be written, so there can be no other."""
+    if reservation.node not in names:
+        raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
+    return Choice(reservation.node, reservation.placement, (), 0, len(names))

@@ -1,0 +1,247 @@
+"""The content of the store at one moment, and what would be decided in it, or in a cluster that differs a little.
+
+Metrics, inspection, dashboard and preemption read views only. Nothing that is asked of a view changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+from hami.model import Budget, Device, Node, NodePolicy, Pod, PodRef, QuotaLimits
+from hami.scheduling.fit import Unfit
+from hami.scheduling.placement import NodeUsage, place_pod
+from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
+from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.scheduling.score import node_score
+from hami.scheduling.usage import peak_charges, shares_of, total_charge
+from hami.state.inventories import read_inventory
+from hami.state.pods import PodRecord
+from hami.state.table import Booking, Table
+from hami.state.verdicts import Verdicts, vendor_score
+from hami.vendors.spec import Catalog
+
+MAX_OVERLAY = 32  # nodes that differ from the table; beyond them a new table is made
+
+NamespaceQuotas = Mapping[str, Mapping[str, QuotaLimits]]
+"""ResourceQuotas by namespace and uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The node and device policies for pods that name none."""
+
+    node: str = "binpack"
+    device: str = "spread"
+
+
+def booking_of(ref: PodRef, request: PodRequest, choice: Choice) -> Booking:
+    """Returns what the pod holds on the node of *choice*."""
+    vendors = [vendor_request.vendor.key for vendor_request in request.vendor_requests]
+    return Booking(ref.uid, ref.namespace, choice.node, tuple(
+        (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known beside devices and bookings.
+
+    *pods*: records by uid. *reserved*: the pods that have reservations, by uid. *quotas*: those that limit devices.
+    *problems*: why inventories cannot be read, by node and vendor. *locks*: node, annotation and text of each node lock.
+    """
+
+    vendors: Catalog
+    policies: Policies
+    pods: Mapping[str, PodRecord] = field(default_factory=dict)
+    reserved: Mapping[str, PodRef] = field(default_factory=dict)
+    quotas: NamespaceQuotas = field(default_factory=dict)
+    problems: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    locks: Sequence[tuple[str, str, str]] = ()
+
+
+class View:
+    """The store at one moment.
+
+    *table* belongs to the view, and is never changed; views that `what_if` makes share it. *overlay*: nodes that differ
+    from the table. *rebooked*: what pods (uids) hold instead, ``None`` for nothing.
+    """
+
+    def __init__(self, table: Table, facts: Facts, *, verdicts: Verdicts | None = None,
+                 overlay: Mapping[str, NodeUsage] | None = None,
+                 rebooked: Mapping[str, Booking | None] | None = None) -> None:
+        self.facts = facts
+        self.vendors = facts.vendors
+        self._table = table
+        self._verdicts = verdicts or Verdicts(table)
+        self._overlay: Mapping[str, NodeUsage] = overlay or {}
+        self._rebooked: Mapping[str, Booking | None] = rebooked or {}
+
+    # What there is
+
+    @cached_property
+    def nodes(self) -> Mapping[str, NodeUsage]:
+        """The devices of all nodes and their usage."""
+        names = dict.fromkeys((*self._table.nodes, *self._overlay))
+        return {name: usages for name in names if (usages := self.usages(name))}
+
+    @cached_property
+    def bookings(self) -> Mapping[str, Booking]:
+        """What pods hold, by uid."""
+        changed = {uid: booking for uid, booking in self._rebooked.items() if booking is not None}
+        return {uid: booking for uid, booking in self._table.bookings.items() if uid not in self._rebooked} | changed
+
+    def bookings_on(self, node: str) -> list[Booking]:
+        """Returns what pods hold on *node*."""
+        kept = [booking for booking in self._table.bookings_on(node) if booking.uid not in self._rebooked]
+        return kept + [booking for booking in self._rebooked.values() if booking is not None and booking.node == node]
+
+    @property
+    def used(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """MiB and percent taken, by namespace and vendor, without zeros."""
+        return self._merged._table.usage_by_namespace()
+
+    def usages(self, node: str) -> NodeUsage:
+        """Returns the devices of *node* and their usage, by vendor; empty if it has none."""
+        usages = self._overlay.get(node)
+        return self._table.usages(node) if usages is None else usages
+
+    def ref(self, uid: str) -> PodRef | None:
+        """Returns the pod that holds a booking."""
+        record = self.facts.pods.get(uid)
+        return record.ref if record is not None else self.facts.reserved.get(uid)
+
+    # What would be decided
+
+    def choose(self, pod: Pod, names: Sequence[str]) -> Choice | None:
+        """Returns the choice among the nodes *names*; ``None`` if none fits, or *pod* requests no device.
+
+        Raises: MalformedInput for an unreadable annotation.
+        """
+        if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
+            return None
+        policy = node_policy_of(pod, self.facts.policies.node)
+        quota = self._check_quota(pod.ref.namespace, request)
+        changed = [name for name in names if name in self._overlay]
+        if changed:
+            names = [name for name in names if name not in self._overlay]
+        choice = self._verdicts.choose(request, names, policy, quota) if names else None
+        return self._better(choice, changed, request, policy, quota) if changed else choice
+
+    def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
+        """Returns why those of the nodes *names* that *pod* does not fit do not; ``None`` if it requests no device.
+
+        Raises: MalformedInput for an unreadable annotation.
+        """
+        if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
+            return None
+        merged = self._merged
+        return merged._verdicts.refuse(request, names, merged._check_quota(pod.ref.namespace, request))
+
+    def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
+        """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
+        merged = self._merged
+        explained = (explain_node(name, merged.usages(name), refusal)
+                     for name in merged._verdicts.closest(refusal, count))
+        return [node for node in explained if node is not None]
+
+    def assume(self, pod: Pod, names: Sequence[str]) -> tuple[Choice | Refusal | None, View]:
+        """Returns the decision on *pod*, ``None`` if it requests no device, and the view in which it is carried out.
+
+        Raises: MalformedInput for an unreadable annotation.
+        """
+        if (choice := self.choose(pod, names)) is None:
+            return self.refuse(pod, names), self
+        request = make_pod_request(pod, self.vendors, self.facts.policies.device)
+        assert request is not None, "a chosen pod requests devices"
+        return choice, self.what_if(with_=[booking_of(pod.ref, request, choice)])
+
+    def quota_allows(self, namespace: str, pod: Pod) -> bool:
+        """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen."""
+        return quota_allows(self.vendors, self._budgets(namespace), pod)
+
+    # A cluster that differs
+
+    def what_if(self, *, without: Collection[str] = (), with_: Iterable[Booking] = (), nodes: Iterable[Node] = (),
+                quotas: NamespaceQuotas | None = None) -> View:
+        """Returns the view in which the pods *without* (uids) have ended, pods hold *with_*, nodes are as *nodes* with
+        the bookings that they have, and the namespaces in *quotas* have these.
+
+        Device plugins of *nodes* count as alive, and inventories that cannot be read as empty.
+        """
+        rebooked = dict(self._rebooked)
+        affected: dict[str, Mapping[str, Sequence[Device]]] = {}
+        for uid, booking in (*((uid, None) for uid in without), *((booking.uid, booking) for booking in with_)):
+            for one in (rebooked[uid] if uid in rebooked else self._table.bookings.get(uid), booking):
+                if one is not None and one.node not in affected:
+                    affected[one.node] = {vendor: [usage.device for usage in usages]
+                                          for vendor, usages in self.usages(one.node).items()}
+            rebooked[uid] = booking
+        for node in nodes:
+            affected[node.name] = {vendor.key: devices for vendor in self.vendors
+                                   if (devices := read_inventory(vendor, node)[0])}
+        overlay = dict(self._overlay)
+        changed = View(self._table, self.facts, rebooked=rebooked)
+        for name, of_node in affected.items():
+            table = Table()
+            for booking in changed.bookings_on(name):
+                table.book(booking)
+            overlay[name] = table.usages_of(name, of_node)
+        facts = self.facts if quotas is None else replace(self.facts, quotas={**self.facts.quotas, **quotas})
+        view = View(self._table, facts, verdicts=self._verdicts, overlay=overlay, rebooked=rebooked)
+        return view._merged if len(overlay) > MAX_OVERLAY else view
+
+    @cached_property
+    def _merged(self) -> View:
+        """The same view with a table of its own, without an overlay."""
+        if not self._overlay and not self._rebooked:
+            return self
+        table = self._table.copy()
+        for uid, booking in self._rebooked.items():
+            if booking is not None:
+                table.book(booking)
+            else:
+                table.unbook(uid)
+        for name, usages in self._overlay.items():
+            known = table.nodes[name].devices if name in table.nodes else {}
+            for vendor in dict.fromkeys((*known, *usages)):
+                table.set_devices(name, vendor, tuple(usage.device for usage in usages.get(vendor, ())))
+        return View(table, self.facts)
+
+    def _check_quota(self, namespace: str, request: PodRequest) -> QuotaCheck:
+        budgets = self._budgets(namespace)
+        return check_quota(request, budgets, self._table.sizes()) if budgets else QuotaCheck()
+
+    def _budgets(self, namespace: str) -> dict[str, Budget]:
+        return budgets_of(self.vendors, self.facts.quotas.get(namespace, {}), partial(self._used, namespace))
+
+    def _used(self, namespace: str, vendor: str) -> tuple[int, int]:
+        memory, cores = self._table.namespace_usage(namespace, vendor)
+        for uid, booking in self._rebooked.items():
+            for sign, one in ((-1, self._table.bookings.get(uid)), (1, booking)):
+                if one is not None and one.namespace == namespace:
+                    more_memory, more_cores = total_charge(dict(one.charges).get(vendor, ()))
+                    memory, cores = memory + sign * more_memory, cores + sign * more_cores
+        return memory, cores
+
+    def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, policy: NodePolicy,
+                quota: QuotaCheck) -> Choice | None:
+        """Returns *choice*, or a better one among the *changed* nodes."""
+        sign = 1.0 if policy is NodePolicy.BINPACK else -1.0
+        budgets = dict((*quota.decided, *quota.open))
+        fitting = {name: score for name, score in choice.fitting} if choice is not None else {}
+        placements = {choice.node: choice.placement} if choice is not None else {}
+        for name in changed:
+            usages = self._overlay[name]
+            placement = place_pod(usages, request, budgets)
+            if not isinstance(placement, Unfit):
+                placements[name] = placement
+                fitting[name] = node_score([usage for own in usages.values() for usage in own]) + sign * vendor_score(
+                    request, usages, placement, policy)
+        if not placements:
+            return None
+        ordered = sorted(fitting.items(), key=lambda item: (-sign * item[1], item[0]))
+        node = next(name for name, _ in ordered if name in placements)
+        candidates = len(changed) + (choice.candidates if choice is not None else 0)
+        return Choice(node, placements[node], tuple(reversed(ordered)), candidates - len(ordered), candidates)

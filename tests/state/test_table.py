@@ -1,0 +1,150 @@
+"""A table that was updated step by step equals one that was built at once."""
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, randoms
+
+from hami.scheduling.columns import FIELDS
+from hami.scheduling.score import node_score
+from hami.state.table import Table
+from tests.builders import booking, charge, gpu, usage
+from tests.state.mirror import Mirror
+
+NAMES = [f"n{number}" for number in range(6)]
+
+
+def test_devices_with_what_is_taken_of_them():
+    table = Table()
+    table.set_devices("n1", "NVIDIA", (gpu("a"), gpu("b")))
+    table.book(booking("p", "n1", charge("b", 2, 300, 10), charge("gone", 1, 1, 1)))
+    assert table.usages("n1") == {"NVIDIA": (usage("a"), usage("b", 2, 300, 10))}
+    assert table.usages("unknown") == {}
+
+
+def test_a_later_booking_of_a_pod_replaces_the_earlier():
+    table = Table()
+    table.set_devices("n1", "NVIDIA", (gpu("a"),))
+    table.book(booking("p", "n1", charge("a", 1, 300, 10)))
+    table.book(booking("p", "n2", charge("a", 1, 500, 20)))
+    assert table.usages("n1") == {"NVIDIA": (usage("a"),)}
+    assert table.namespace_usage("default", "NVIDIA") == (500, 20)
+
+
+def test_bookings_wait_for_their_node():
+    table = Table()
+    table.book(booking("p", "n1", charge("a", 1, 300, 10)))
+    table.set_devices("n1", "NVIDIA", (gpu("a"),))
+    table.remove_node("n1")
+    table.set_devices("n1", "NVIDIA", (gpu("a"),))
+    assert table.usages("n1") == {"NVIDIA": (usage("a", 1, 300, 10),)}
+
+
+def test_nothing_is_kept_of_what_is_gone():
+    table = Table()
+    for number in range(3):
+        table.set_devices(f"n{number}", "NVIDIA", (gpu("a"),))
+        table.book(booking(f"p{number}", f"n{number}", charge("a", 1, 300, 10), charge("b", 0, 0, 0)))
+    for number in range(3):
+        table.unbook(f"p{number}")
+        table.remove_node(f"n{number}")
+    assert not any((table.nodes, table.rows, table.names, table.bookings, table.usage_by_namespace(), table._used))
+
+
+def test_unbook_gives_back_what_there_was():
+    table, held = Table(), booking("p", "n1", charge("a", 1, 300, 10))
+    table.book(held)
+    assert (table.unbook("p"), table.unbook("p")) == (held, None)
+    assert table.usage_by_namespace() == {}
+
+
+@pytest.mark.parametrize("devices, news", [((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True)])
+def test_inventories_that_are_news(devices, news):
+    table = Table()
+    table.set_devices("n1", "NVIDIA", (gpu("a"),))
+    assert table.set_devices("n1", "NVIDIA", devices) is news
+    assert not Table().set_devices("n1", "NVIDIA", ())
+
+
+def test_versions_rise_with_every_change_of_a_node_and_only_then():
+    table = Table()
+    versions = []
+    for change in (lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)), lambda: table.set_devices("n2",
+                                                                                                     "NVIDIA",
+                                                                                                     (gpu("b"),)),
+                   lambda: table.book(booking("p", "n1", charge("a"))), lambda: table.set_devices("n1", "NVIDIA",
+                                                                                                  (gpu("a"),)),
+                   lambda: table.book(booking("p", "n1", charge("a"))), lambda: table.unbook("p")):
+        change()
+        table.refresh()
+        versions.append(int(table.versions[table.rows["n1"]]))
+    assert versions == [1, 1, 3, 3, 3, 4]
+
+
+def test_amounts_beyond_all_bounds_can_be_counted():
+    table = Table()
+    table.set_devices("n1", "NVIDIA", (gpu("a", slots=2**31 - 1, memory_mib=2**31 - 1),))
+    for number in range(12):
+        table.book(booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
+    assert table.usages("n1")["NVIDIA"][0].is_overcommitted
+    assert table.all_columns().facts[FIELDS.index("cores_used"), 0] == 12 * (2**31 - 1)
+
+
+@given(rng=randoms(use_true_random=True), changes=integers(1, 60))
+def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, changes):
+    mirror = Mirror(NAMES)
+    for _ in range(changes):
+        mirror.change(rng)
+        if rng.random() < 0.3:
+            mirror.table.refresh()
+    table, fresh = mirror.table, mirror.fresh()
+    assert {name: table.usages(name) for name in NAMES} == {name: fresh.usages(name) for name in NAMES}
+    assert (table.bookings, table.usage_by_namespace()) == (fresh.bookings, fresh.usage_by_namespace())
+    assert set(table.nodes) == set(table.rows) == set(table.names.values()) == set(fresh.nodes)
+    assert [name for _, name in sorted((table.rank()[row], name) for name,
+                                       row in table.rows.items())] == sorted(table.nodes)
+    for name, row in table.rows.items():
+        assert table.scores[row] == node_score([usage for own in table.usages(name).values() for usage in own])
+        assert facts(table, row) == facts(fresh, fresh.rows[name])
+    assert (table._models.by_text.keys(), table.sizes()) == (fresh._models.by_text.keys(), fresh.sizes())
+
+
+@given(rng=randoms(use_true_random=True))
+def test_what_changes_in_a_table_does_not_change_in_its_copy(rng):
+    mirror = Mirror(NAMES)
+    for _ in range(20):
+        mirror.change(rng)
+    copy, fresh = mirror.table.copy(), mirror.fresh()
+    for _ in range(20):
+        mirror.change(rng)
+    mirror.table.refresh()
+    assert {name: copy.usages(name) for name in NAMES} == {name: fresh.usages(name) for name in NAMES}
+    assert (copy.bookings, copy.usage_by_namespace()) == (fresh.bookings, fresh.usage_by_namespace())
+    assert {name: facts(copy, row) for name, row in copy.rows.items()} == {
+        name: facts(fresh, row) for name, row in fresh.rows.items()}
+
+
+def test_a_node_with_many_devices_makes_no_room_for_as_many_on_other_nodes():
+    table = Table()
+    for number in range(500):
+        table.set_devices(f"n{number}", "NVIDIA", (gpu("a"),))
+    table.set_devices("wide", "NVIDIA", tuple(gpu(f"GPU-{number}") for number in range(256)))
+    table.refresh()
+    assert table.all_columns().facts.shape[1] == 500 + 256
+
+
+def test_models_that_no_device_has_any_more_are_forgotten():
+    table = Table()
+    for number in range(1000):
+        table.set_devices("n1", "NVIDIA", (gpu("a", model=f"model {number}"),))
+        table.refresh()
+    assert list(table.all_columns().models) == ["model 999"]
+
+
+def facts(table, row):
+    """The columns of one node, with names in place of numbers."""
+    columns = table.columns(numpy.array([row]))
+    names = [{number: text for text, number in numbers.items()}
+             for numbers in (columns.vendors, columns.models, columns.modes)]
+    return [[names[place][value] if place < 3 else value for place, value in enumerate(device)]
+            for device in columns.facts.T.tolist()]

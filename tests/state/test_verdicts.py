@@ -1,0 +1,271 @@
+"""Which node a pod gets: what is remembered and skipped never changes the answer."""
+
+import random
+
+import numpy
+import pytest
+from hypothesis import assume, given
+from hypothesis.strategies import randoms
+from pytest import param
+
+from hami.codec.allocation import render_shares
+from hami.model import Budget, NodePolicy
+from hami.scheduling import columns
+from hami.scheduling.quota import check_quota
+from hami.scheduling.refusal import NO_DEVICE, Choice, Refusal, explain_node
+from hami.state.verdicts import Verdicts
+from hami.scheduling.fit import Unfit
+from hami.state.table import Table
+from hami.scheduling.placement import place_pod
+from hami.scheduling.score import node_score
+from hami.scheduling.usage import peak_charges, total_charge
+from hami.vendors.inventory import registered
+from tests.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
+from tests.state.decisions import decide
+from tests.state.mirror import Mirror
+from tests.scheduling.seeds import some_budget, some_pod_request
+
+BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD
+
+
+def decided(table, asked, names=None, policy=BINPACK):
+    return decide(Verdicts(table), asked, sorted(table.nodes) if names is None else names, policy)
+
+
+def shown(choice):
+    """Node, shares, and the nodes that fit as the event names them."""
+    fitting = ",".join(f"{name}:{score:.2f}" for name, score in choice.fitting)
+    return choice.node, render_shares(choice.placement), fitting
+
+
+G3 = {"n1": [usage("GPU-a0"), usage("GPU-a1", index=1)], "n2": [usage("GPU-b0", 1, 3000, 30), usage("GPU-b1", index=1)]}
+
+
+@pytest.mark.parametrize("node_policy, policy, node, share, fitting", [
+    param(BINPACK, "spread", "n2", "GPU-b1,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices spread"),
+    param(BINPACK, "binpack", "n2", "GPU-b0,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices binpack"),
+    param(SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"),
+])
+def test_a_pod_is_placed_by_node_and_device_policy(node_policy, policy, node, share, fitting):
+    answer = decided(cluster(**G3), pod_request(gpus(1, 3000, 30), policy=policy), policy=node_policy)
+    assert shown(answer) == (node, share, fitting)
+    assert (answer.unfit, answer.candidates) == (0, 2)
+
+
+SMALL = {"memory_mib": 8000, "model": "NVIDIA"}
+G4 = {"node1": [usage("device1", 1, 2000, 25, **SMALL), usage("device2", **SMALL)],
+      "node2": [usage("device3", **SMALL), usage("device4", 1, 6000, 75, **SMALL)]}
+
+
+@pytest.mark.parametrize("node_policy, policy, node, device", [
+    (BINPACK, "binpack", "node2", "device4"), (BINPACK, "spread", "node2", "device3"),
+    (SPREAD, "binpack", "node1", "device1"), (SPREAD, "spread", "node1", "device2"),
+])
+def test_every_pair_of_policies_chooses_its_device(node_policy, policy, node, device):
+    answer = decided(cluster(**G4), pod_request(gpus(1, 1000, 20), policy=policy), policy=node_policy)
+    assert shown(answer)[:2] == (node, f"{device},NVIDIA,1000,20:;")
+    assert sorted(answer.fitting) == [("node1", 3.0), ("node2", 8.0)]
+
+
+def test_a_refusal_says_why_each_node_does_not_fit():
+    table = cluster(n1=[usage("a", 10), usage("b", 1, 46000), usage("c", 1, 0, 90), usage("d", healthy=False)],
+                    n2=[usage("e")])
+    answer = decided(table, pod_request(gpus(2, 3000, 30)), ["n1", "n3", "n2"])
+    assert isinstance(answer, Refusal)
+    assert {name: str(unfit) for name, unfit in answer.unfit.items()} == {
+        "n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, 1/4 CardTimeSlicingExhausted",
+        "n2": "NodeInsufficientDevice"}
+    assert answer.unknown == ("n3",)
+
+
+G17 = ('[{"id":"GPU-0","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA-A100","numa":0,"health":true,"table":0,'
+       '"mode":"hami-core"}]')
+
+
+@pytest.mark.parametrize("annotations, memory, outcome", [
+    param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="fits"),
+    param({"hami.io/node-nvidia-register": G17}, 16384, {"n1": "1/1 CardInsufficientMemory"}, id="too much"),
+    param({}, 1024, {}, id="not registered"),
+])
+def test_a_device_of_a_register_annotation_is_chosen_or_refused(annotations, memory, outcome):
+    table = Table()
+    table.set_devices("n1", "NVIDIA", registered(NVIDIA, node("n1", annotations=annotations)) or ())
+    answer = decided(table, pod_request(gpus(1, memory, 20)), ["n1"])
+    found = (render_shares(answer.placement) if isinstance(answer, Choice)
+             else {name: str(unfit) for name, unfit in answer.unfit.items()})
+    assert found == outcome
+
+
+@pytest.mark.parametrize("policy", [BINPACK, SPREAD])
+@pytest.mark.parametrize("nodes", [3, 40])
+def test_of_equally_good_nodes_the_first_by_name(policy, nodes):
+    names = [f"n{number}" for number in range(nodes)]
+    table = cluster(**{name: [usage(f"GPU-{name}")] for name in reversed(names)})
+    assert decided(table, pod_request(gpus()), random.Random(1).sample(names, nodes), policy).node == "n0"
+
+
+def test_only_the_nodes_offered_are_considered():
+    assert decided(cluster(**G3), pod_request(gpus(1, 3000, 30)), ["n1"]).node == "n1"
+
+
+@pytest.mark.parametrize("names, unknown", [([], ()), (["x", "y"], ("x", "y"))])
+def test_no_node_is_known(names, unknown):
+    assert decided(cluster(**G3), pod_request(gpus()), names) == Refusal(pod_request(gpus()), (), unknown)
+
+
+def test_a_node_that_is_filled_is_not_taken_again():
+    table = cluster(n1=[usage("a", memory_mib=1000)], n2=[usage("b", memory_mib=1000)])
+    verdicts, asked = Verdicts(table), pod_request(gpus(1, 1000))
+    nodes = []
+    while isinstance(answer := decide(verdicts, asked, ["n1", "n2"], BINPACK), Choice):
+        nodes.append(answer.node)
+        (share,) = answer.placement[0]
+        table.book(booking(f"p{len(nodes)}", answer.node, charge(share.uuid, 1, share.memory_mib, share.cores)))
+    assert sorted(nodes) == ["n1", "n2"]
+
+
+def test_a_node_that_returns_with_other_devices_is_asked_anew():
+    table = cluster(n1=[usage("a", memory_mib=100)], n2=[usage("b", memory_mib=100)])
+    verdicts, asked = Verdicts(table), pod_request(gpus(1, 1000))
+    assert isinstance(decide(verdicts, asked, ["n1", "n2"], BINPACK), Refusal)
+    table.remove_node("n1")
+    table.set_devices("n3", "NVIDIA", (gpu("c"),))
+    assert decide(verdicts, asked, ["n1", "n2", "n3"], BINPACK).node == "n3"
+
+
+def exhaustive(table, asked, names, policy):
+    """The result of evaluating all nodes."""
+    found = {name: place_pod(table.usages(name), asked) for name in names if name in table.nodes}
+    scores = {name: node_score([usage for own in table.usages(name).values() for usage in own]) for name in found}
+    fitting = [name for name in found if not isinstance(found[name], Unfit)]
+    if not fitting:
+        return found, {name for name in names if name not in table.nodes}
+    sign = -1 if policy is BINPACK else 1
+    best = sorted(fitting, key=lambda name: (sign * scores[name], name))
+    return Choice(best[0], found[best[0]], tuple((name, scores[name]) for name in reversed(best)),
+                  len(names) - len(fitting), len(names))
+
+
+def check_same(answer, expected):
+    """The same result; among many nodes, no more are evaluated than necessary to find the best."""
+    if isinstance(answer, Refusal):
+        assert (answer.unfit, set(answer.unknown)) == expected
+    elif answer.candidates <= 16:
+        assert answer == expected
+    else:
+        assert ((answer.node, answer.placement) == (expected.node, expected.placement)
+                and answer.unfit <= expected.unfit and answer.fitting in (expected.fitting, expected.fitting[-1:]))
+
+
+@given(rng=randoms(use_true_random=True))
+def test_what_is_remembered_and_skipped_never_changes_the_answer(rng):
+    mirror = Mirror([f"n{number}" for number in range(rng.choice((3, 12, 30)))])
+    verdicts = Verdicts(mirror.table, max_requests=3)
+    requests = [some_pod_request(rng, rng.choice((1, 3))) for _ in range(5)]
+    for name in mirror.names:
+        mirror.set_devices(rng, name, "NVIDIA")
+    for _ in range(12):
+        for _ in range(rng.randrange(6)):
+            mirror.change(rng)
+        asked, policy = rng.choice(requests), rng.choice((BINPACK, SPREAD))
+        names = rng.sample([*mirror.names, "unknown"], rng.randint(1, len(mirror.names) + 1))
+        check_same(decide(verdicts, asked, names, policy), exhaustive(mirror.fresh(), asked, names, policy))
+
+
+@given(rng=randoms(use_true_random=True))
+def test_columns_exclude_only_nodes_that_do_not_fit(rng):
+    """Nodes that they do not exclude mostly fit, so what else could be excluded is little."""
+    mirror = Mirror([f"n{number}" for number in range(8)])
+    for name in mirror.names:
+        mirror.set_devices(rng, name, "NVIDIA")
+    for _ in range(10):
+        mirror.change(rng)
+    table, asked = mirror.table, some_pod_request(rng, rng.choice((1, 4)))
+    table.refresh()
+    rows = numpy.array(sorted(table.names), dtype=numpy.intp)
+    for device_columns, of in ((table.columns(rows), range(len(rows))), (table.all_columns(), rows)):
+        possible = numpy.ones(device_columns.nodes, dtype=bool)
+        for request in asked.distinct_requests:
+            possible &= columns.may_serve(device_columns, request, asked.fit_context(request.vendor))
+        for place, row in zip(of, rows):
+            assert possible[place] or isinstance(place_pod(table.usages(table.names[row]), asked), Unfit)
+
+
+def test_columns_exclude_nodes_that_cannot_fit():
+    table = cluster(full=[usage("a", 10)], small=[usage("b", memory_mib=10)], busy=[usage("c", 1, 0, 90)],
+                    sick=[usage("d", healthy=False)],
+                    other=[usage("e", model="NVIDIA L4")], good=[usage("f")], lone=[usage("g"), usage("h", 10)])
+    table.refresh()
+    rows = numpy.array([table.rows[name] for name in ("full", "small", "busy", "sick", "other", "good", "lone")])
+    asked = pod_request(gpus(1, 1000, 20), annotations={"nvidia.com/use-gputype": "A40"})
+    assert list(may_serve(table, asked, rows)) == [False] * 5 + [True] * 2
+    assert list(may_serve(table, pod_request(gpus(2, 1000)), rows)) == [False] * 7
+
+
+def may_serve(table, asked, rows):
+    (request,) = asked.distinct_requests
+    return columns.may_serve(table.columns(rows), request, asked.fit_context("NVIDIA"))
+
+
+@given(rng=randoms(use_true_random=True))
+def test_the_closest_nodes_lack_the_least(rng):
+    """The order is that of the devices as they are described: the columns only find it sooner."""
+    mirror = Mirror([f"n{number}" for number in range(6)])
+    for name in mirror.names:
+        mirror.set_devices(rng, name, "NVIDIA")
+    asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
+    refusal = verdicts.refuse(asked, mirror.names)
+    distances = []
+    for name in verdicts.closest(refusal):
+        node = explain_node(name, mirror.table.usages(name), refusal)
+        nearest = [device.distance for device in node.closest_devices][:node.request.count]
+        distances.append(round(sum(nearest) + NO_DEVICE * (node.request.count - len(nearest)), 6))
+    selector = asked.vendor_request("NVIDIA").selector
+    assume((selector.use_uuids, selector.nouse_uuids) == (None, None))  # which columns do not tell
+    assert distances == sorted(distances)
+
+
+def test_a_thousand_refused_nodes_are_explained_without_looking_at_each():
+    """The reasons are those that an exact evaluation gives."""
+    table = cluster(**{f"n{number}": [usage("a", number % 3, 10 * number), usage("b", healthy=number % 5 > 0)]
+                       for number in range(1000)})
+    asked = pod_request(gpus(2, 46068))
+    verdicts = Verdicts(table)
+    refusal = verdicts.refuse(asked, sorted(table.nodes))
+    assert not any(entry.usages for entry in table.nodes.values()), "no node was evaluated"
+    assert refusal.unfit == {name: place_pod(table.usages(name), asked) for name in table.nodes}
+
+
+@given(rng=randoms(use_true_random=True))
+def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
+    """Bounds decide first, and each placement where they do not."""
+    mirror = Mirror([f"n{number}" for number in range(6)])
+    for name in mirror.names:
+        mirror.set_devices(rng, name, "NVIDIA")
+    for _ in range(6):
+        mirror.change(rng)
+    asked, budgets = some_pod_request(rng, rng.choice((1, 3))), {"NVIDIA": some_budget(rng)}
+    assume(not budgets["NVIDIA"].is_unlimited)
+    verdicts, quota = Verdicts(mirror.table), check_quota(asked, budgets, mirror.table.sizes())
+    choice = verdicts.choose(asked, mirror.names, BINPACK, quota)
+    exact = {name: place_pod(mirror.table.usages(name), asked, budgets) for name in mirror.table.nodes}
+    fitting = {name for name, verdict in exact.items() if not isinstance(verdict, Unfit)}
+    if choice is None:
+        assert not fitting
+        refusal = verdicts.refuse(asked, mirror.names, quota)
+        assert set(refusal.unfit) == set(mirror.table.nodes)
+    else:
+        charges = peak_charges(asked.kinds, choice.placement)
+        assert choice.node in fitting and budgets["NVIDIA"].covers(*total_charge(charges))
+
+
+def test_a_pod_that_its_quota_refuses_again_and_again_asks_no_node():
+    table = cluster(**{f"n{number}": [usage("a")] for number in range(100)})
+    verdicts, asked = Verdicts(table), pod_request(gpus(1, 9000))
+    for left in range(100):
+        quota = check_quota(asked, {"NVIDIA": Budget(left)}, table.sizes())
+        assert verdicts.choose(asked, sorted(table.nodes), BINPACK, quota) is None
+        assert {str(unfit) for unfit in verdicts.refuse(asked, sorted(table.nodes), quota).unfit.values()} == {
+            "1/1 ResourceQuotaNotFit"}
+    assert not any(row.usages for row in table.nodes.values()), "no node was evaluated"
+    assert verdicts._of.cache_info().misses == 1
