@@ -87,3 +87,19 @@ def test_victims_are_evicted_where_a_card_is_free(sandbox, cpu_is_full):
     eventually(lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
                "exactly the pod that was in the way is evicted")
     assert sandbox.pod(cpu_is_full["gpu-1"])["spec"]["nodeName"].endswith("gpu-1")
+
+
+def test_a_pod_that_was_vetoed_gets_the_card_when_another_ends(sandbox, cpu_is_full):
+    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then not for minutes.
+    """
+    for _ in range(8):
+        take_whole_cards(sandbox, "gpu-0", "gpu-1")
+        sandbox.create(wants())
+        sandbox.event("wants", "FailedScheduling", "no candidate node")
+        sandbox.delete("holds-gpu-0")
+        sandbox.kube.wait("Pod", lambda pods: pods["wants"]["spec"].get("nodeName"), sandbox.namespace,
+                          what="the pod is bound")
+        sandbox.delete("holds-gpu-1")
+        sandbox.delete("wants")
+        sandbox.kube.delete_all("Event", sandbox.namespace)
+        sandbox.bound(2)

@@ -187,7 +187,7 @@ class Replica:
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
                              clock=clock, sleep=sleep, lock_timeout_s=LOCK_TIMEOUT_S if waits_for_locks else 0.0)
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
-        self.preemption_filter = PreemptionFilter(self.cache, self.leadership)
+        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, clock=clock, sleep=sleep)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
                            self.cache.reservations.get)
         self.controller = Controller(

@@ -75,7 +75,7 @@ class SchedulerProgram:
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
         self._verbs = Verbs(
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
-            PreemptionFilter(self._cache, self._leadership), self._binder, self._cache.reservations.get)
+            PreemptionFilter(self._cache, self._leadership, clock=clock), self._binder, self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 

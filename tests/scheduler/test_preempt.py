@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.cache.cache import JUDGED_AT_ONCE
 from hami.errors import MalformedInput, NodeLocked
-from hami.scheduler.preempt import MAX_NODES
+from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.cache.caches import SmallCache
 from tests.scheduler.replicas import cards, holding, replica
@@ -81,6 +81,34 @@ def test_an_annotation_that_cannot_be_read_is_an_error():
     broken = pod(gpus(), annotations={"hami.io/device-scoring-weights": "slot=x"})
     with pytest.raises(MalformedInput):
         full_and_free().preemption_filter.filter(broken, {"free": []})
+
+
+def test_a_veto_waits_until_the_watch_has_caught_up():
+    """kube-scheduler sees the end of a pod, tries another one again at once, and after a veto not for minutes."""
+    naps = []
+
+    def watch(seconds):
+        naps.append(seconds)
+        scheduler.watch()
+
+    scheduler = replica(cards("full", {}), pods=[holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")], sleep=watch)
+
+    scheduler.fake.delete_pod("default", "a")
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and naps == [CATCH_UP_S]
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and len(naps) == 1
+
+
+def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
+    naps = []
+    scheduler = replica(cards("sick", {"healthy": False}), sleep=naps.append)
+    for _ in range(100):
+        assert list(scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})) == []
+    assert len(naps) == CATCH_UPS_AT_ONCE
+    for _ in range(100):
+        scheduler.clock.seconds += 0.5
+        scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
+    assert len(naps) == CATCH_UPS_AT_ONCE + 50
+    assert CATCH_UP_S <= 0.1 * CATCH_UP_PERIOD_S
 
 
 def test_nodes_beyond_the_bound_are_not_judged():
