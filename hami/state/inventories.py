@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from hami.codec.register import MAX_DEVICES
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import rounded_up
+from hami.vendors.inventory import read_inventory
 from hami.vendors.spec import Vendor
 
 Sources = tuple[str | None, ...]
@@ -26,14 +30,26 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
     return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
 
 
-def read_inventory(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
+def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     """Returns *vendor*'s devices on *node*, and why they cannot be read."""
     if vendor.needs_capacity and device_count(node.capacity.get(vendor.count)) == 0:
         return (), None
     try:
-        return vendor.inventory(vendor, node) or (), None
+        return read_inventory(vendor, node), None
     except MalformedInput as error:
         return (), str(error)
+
+
+def excess_of(devices: Mapping[str, int]) -> str | None:
+    """Returns why a node with so many *devices* of each vendor offers none of them: they are too many together.
+
+    No vendor comes first, so none can hide another's.
+    """
+    counts = {key: count for key, count in sorted(devices.items()) if count}
+    if sum(counts.values()) <= MAX_DEVICES:
+        return None
+    return (f"{sum(counts.values())} devices ({', '.join(f'{count} {key}' for key, count in counts.items())}), "
+            f"expected at most {MAX_DEVICES} devices of all vendors on a node: none of them is used")
 
 
 def device_count(text: str | None) -> int:

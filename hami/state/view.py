@@ -17,7 +17,7 @@ from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_all
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, shares_of, total_charge
-from hami.state.inventories import read_inventory
+from hami.state.inventories import devices_on, excess_of
 from hami.state.pods import PodRecord
 from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts, vendor_score
@@ -179,8 +179,9 @@ class View:
                                           for vendor, usages in self.usages(one.node).items()}
             rebooked[uid] = booking
         for node in nodes:
-            affected[node.name] = {vendor.key: devices for vendor in self.vendors
-                                   if (devices := read_inventory(vendor, node)[0])}
+            devices = {vendor.key: devices_on(vendor, node)[0] for vendor in self.vendors}
+            has_excess = excess_of({key: len(own) for key, own in devices.items()}) is not None
+            affected[node.name] = {key: own for key, own in devices.items() if own and not has_excess}
         overlay = dict(self._overlay)
         changed = View(self._table, self.facts, rebooked=rebooked)
         for name, of_node in affected.items():
