@@ -40,7 +40,7 @@ def test_a_device_without_uuid_does_not_count():
 ])
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):
-        registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+        registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
 
 
 def test_unreadable_pair_scores():
