@@ -94,7 +94,7 @@ def _of_pod(one: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
     pod = one.pod
     most = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or vendor.allocated not in pod.annotations or not most:
+    if pod.is_terminated or vendor.annotations.allocated not in pod.annotations or not most:
         return
     for container, shares in zip(pod.containers, read_allocation(pod, vendor, most)):
         if shares:

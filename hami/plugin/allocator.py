@@ -258,7 +258,7 @@ class Allocator:
             self._release(lock, node)
 
     def _is_done_with_lock(self, pod: Pod) -> bool:
-        return is_done_with_lock(pod, self._config.node, (self._vendor.to_allocate, *self._other_keys))
+        return is_done_with_lock(pod, self._config.node, (self._vendor.annotations.to_allocate, *self._other_keys))
 
     def _release(self, lock: str, node: Node) -> None:
         self._forget_holder(lock)
@@ -273,8 +273,8 @@ class Allocator:
 
 def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
     """Returns the to-allocate annotations of the other vendors that share the node lock."""
-    return tuple(one.to_allocate for one in vendors
-                 if one is not vendors[VENDOR] and one.lock == NODE_LOCK and one.to_allocate)
+    return tuple(one.annotations.to_allocate for one in vendors
+                 if one is not vendors[VENDOR] and one.annotations.lock == NODE_LOCK and one.annotations.to_allocate)
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -94,7 +94,7 @@ class DevicePluginProgram:
         if config.operating_mode == MIG and has_cards:
             self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
                                    publish=on_instances)
-        self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
+        self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
         at_start = start_time_config(config)
         self._start_time = StartTimeAllocator(
             at_start, cluster, vendor, host,

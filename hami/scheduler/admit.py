@@ -95,7 +95,7 @@ class Admitter:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
         vendors = (vendor for container in _containers(pod.get("spec") or {})
                    for vendor in _requested_by(self._cache.vendors, container))
-        if any(vendor.refuses_ephemeral for vendor in vendors):
+        if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
         return Admitted(pod)
 

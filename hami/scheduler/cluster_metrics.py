@@ -30,7 +30,7 @@ def families(view: View, vendors: Catalog, *, legacy: bool = False) -> list[Fami
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = sorted(view.bookings.values(), key=attrgetter("node"))
-    in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
+    in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
         *gauge_families(_DEVICE_GAUGES, lambda: _devices(view, in_units), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
@@ -158,7 +158,7 @@ def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
         quotas = view.facts.quotas.get(namespace, {}).values()
         used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
-        for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
+        for resource in sorted({name for vendor in vendors for name in (vendor.resources.memory, vendor.resources.cores) if name}):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
@@ -169,7 +169,7 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
     """Returns the usage of *namespace* by resource name. Vendors may share a name."""
     used: Counter[str] = Counter()
     for vendor in vendors:
-        for resource, amount in zip((vendor.memory, vendor.cores), view.used.get((namespace, vendor.key), ())):
+        for resource, amount in zip((vendor.resources.memory, vendor.resources.cores), view.used.get((namespace, vendor.key), ())):
             used[resource] += amount
     return used
 
@@ -177,8 +177,8 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
     """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
     allowances = [(vendor, allowed_budget(vendor, quotas)) for vendor in vendors] if quotas else []
-    return {resource: amount for vendor, budget in allowances
-            for resource, amount in ((vendor.memory, budget.memory_mib), (vendor.cores, budget.cores))
+    return {resource: amount for vendor, budget in allowances for resource, amount in (
+                (vendor.resources.memory, budget.memory_mib), (vendor.resources.cores, budget.cores))
             if amount is not None}
 
 

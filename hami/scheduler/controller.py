@@ -111,7 +111,7 @@ class Controller(PeriodicTask):
                 continue
             with _one_may_fail("request_report"):
                 # Only if the node is as we know it: the answer would hide a lock that has come and gone meanwhile.
-                request = {vendor.handshake: render_request(self._now())}
+                request = {vendor.annotations.handshake: render_request(self._now())}
                 answer = self._cluster.annotate_node(node, request, str(known[1]))
                 self.handshakes_requested += 1
                 self._cache.nodes.upsert(answer)

@@ -268,7 +268,8 @@ class NodeLocks:
         """
         if found.lock.key == NODE_LOCK or found.inherited_for <= INHERITED_S:
             return False
-        allocated = [vendor.allocated for vendor in self._vendors if vendor.lock == found.lock.key]
+        allocated = [keys.allocated for keys in (vendor.annotations for vendor in self._vendors)
+                     if keys.lock == found.lock.key]
         return not any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
                        for pod in self._cluster.pods_on(found.lock.node))
 

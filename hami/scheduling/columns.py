@@ -58,7 +58,7 @@ def may_serve(columns: DeviceColumns, request: Request, context: FitContext) -> 
     for _, fails in _told(columns, request, context):
         passes &= ~fails
     enough = numpy.bincount(columns.owner[passes], minlength=columns.nodes) >= request.count
-    if context.vendor.allows_repeats is not None:
+    if context.vendor.decision.allows_repeats is not None:
         repeating = passes & (columns.facts[_IN_PARTS] != 0)
         enough[columns.owner[repeating]] = True
     return numpy.asarray(enough)
@@ -82,12 +82,12 @@ def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext)
 
 def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns, for each node, whether its reasons may differ from those that an exact evaluation gives."""
-    rules = context.vendor.rules
-    if context.policy.numa_bind or context.vendor.check_node is not None or any(
+    rules = context.vendor.decision.rules
+    if context.policy.numa_bind or context.vendor.decision.check_node is not None or any(
             _fails(columns, rule, request, context) is None for rule in rules if not isinstance(rule, PartitionRule)):
         return numpy.ones(columns.nodes, dtype=bool)
     partitioned = numpy.zeros(columns.nodes, dtype=bool)
-    if any(isinstance(rule, PartitionRule) for rule in rules) or context.vendor.allows_repeats is not None:
+    if any(isinstance(rule, PartitionRule) for rule in rules) or context.vendor.decision.allows_repeats is not None:
         partitioned[columns.owner[columns.of(context) & (columns.facts[_IN_PARTS] != 0)]] = True
     return partitioned
 
@@ -107,7 +107,7 @@ def distances(columns: DeviceColumns, request: Request, context: FitContext) -> 
     of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES] = 1.0, 0.0
     device = of_code[codes]
     device[device == 1.0] += short[device == 1.0]
-    if any(isinstance(rule, PartitionRule) for rule in context.vendor.rules):  # what they say is open
+    if any(isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules):  # what they say is open
         device[(codes == _SERVES) & (facts[_IN_PARTS] != 0)] = OTHER_RULE
     order = numpy.lexsort((device, owner))
     counts = numpy.bincount(owner, minlength=columns.nodes)
@@ -135,7 +135,7 @@ def _unfit(counts: Array, request: Request, context: FitContext) -> Unfit:
 
 def _told(columns: DeviceColumns, request: Request, context: FitContext) -> Iterator[tuple[Reason, Array]]:
     """Yields the vendor's rules that columns tell, in their order, and which devices fail each."""
-    for rule in context.vendor.rules:
+    for rule in context.vendor.decision.rules:
         if isinstance(rule, Rule) and (fails := _fails(columns, rule, request, context)) is not None:
             if fails is not False:
                 yield _COLUMN_RULES[rule][0], numpy.asarray(fails)

@@ -46,14 +46,15 @@ class Unfit:
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Returns the shares of the devices in ``context.usages`` that *request* gets, in the order of picking."""
     usages, vendor = context.usages, context.vendor
-    if vendor.check_node is not None and (reason := vendor.check_node(request, context)) is not None:
+    decision = vendor.decision
+    if decision.check_node is not None and (reason := decision.check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
-    if request.count > len(usages) and (vendor.allows_repeats is None or not any(map(vendor.allows_repeats, usages))):
+    if request.count > len(usages) and (vendor.decision.allows_repeats is None or not any(map(vendor.decision.allows_repeats, usages))):
         return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
     ordered = in_order_of_trying(usages, context.policy, scores)
-    if vendor.select_devices is not None:
-        return _selected(vendor.select_devices, ordered, request, context)
+    if vendor.decision.select_devices is not None:
+        return _selected(vendor.decision.select_devices, ordered, request, context)
     if context.policy.topology_aware:
         return _best_linked(ordered, request, context)
     return _first_that_fit(ordered, request, context)
@@ -61,7 +62,7 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
 
 def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = ()) -> Reason | None:
     """Returns the reason of the first of the vendor's rules that *usage* fails."""
-    for rule in context.vendor.rules:
+    for rule in context.vendor.decision.rules:
         if isinstance(rule, Rule):
             reason, fails = _RULES[rule]
             if fails(usage, request, context, picks):
@@ -90,7 +91,7 @@ def accepts_mode(selector: Selector, mode: str) -> bool:
 
 def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Picks the first devices that pass; with numa-bind, of the first NUMA node that has enough."""
-    picks, reasons, allows_repeats = list[Share](), Counter[Reason](), context.vendor.allows_repeats
+    picks, reasons, allows_repeats = list[Share](), Counter[Reason](), context.vendor.decision.allows_repeats
     for group in _by_numa(ordered, context):
         dropped, picks = picks, []
         for usage in group:
@@ -110,7 +111,7 @@ def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: F
 
 def _by_numa(ordered: Sequence[DeviceUsage], context: FitContext) -> Iterable[Sequence[DeviceUsage]]:
     """Returns *ordered* in one group, or in one for each NUMA node if the pod requests numa-bind and the vendor has it."""
-    if not (context.policy.numa_bind and context.vendor.binds_numa):
+    if not (context.policy.numa_bind and context.vendor.decision.binds_numa):
         return (ordered,)
     groups: dict[int, list[DeviceUsage]] = {}
     for usage in ordered:
@@ -163,7 +164,7 @@ def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
 
 
 def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    return (context.vendor.make_share or common_share)(usage, request, context, picks)
+    return (context.vendor.decision.make_share or common_share)(usage, request, context, picks)
 
 
 def _is_other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:

@@ -105,5 +105,5 @@ def node_policy_of(pod: Pod, default: str) -> NodePolicy:
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:
-    selected = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
-    return VendorRequest(vendor, vendor.selectors.select(annotations), selected)
+    selected = tuple((key, annotations[key]) for key in vendor.annotations.pod_keys if key in annotations)
+    return VendorRequest(vendor, vendor.annotations.selectors.select(annotations), selected)

@@ -13,7 +13,7 @@ from hami.model import Allocation, Budget, ContainerKind, Pod, QuotaLimits, Requ
 from hami.scheduling.placement import Budgets
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import peak_charges, shares_of, total_charge
-from hami.vendors.request import WHOLE, device_request, to_mib
+from hami.vendors.request import WHOLE, device_request
 from hami.vendors.spec import Rule, Vendor
 
 EXHAUSTED = Budget(-1, -1)
@@ -46,7 +46,7 @@ def check_quota(request: PodRequest, budgets: Budgets, sizes: Mapping[str, Devic
     decided, undecided = [], []
     for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests):
         budget = budgets.get(vendor.key, Budget())
-        if budget.is_unlimited or Rule.QUOTA not in vendor.rules:
+        if budget.is_unlimited or Rule.QUOTA not in vendor.decision.rules:
             continue
         least, most = demand_bounds(request, vendor, sizes.get(vendor.key, DeviceSizes(0, 0, False)))
         if not budget.covers(*least):
@@ -61,7 +61,7 @@ def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tu
     containers on one device that is as small as possible, and with each on its own."""
     requests = [next((one for one in container.requests if one.vendor == vendor.key), None)
                 for container in request.containers]
-    if vendor.make_share is not None and sizes.in_parts:  # a part may be as large as the device, and has its own cores
+    if vendor.decision.make_share is not None and sizes.in_parts:  # a part may be as large as the device, and has its own cores
         total = sum(one.count for one in requests if one is not None)
         return least_demand(request.kinds, requests, cores=0), (sizes.most * total, WHOLE * total)
     least, most = ([_share(one, memory_mib, WHOLE) for one in requests] for memory_mib in (sizes.least, sizes.most))
@@ -96,9 +96,10 @@ def allowed_budget(vendor: Vendor, quotas: Collection[QuotaLimits]) -> Budget:
     A memory limit is in the vendor's unit, as in requests. Cores are limited only if allocations and requests have
     the same unit.
     """
-    memory = min((to_mib(vendor, quota.limits[vendor.memory], is_binary=vendor.memory in quota.binary)
-                  for quota in quotas if vendor.memory and vendor.memory in quota.limits), default=None)
-    return Budget(memory, lowest_limit(quotas, vendor.cores) if vendor.core_unit.is_request_unit else None)
+    resources = vendor.resources
+    memory = min((resources.to_mib(quota.limits[resources.memory], is_binary=resources.memory in quota.binary)
+                  for quota in quotas if resources.memory and resources.memory in quota.limits), default=None)
+    return Budget(memory, lowest_limit(quotas, resources.cores) if resources.core_unit.is_request_unit else None)
 
 
 def budgets_of(vendors: Iterable[Vendor], quotas: Mapping[str, QuotaLimits],
@@ -124,7 +125,7 @@ def quota_allows(vendors: Iterable[Vendor], budgets: Budgets, pod: Pod) -> bool:
     even where the quota is exceeded."""
     kinds = [container.kind for container in pod.containers]
     for vendor in vendors if budgets else ():
-        cores = WHOLE if vendor.takes_cores(pod.annotations.get) else 0
+        cores = WHOLE if vendor.resources.takes_cores(pod.annotations.get) else 0
         demand = least_demand(kinds, [device_request(vendor, container) for container in pod.containers], cores)
         if any(demand) and not budgets[vendor.key].covers(*demand):
             return False

@@ -145,7 +145,7 @@ def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal 
             devices = tuple(DeviceRefusal(
                 usage.device, Amounts(step.request.memory_on(usage.device), step.request.cores, 1),
                 (total := total_amounts(usage.device, vendor)) - used_amounts(usage, vendor), total,
-                vendor.has_memory or bool(usage.device.memory_mib), objection(usage, step.request, context))
+                vendor.resources.has_memory or bool(usage.device.memory_mib), objection(usage, step.request, context))
                 for usage in context.usages)
             return NodeRefusal(name, step.result, step.position, step.request, devices)
     return None
@@ -177,7 +177,7 @@ def request_text(request: Request, vendor: Vendor) -> str:
     if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
         return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
     memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
-    return f"{request.count} × {request.vendor} with {memory if vendor.has_memory else ''}{request.cores} cores"
+    return f"{request.count} × {request.vendor} with {memory if vendor.resources.has_memory else ''}{request.cores} cores"
 
 
 def _share(short: int, total: int) -> float:

@@ -39,7 +39,7 @@ def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement
         annotations |= render_vendor_annotations(vendor, AnnotationContext(
             pod=pod, node=node, shares=shares_of(vendor.key, placement), devices=devices, now=now))
         if vendor.key in lock_free:
-            annotations.pop(vendor.to_allocate, None)
+            annotations.pop(vendor.annotations.to_allocate, None)
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
     return annotations | {key: EMPTY.get(key, "") for key in earlier}
 
@@ -47,12 +47,12 @@ def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement
 def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
     shares = context.shares
-    if vendor.writes_model:
+    if vendor.annotations.writes_model:
         shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
                        for container in shares)
     text = render_shares(shares)
-    annotations = {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
-    return annotations | dict(vendor.annotate(vendor, context) if vendor.annotate is not None else {})
+    annotations = {key: text for key in (vendor.annotations.to_allocate, vendor.annotations.allocated) if key}
+    return annotations | dict(vendor.annotations.annotate(vendor, context) if vendor.annotations.annotate is not None else {})
 
 
 def render_labels(node: str) -> dict[str, str]:
@@ -62,7 +62,8 @@ def render_labels(node: str) -> dict[str, str]:
 
 def failed_allocation(vendors: Catalog) -> dict[str, str | None]:
     """Returns the annotations of a pod whose allocation has failed: no device plugin can hand out its devices."""
-    return {**{vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}, BIND_PHASE: BindPhase.FAILED.value}
+    cleared = {key: "" for vendor in vendors if (key := vendor.annotations.to_allocate)}
+    return {**cleared, BIND_PHASE: BindPhase.FAILED.value}
 
 
 def add_bind_time(annotations: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -75,7 +76,7 @@ def carries_allocation(pod: Pod, annotations: Mapping[str, str], vendors: Catalo
 
     Annotations that a device plugin changes after the Binding are not compared.
     """
-    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.allocated for vendor in vendors)}
+    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.annotations.allocated for vendor in vendors)}
     return all(pod.annotations.get(key) == text for key, text in annotations.items() if key in keys)
 
 
@@ -107,8 +108,9 @@ def is_allocating(pod: Pod, vendors: Catalog) -> bool:
     """
     annotations = pod.annotations
     return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-        vendor.lock == NODE_LOCK and vendor.allocated in annotations
-        and (not vendor.to_allocate or bool(annotations.get(vendor.to_allocate))) for vendor in vendors)
+        keys.lock == NODE_LOCK and keys.allocated in annotations
+        and (not keys.to_allocate or bool(annotations.get(keys.to_allocate)))
+        for keys in (vendor.annotations for vendor in vendors))
 
 
 def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
@@ -116,8 +118,8 @@ def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
     annotations = pod.annotations
     return (bool(pod.node_name) and not pod.admitted and not pod.is_terminated
             and annotations.get(BIND_PHASE) == BindPhase.SUCCESS and any(
-                vendor.lock == NODE_LOCK and bool(vendor.to_allocate) and vendor.to_allocate not in annotations
-                for vendor in vendors.allocated_in(annotations)))
+                keys.lock == NODE_LOCK and bool(keys.to_allocate) and keys.to_allocate not in annotations
+                for keys in (vendor.annotations for vendor in vendors.allocated_in(annotations))))
 
 
 def _unix(now: datetime) -> str:

@@ -19,20 +19,20 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
 
     Returns ``None`` when the node shows nothing of the vendor.
     """
-    register = node.annotations.get(vendor.register) if vendor.register else None
-    if vendor.register and register is None:
+    register = node.annotations.get(vendor.annotations.register) if vendor.annotations.register else None
+    if vendor.annotations.register and register is None:
         return None
     capacity: Sources = ()
-    if not vendor.register or vendor.needs_capacity:
-        capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
-    if not vendor.register and not any(capacity):
+    if not vendor.annotations.register or vendor.decision.needs_capacity:
+        capacity = tuple(node.capacity.get(name) for name in (vendor.resources.count, vendor.resources.memory, vendor.resources.cores))
+    if not vendor.annotations.register and not any(capacity):
         return None
-    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
+    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys), *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     """Returns *vendor*'s devices on *node*, and why they cannot be read."""
-    if vendor.needs_capacity and device_count(node.capacity.get(vendor.count)) == 0:
+    if vendor.decision.needs_capacity and device_count(node.capacity.get(vendor.resources.count)) == 0:
         return (), None
     try:
         return read_inventory(vendor, node), None

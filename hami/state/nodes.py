@@ -88,7 +88,7 @@ class NodeCache:
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._table = table
-        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
+        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors if vendor.annotations.lock)}))
         self._clock = clock
         self._now = now
         self._on_lock_change = on_lock_change
@@ -283,17 +283,17 @@ class NodeCache:
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
         known = record.inventories.get(vendor.key)
-        allocatable = device_count(node.allocatable.get(vendor.count))
-        observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
+        allocatable = device_count(node.allocatable.get(vendor.resources.count))
+        observation = PluginObservation(node.annotations.get(vendor.annotations.handshake), sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
             devices, problem = devices_on(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
         known.liveness = liveness
-        known.report_due = bool(vendor.handshake) and needs_handshake_request(liveness)
+        known.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
 
     def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
         offered = record.excess is None and (
-            not vendor.handshake or is_schedulable(inventory.liveness, self._clock()))
+            not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock()))
         if self._table.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
             self._on_device_change(record.name)

@@ -64,8 +64,8 @@ class Reservation:
     @property
     def lock_keys(self) -> tuple[str, ...]:
         """The annotations of the node locks that the bind has to take, sorted."""
-        return tuple(sorted({vendor.lock for vendor in self.vendors
-                             if vendor.lock and vendor.key not in self.lock_free}))
+        return tuple(sorted({vendor.annotations.lock for vendor in self.vendors
+                             if vendor.annotations.lock and vendor.key not in self.lock_free}))
 
     @property
     def annotations(self) -> Mapping[str, str]:

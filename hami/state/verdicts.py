@@ -117,7 +117,7 @@ class _RequestVerdicts:
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
-        self.has_scores = any(one.vendor.node_score is not None for one in request.vendor_requests)
+        self.has_scores = any(one.vendor.decision.node_score is not None for one in request.vendor_requests)
 
     def may_be_candidate(self, rows: Array) -> Array:
         """Returns a mask over *rows*: nodes that fit or may fit."""
@@ -247,7 +247,7 @@ class _RequestVerdicts:
 def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy) -> float:
     """Returns the vendors' score of *placement* on a node with *usages*. Higher is better under both policies."""
     return sum(score(usages.get(vendor.key, ()), shares_of(vendor.key, placement), policy)
-               for vendor in (one.vendor for one in request.vendor_requests) if (score := vendor.node_score) is not None)
+               for vendor in (one.vendor for one in request.vendor_requests) if (score := vendor.decision.node_score) is not None)
 
 
 def _best_first(table: Table, rows: Array, policy: NodePolicy) -> Iterator[int]:

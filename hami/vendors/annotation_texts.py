@@ -23,4 +23,4 @@ def last_indexes(vendor: Vendor, context: AnnotationContext) -> str:
 def first_profile(vendor: Vendor, context: AnnotationContext) -> str:
     """The first device of the first container that has any: ``<index>_<cores>_<memory in the vendor's unit>``."""
     share = next(share for shares in context.shares for share in shares)
-    return f"{context.devices[share.uuid].index}_{share.cores}_{share.memory_mib // vendor.memory_factor}"
+    return f"{context.devices[share.uuid].index}_{share.cores}_{share.memory_mib // vendor.resources.memory_factor}"

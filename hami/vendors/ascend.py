@@ -16,7 +16,8 @@ from hami.codec.device_config import AscendChip, Template
 from hami.errors import MalformedInput
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
-from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import Draft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
@@ -62,7 +63,7 @@ class ChipFunctions:
 
     def admit(self, draft: Draft) -> bool:
         """Admits a container. Raises: MalformedInput with a message for the pod's author."""
-        found = draft.vendor.count in draft.given
+        found = draft.resources.count in draft.given
         if found:
             check_amounts(draft)
             self._request_whole_modules(draft)
@@ -111,7 +112,7 @@ class ChipFunctions:
 
     def _request_whole_modules(self, draft: Draft) -> None:
         """Rounds one chip up to a pair, for chips that come in pairs."""
-        name = draft.vendor.count
+        name = draft.resources.count
         count = draft.rounded(name) or 0
         if not self.chip.super_pod or count % 2 == 0:
             return
@@ -125,7 +126,7 @@ class ChipFunctions:
 
         It is rounded down; the fit rounds it up to the same template again.
         """
-        name, factor = draft.vendor.memory, max(draft.vendor.memory_factor, 1)
+        name, factor = draft.resources.memory, max(draft.resources.memory_factor, 1)
         if not name:
             return
         memory_mib = self.chip.memory_allocatable
@@ -135,7 +136,7 @@ class ChipFunctions:
                 if (size := self._size(memory_mib)) is None:
                     raise MalformedInput(name, amount, f"expected at most {self.chip.memory_capacity} MiB",
                                          message=f"{name} {amount} is invalid")
-                if size.name and (draft.rounded(draft.vendor.count) or 0) > 1:
+                if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
                     raise MalformedInput(name, amount, "expected whole chips where there are several",
                                          message="vNPU not supported for multiple devices")
                 memory_mib = size.memory_mib
@@ -168,7 +169,7 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 
 
 def _cores_only_in_software(draft: Draft) -> None:
-    name = draft.vendor.cores
+    name = draft.resources.cores
     if not _is_soft(draft) and (draft.rounded(name) or 0) > 0:
         problem = f"{name} is only supported in {SOFT} (soft split) mode"
         raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)

@@ -81,8 +81,15 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
         if not isinstance(vendor, Vendor):
             raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
         _check(entry, vendor)
-    return [replace(vendor, inventory=_guarded(vendor.inventory),
-                    read_shares=vendor.read_shares and _guarded(vendor.read_shares)) for vendor in found]
+    return [_guarded_vendor(vendor) for vendor in found]
+
+
+def _guarded_vendor(vendor: Vendor) -> Vendor:
+    """Returns *vendor* such that an error in its functions for a node or a pod affects this node or pod only."""
+    read_shares = vendor.annotations.read_shares
+    return replace(
+        vendor, decision=replace(vendor.decision, inventory=_guarded(vendor.decision.inventory)),
+        annotations=replace(vendor.annotations, read_shares=_guarded(read_shares) if read_shares else None))
 
 
 def _guarded(read: Callable[..., T]) -> Callable[..., T]:
@@ -103,11 +110,12 @@ def _guarded(read: Callable[..., T]) -> Callable[..., T]:
 
 def _check(entry: EntryPoint, vendor: Vendor) -> None:
     """Checks names that would otherwise fail only when a pod is scheduled."""
+    keys = vendor.annotations
     rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
         ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
-        ("count", [vendor.count], bool, "expected a resource name"),
-        ("resources", vendor.resources, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
-        ("allocated", [vendor.allocated, vendor.to_allocate or vendor.allocated], is_scheduler_owned,
+        ("count", [vendor.resources.count], bool, "expected a resource name"),
+        ("resources", vendor.resources.names, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
+        ("allocated", [keys.allocated, keys.to_allocate or keys.allocated], is_scheduler_owned,
          "expected a key that users may not write, such as hami.io/acme-devices-allocated"),
     )
     for field, texts, is_right, problem in rules:

@@ -24,10 +24,10 @@ def read_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...]:
 
     Raises: MalformedInput if they cannot be read or are too many, or if a text is too long; it is not parsed then.
     """
-    for key in (vendor.register, *vendor.node_keys):
+    for key in (vendor.annotations.register, *vendor.annotations.node_keys):
         if len(text := node.annotations.get(key, node.labels.get(key, ""))) > MAX_TEXT:
             raise MalformedInput(key, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
-    devices = vendor.inventory(vendor, node) or ()
+    devices = vendor.decision.inventory(vendor, node) or ()
     check_number(f"node {node.name}", vendor.key, len(devices))
     return devices
 
@@ -38,18 +38,18 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
     Raises: MalformedInput if the annotation cannot be read or has no device.
     """
-    text = node.annotations.get(vendor.register)
+    text = node.annotations.get(vendor.annotations.register)
     if text is None:
         return None
-    devices = parse_devices(vendor.register, text, vendor.key)
+    devices = parse_devices(vendor.annotations.register, text, vendor.key)
     if not devices:
-        raise MalformedInput(vendor.register, text, "no gpu found on node")
+        raise MalformedInput(vendor.annotations.register, text, "no gpu found on node")
     found = each_once(devices)
-    if vendor.device_cores:
-        found = tuple(replace(device, cores=vendor.device_cores) for device in found)
-    if Rule.CORDON in vendor.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
+    if vendor.decision.device_cores:
+        found = tuple(replace(device, cores=vendor.decision.device_cores) for device in found)
+    if Rule.CORDON in vendor.decision.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
         found = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in found)
-    if PAIR_SCORES in vendor.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
+    if PAIR_SCORES in vendor.annotations.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
         scores = parse_pair_scores(PAIR_SCORES, pairs)
         found = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in found)
     return found
@@ -72,10 +72,10 @@ def counted(word: str, *, slots: int, memory_mib: int, cores: int,
     Raises (the returned function): MalformedInput if the capacity is not a number of devices.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-        count = capacity_of(node, vendor.count)
+        count = capacity_of(node, vendor.resources.count)
         if count is None:
             return None
-        check_number(f"capacity of {vendor.count}", count, count)
+        check_number(f"capacity of {vendor.resources.count}", count, count)
         return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
                             memory_mib=memory_mib, cores=cores, index=index, numa=numa(index, count))
                      for index in range(count))
@@ -90,17 +90,18 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
     Raises (the returned function): MalformedInput if either capacity is missing or not an amount.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-        have = capacity_of(node, vendor.cores)
+        resources = vendor.resources
+        have = capacity_of(node, resources.cores)
         if not have:
-            if any(capacity_of(node, name) for name in (vendor.count, vendor.memory)):
-                raise MalformedInput(f"capacity of {vendor.cores}", have, f"device not found {vendor.cores}")
+            if any(capacity_of(node, name) for name in (resources.count, resources.memory)):
+                raise MalformedInput(f"capacity of {resources.cores}", have, f"device not found {resources.cores}")
             return None
-        memory = capacity_of(node, vendor.memory) or 0
-        if vendor.memory and not memory:
-            raise MalformedInput(f"capacity of {vendor.memory}", memory, f"device not found {vendor.memory}")
+        memory = capacity_of(node, resources.memory) or 0
+        if resources.memory and not memory:
+            raise MalformedInput(f"capacity of {resources.memory}", memory, f"device not found {resources.memory}")
         count = -(-have // cores)
-        check_number(f"capacity of {vendor.cores}", have, count)
-        memory_mib = min(memory * vendor.memory_factor * cores // have, INT32_MAX)
+        check_number(f"capacity of {resources.cores}", have, count)
+        memory_mib = min(memory * resources.memory_factor * cores // have, INT32_MAX)
         return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
                             memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
     return inventory

@@ -59,9 +59,10 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     Raises: MalformedInput if placements and shares do not match, or a share is in the format of HAMi v2.5 to v2.9: it
     has no placement, so the free placements are unknown.
     """
-    if cards_without_places(allocated := pod.annotations.get(vendor.allocated, "")):
-        raise MalformedInput(vendor.allocated, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, "
-                                                          "without their placements")
+    key = vendor.annotations.allocated
+    if cards_without_places(allocated := pod.annotations.get(key, "")):
+        raise MalformedInput(key, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, without their "
+                                             "placements")
     if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
     found = {(one.container, one.device): one for one in parse_mig_allocations(MIG_ALLOCATIONS, text)}
@@ -77,7 +78,7 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
                 raise MalformedInput(MIG_ALLOCATIONS, text, f"expected a placement for share {device} of container "
                                                             f"{container} on card {share.uuid}")
     if found:
-        raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {vendor.allocated} has shares")
+        raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {key} has shares")
     return tuple(map(tuple, completed))
 
 

@@ -7,7 +7,8 @@ import posixpath
 from hami.codec.device_config import NvidiaConfig
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
-from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import Draft
 from hami.vendors.request import WHOLE
 
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
@@ -29,17 +30,17 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
     Raises: MalformedInput with a message for the pod's author.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
-    vendor = draft.vendor
+    resources = draft.resources
     _check_percent(draft)
     check_amounts(draft)
-    if draft.given and vendor.count not in draft.given and config.default_gpu_num > 0:
-        draft.set_limit(vendor.count, config.default_gpu_num)
-    found = vendor.count in draft.given
-    if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
-        draft.set_limit(vendor.cores, WHOLE)
+    if draft.given and resources.count not in draft.given and config.default_gpu_num > 0:
+        draft.set_limit(resources.count, config.default_gpu_num)
+    found = resources.count in draft.given
+    if found and resources.cores and resources.cores not in draft.given and _wants_whole_devices(draft):
+        draft.set_limit(resources.cores, WHOLE)
 
-    if vendor.priority in draft.limits:
-        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(vendor.priority, draft.limits[vendor.priority])))
+    if resources.priority in draft.limits:
+        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(resources.priority, draft.limits[resources.priority])))
     if config.gpu_core_policy not in ("", "default"):
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
     if found:
@@ -47,7 +48,7 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
         draft.set_runtime_class(config.runtime_class_name)
     if config.strict:
         _check_strictly(draft, found)
-    if (config.overwrite_env or config.strict) and not draft.rounded(vendor.count):
+    if (config.overwrite_env or config.strict) and not draft.rounded(resources.count):
         draft.set_env(_VISIBLE, "none")
     return found
 
@@ -58,16 +59,16 @@ def confine(draft: Draft) -> None:
     What could lift limits is rejected as in pods of our own, and a container that requests no devices sees none.
     Raises: MalformedInput with a message for the pod's author.
     """
-    found = draft.vendor.count in draft.given
+    found = draft.resources.count in draft.given
     if found:
         _check_variables(draft)
     _check_strictly(draft, found)
-    if not draft.rounded(draft.vendor.count):
+    if not draft.rounded(draft.resources.count):
         draft.set_env(_VISIBLE, "none")
 
 
 def _check_percent(draft: Draft) -> None:
-    name = draft.vendor.memory_percent
+    name = draft.resources.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
         raise draft.invalid(name, percent, "must be an integer between 0 and 100")
 
@@ -84,7 +85,7 @@ def _check_variables(draft: Draft) -> None:
         if name == _VISIBLE or name in _OTHER_VARIABLES or any(
                 name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
             message = (f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory "
-                       f"and cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
+                       f"and cores as resources, such as {draft.resources.memory or draft.resources.count}")
             raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
 
 
@@ -93,7 +94,7 @@ def _check_strictly(draft: Draft, found: bool) -> None:
     for name, value in draft.variables:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
         if name == _VISIBLE and value not in _NOTHING:
-            raise _refused(draft, shown, f"request devices as {draft.vendor.count}")
+            raise _refused(draft, shown, f"request devices as {draft.resources.count}")
         if found and name in _STRICT_VARIABLES and not draft.replaces(name):
             raise _refused(draft, shown, "it can lift the limits of devices")
     if not found:
@@ -114,6 +115,6 @@ def _refused(draft: Draft, field: str, reason: str) -> MalformedInput:
 
 
 def _wants_whole_devices(draft: Draft) -> bool:
-    vendor, given = draft.vendor, draft.given
-    percent = given.get(vendor.memory_percent)
-    return rounded_up(percent) == WHOLE if percent is not None else vendor.memory not in given
+    resources, given = draft.resources, draft.given
+    percent = given.get(resources.memory_percent)
+    return rounded_up(percent) == WHOLE if percent is not None else resources.memory not in given

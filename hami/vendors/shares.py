@@ -46,8 +46,9 @@ def read_allocation(pod: Pod, vendor: Vendor, most: int) -> Allocation:
 
     Raises: MalformedInput.
     """
-    shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
-    return _first(most, vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares)
+    keys = vendor.annotations
+    shares = parse_shares(keys.allocated, pod.annotations[keys.allocated])
+    return _first(most, keys.read_shares(vendor, pod, shares) if keys.read_shares is not None else shares)
 
 
 def _first(most: int, containers: Allocation) -> Allocation:

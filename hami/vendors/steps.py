@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from hami.errors import MalformedInput
 from hami.quantity import strict_integer
-from hami.vendors.admission import Draft, invalid_amount
+from hami.vendors.admission import invalid_amount
+from hami.vendors.draft import Draft
 from hami.vendors.request import WHOLE
 
 
 def at_least_one(draft: Draft) -> None:
     """Rejects a count below one. Raises: MalformedInput."""
-    name = draft.vendor.count
+    name = draft.resources.count
     if (count := draft.rounded(name)) is not None and count < 1:
         raise invalid_amount(name, count, "must be greater than 0")
 
 
 def percentage_of_cores(draft: Draft) -> None:
     """Rejects cores that are not a percentage from 1 to 100. Raises: MalformedInput."""
-    name = draft.vendor.cores
+    name = draft.resources.cores
     if (text := draft.given.get(name)) is None:
         return
     cores = strict_integer(text)
@@ -30,8 +31,8 @@ def percentage_of_cores(draft: Draft) -> None:
 
 def all_cores_of_several(draft: Draft) -> None:
     """A container with several devices gets all their cores, whatever it requests."""
-    if (count := draft.rounded(draft.vendor.count) or 0) > 1 and draft.vendor.cores:
-        draft.set_amount(draft.vendor.cores, count * WHOLE)
+    if (count := draft.rounded(draft.resources.count) or 0) > 1 and draft.resources.cores:
+        draft.set_amount(draft.resources.cores, count * WHOLE)
 
 
 def whole_devices(draft: Draft, *, memory: int, cores: int) -> None:
@@ -39,23 +40,23 @@ def whole_devices(draft: Draft, *, memory: int, cores: int) -> None:
 
     *memory*, *cores*: the amounts of one device, in the units of the vendor's resources.
     """
-    vendor, count = draft.vendor, draft.rounded(draft.vendor.count) or 0
-    if count > 1 or vendor.memory not in draft.given:
-        for name, amount in ((vendor.cores, cores), (vendor.memory, memory)):
+    resources, count = draft.resources, draft.rounded(draft.resources.count) or 0
+    if count > 1 or resources.memory not in draft.given:
+        for name, amount in ((resources.cores, cores), (resources.memory, memory)):
             if name:
                 draft.set_amount(name, count * amount)
 
 
 def single_size(draft: Draft, *, sizes: tuple[int, ...], message: str) -> None:
     """Rejects memory of a single device that is not one of *sizes*, with *message*. Raises: MalformedInput."""
-    name = draft.vendor.memory
-    if draft.rounded(draft.vendor.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
+    name = draft.resources.memory
+    if draft.rounded(draft.resources.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
         raise MalformedInput(name, size, message, message=message)
 
 
 def count_in_annotation(draft: Draft, *, key: str) -> None:
     """Sets the pod annotation *key* to the device count, if there are several."""
-    if (count := draft.rounded(draft.vendor.count) or 0) > 1:
+    if (count := draft.rounded(draft.resources.count) or 0) > 1:
         draft.set_annotation(key, str(count))
 
 

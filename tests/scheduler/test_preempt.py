@@ -5,11 +5,11 @@ import random
 import pytest
 from pytest import param
 
-from hami.cache.cache import JUDGED_AT_ONCE
+from hami.state.store import JUDGED_AT_ONCE
 from hami.errors import MalformedInput, NodeLocked
 from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES
 from tests.builders import gpu, gpus, node, pod, quota
-from tests.cache.caches import SmallCache
+from tests.state.caches import SmallStore
 from tests.scheduler.replicas import cards, holding, replica
 
 WHOLE = pod(gpus(1, memory=46_068, cores=100), uid="u")
@@ -119,7 +119,7 @@ def test_nodes_beyond_the_bound_are_not_judged():
 
 def test_other_threads_get_the_lock_while_many_nodes_are_judged():
     served = []
-    cache = SmallCache(*(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(2 * JUDGED_AT_ONCE + 1)),
+    cache = SmallStore(*(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(2 * JUDGED_AT_ONCE + 1)),
                        yield_lock=lambda: served.append(cache.place(pod(gpus(1, memory=10), name="other"), "n0")))
     ended = {f"n{number}": ["cpu-1"] for number in range(2 * JUDGED_AT_ONCE + 1)}
     assert cache.fits_without(pod(gpus()), ended) == list(ended)

@@ -88,19 +88,19 @@ class Fits:
         pod = self.pod()
         found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod))
         assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
-            not isinstance(found, Unfit) and self.vendor.writes_model)
+            not isinstance(found, Unfit) and self.vendor.annotations.writes_model)
         if not isinstance(found, Unfit):
             devices = {usage.device.uuid: usage.device for usage in self.usages}
             texts = render_vendor_annotations(self.vendor, AnnotationContext(
                 pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
-            assert texts.pop(self.vendor.allocated) == self.outcome
+            assert texts.pop(self.vendor.annotations.allocated) == self.outcome
             if self.request is None:
                 most = most_shares(Catalog([self.vendor]), pod.containers)
                 assert sum(map(len, found)) <= most[self.vendor.key], "more would not be read back"
-            if self.vendor.to_allocate:
-                assert texts.pop(self.vendor.to_allocate) == self.outcome
+            if self.vendor.annotations.to_allocate:
+                assert texts.pop(self.vendor.annotations.to_allocate) == self.outcome
             assert texts == self.written
-            assert texts.keys() <= set(self.vendor.extra_keys), "not in the record"
+            assert texts.keys() <= set(self.vendor.annotations.extra_keys), "not in the record"
 
     def pod(self):
         """The pod after admission."""
@@ -117,7 +117,7 @@ class Fits:
         """The pod's request, with devices in the given order."""
         catalog = Catalog([self.vendor])
         if self.request is not None:
-            stand_in = container({self.vendor.count: "1"})
+            stand_in = container({self.vendor.resources.count: "1"})
             found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
             assert found is not None, "the stand-in for the request has no request"
             found = replace(found, containers=(ContainerRequest(APP, (self.request,)),))

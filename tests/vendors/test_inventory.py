@@ -42,7 +42,7 @@ def test_a_device_without_uuid_does_not_count():
 ])
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):
-        registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+        registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
 
 
 def test_unreadable_pair_scores():
@@ -56,14 +56,14 @@ def test_a_node_registers_256_devices_at_most(form):
 
     def listed(number):
         text = form % separator.join(entry % index for index in range(number))
-        return registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+        return registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
 
     assert len(listed(256)) == 256
     with pytest.raises(MalformedInput, match="257 devices, expected at most 256 devices on a node"):
         listed(257)
 
 
-@pytest.mark.parametrize("key", [NVIDIA.register, PAIR_SCORES, "hami.io/device-cordon"])
+@pytest.mark.parametrize("key", [NVIDIA.annotations.register, PAIR_SCORES, "hami.io/device-cordon"])
 def test_a_text_that_is_too_long_is_not_read(key):
     asked = []
     vendor = replace(NVIDIA, inventory=lambda vendor, node: asked.append(node.name) or TWO)

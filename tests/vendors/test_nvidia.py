@@ -101,7 +101,7 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
     (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True), (STRICT, True),
 ], ids=["default", "environment overwritten", "core policy", "strict"])
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
-    assert vendor.admits_all is all_of_them
+    assert vendor.admission.admits_all is all_of_them
 
 
 @pytest.mark.parametrize("entry, refused", [
