@@ -115,6 +115,12 @@ def device_usage(cache):
             for name, usages in cache.view().nodes.items()}
 
 
+def content(cache):
+    """Devices, bookings and quotas of *cache*, to be compared."""
+    view = cache.view()
+    return view.nodes, view.bookings, view.used, view.facts.quotas
+
+
 def cluster(**nodes):
     """An index of nodes with these device usages; what is taken of a device is booked."""
     index = Table()

@@ -101,10 +101,10 @@ def test_nobody_waits_for_templates():
 def test_explaining_leaves_the_cluster_alone():
     stage = Stage([node("n1"), node("n2", unschedulable=True)],
                   [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)])
-    before = stage.cache.snapshot(), stage.cache.version()
+    before = content(stage.cache), stage.cache.version()
     stage.ask("/pending")
     stage.explain()
-    assert (stage.cache.snapshot(), stage.cache.version()) == before
+    assert (content(stage.cache), stage.cache.version()) == before
     assert stage.json("/pending")["items"][0]["explanation"]["suggestions"]
 
 

@@ -34,7 +34,7 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
     world = World(changed)
-    return simulate(world, sources, moved, chosen, make_admit(world.cache, "hami-scheduler"))
+    return simulate(world, sources, moved, chosen, make_admit(world.view, "hami-scheduler"))
 
 
 def placed(report):
@@ -150,7 +150,7 @@ def test_a_simulation_agrees_with_the_scheduler(seed):
     cluster = some_world(chance)
     asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
     world, real = World(cluster), World(cluster)
-    report = simulate(world, [asked], [], Scenario(), make_admit(world.cache, "hami-scheduler"))
+    report = simulate(world, [asked], [], Scenario(), make_admit(world.view, "hami-scheduler"))
     template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
     for number, one in enumerate(report.pods):
         again = replace(template, ref=pod(name=one.pod, uid=f"u{number}").ref)
@@ -164,6 +164,6 @@ def test_the_capacity_is_what_a_simulation_without_end_places(seed):
     cluster = replace(some_world(chance), quotas=())
     asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
     world, other = World(cluster), World(cluster)
-    total = count_capacity(world, asked, Scenario(), make_admit(world.cache, "hami-scheduler"))
-    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit(other.cache, "hami-scheduler")).outcomes
+    total = count_capacity(world, asked, Scenario(), make_admit(world.view, "hami-scheduler"))
+    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit(other.view, "hami-scheduler")).outcomes
     assert sum(one.pods for one in total) == outcome.placed

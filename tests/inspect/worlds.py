@@ -42,7 +42,7 @@ def some_pods(chance, nodes, world):
     """Returns pods that hold parts of the cards, without taking one of them twice."""
     pods = []
     for one in nodes:
-        for usage in world.cache.view().usages(one.name).get("NVIDIA", ()):
+        for usage in world.view.usages(one.name).get("NVIDIA", ()):
             memory, cores = usage.device.memory_mib, 100
             for number in range(chance.randrange(usage.device.slots + 1)):
                 share = chance.randrange(memory + 1), chance.randrange(cores + 1)

@@ -4,13 +4,14 @@ import random
 import textwrap
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from hami.state.store import Store
-from hami.state.view import Policies, Snapshot
+from hami.state.view import Policies
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits
 from hami.scheduler.cluster_metrics import families
 from hami.state.table import Booking
@@ -19,18 +20,22 @@ from hami.web.exposition import SLICE, Family, build_info, render
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
 from tests.vendors.chart import CHART
 
-EMPTY = Snapshot({}, (), {}, {}, ())
 GIB = 1 << 30
 
 
-def snapshot(nodes=None, bookings=(), pods=(), used=None, quotas=()):
-    """A snapshot whose *nodes* have these device usages; *pods* hold the bookings of their uid."""
-    return Snapshot({name: {"NVIDIA": usages} for name, usages in (nodes or {}).items()}, bookings,
-                    {pod.ref.uid: pod.ref for pod in pods}, used or {}, quotas)
+def view(nodes=None, bookings=(), pods=(), used=None, quotas=(), vendor="NVIDIA"):
+    """What metrics read of a view whose *nodes* have these device usages; *pods* hold the bookings of their uid."""
+    by_namespace = {}
+    for one in quotas:
+        by_namespace.setdefault(one.namespace, {})[one.uid] = one
+    return SimpleNamespace(
+        nodes={name: {vendor: usages} for name, usages in (nodes or {}).items()}, used=used or {},
+        bookings={held.uid: held for held in bookings}, ref={pod.ref.uid: pod.ref for pod in pods}.get,
+        facts=SimpleNamespace(quotas=by_namespace))
 
 
 def page(found, *, vendors=ONLY_NVIDIA, legacy=False):
-    """The metrics page of a snapshot."""
+    """The metrics page of a view."""
     return "".join(render(families(found, vendors, legacy=legacy)))
 
 
@@ -54,7 +59,7 @@ def small_cache():
 
 
 def test_the_page_of_a_small_cluster():
-    assert page(small_cache().snapshot()) == textwrap.dedent("""\
+    assert page(small_cache().view()) == textwrap.dedent("""\
         # HELP hami_gpu_core_allocated_ratio Cores of a device that pods have been given, in percent
         # TYPE hami_gpu_core_allocated_ratio gauge
         hami_gpu_core_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 30
@@ -128,22 +133,22 @@ OLD_POD = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
     ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
 ])
 def test_legacy_names_are_added_to_the_new_ones(name, labels, value):
-    found = samples(page(small_cache().snapshot(), legacy=True), name)
+    found = samples(page(small_cache().view(), legacy=True), name)
     assert all(given.keys() == labels | {"zone"} and given["zone"] == "vGPU" for given, _ in found)
     assert value in [amount for _, amount in found]
 
 
 def test_families_are_sorted_by_name():
-    names = [family.name for family in families(EMPTY, ONLY_NVIDIA, legacy=True)]
+    names = [family.name for family in families(view(), ONLY_NVIDIA, legacy=True)]
     assert names == sorted(set(names))
 
 
 def test_legacy_names_are_off_by_default():
-    assert {family.name[:5] for family in families(small_cache().snapshot(), ONLY_NVIDIA)} == {"hami_"}
+    assert {family.name[:5] for family in families(small_cache().view(), ONLY_NVIDIA)} == {"hami_"}
 
 
 def test_empty_cluster_has_families_and_no_samples():
-    found = {family.name: len(family.samples) for family in parse_text(page(EMPTY))}
+    found = {family.name: len(family.samples) for family in parse_text(page(view()))}
     assert set(found.values()) == {0}
     assert "hami_gpu_memory_limit_bytes" in found
 
@@ -158,7 +163,7 @@ def test_build_info_has_upstreams_labels_and_no_zone():
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "with legacy"])
 def test_page_is_valid_in_both_formats(legacy):
-    text = page(small_cache().snapshot(), legacy=legacy) + "".join(render([build_info()]))
+    text = page(small_cache().view(), legacy=legacy) + "".join(render([build_info()]))
     plain, open_ = list(parse_text(text)), list(parse_openmetrics(text + "# EOF\n"))
     assert [family.name for family in plain] == [family.name for family in open_]
     assert len({family.name for family in plain}) == len(plain)
@@ -168,7 +173,7 @@ def test_page_is_valid_in_both_formats(legacy):
 
 @pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
 def test_special_characters_are_escaped_in_labels(odd):
-    found = snapshot({odd: [usage("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
+    found = view({odd: [usage("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
                      [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
     text = page(found)
     (card, _), = samples(text, "hami_gpu_shared_count")
@@ -184,18 +189,18 @@ def test_special_characters_are_escaped_in_labels(odd):
     ([usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
 ], ids=["without uuid", "registered twice", "in the order registered"])
 def test_each_device_has_one_sample(usages, uuids):
-    text = page(snapshot({"n1": usages}))
+    text = page(view({"n1": usages}))
     assert [labels["device_uuid"] for labels, _ in samples(text, "hami_gpu_shared_count")] == uuids
 
 
 def test_device_without_memory_has_no_ratio():
-    text = page(snapshot({"n1": [usage("GPU-0", memory_mib=0)]}))
+    text = page(view({"n1": [usage("GPU-0", memory_mib=0)]}))
     assert samples(text, "hami_node_gpu_memory_allocated_ratio") == []
     assert len(samples(text, "hami_gpu_memory_limit_bytes")) == 1
 
 
 def test_same_uuid_on_two_nodes_is_two_devices():
-    text = page(snapshot({"n2": [usage("GPU-0")], "n1": [usage("GPU-0", slots_used=1)]}))
+    text = page(view({"n2": [usage("GPU-0")], "n1": [usage("GPU-0", slots_used=1)]}))
     assert [(labels["node"], used) for labels, used in samples(text, "hami_gpu_shared_count")] == [("n1", 1), ("n2", 0)]
 
 
@@ -205,14 +210,14 @@ def test_same_uuid_on_two_nodes_is_two_devices():
     ([], {}),
 ], ids=["two devices", "without uuid", "nothing"])
 def test_pod_has_a_sample_for_each_device(charges, expected):
-    text = page(snapshot(bookings=[booking("u", "n1", *charges)], pods=[pod(uid="u")]))
+    text = page(view(bookings=[booking("u", "n1", *charges)], pods=[pod(uid="u")]))
     found = samples(text, "hami_vgpu_memory_allocated_bytes")
     assert {labels["device_uuid"]: value / (1 << 20) for labels, value in found} == expected
 
 
 def test_pods_of_one_name_share_one_sample():
     old, new = (booking(uid, "n1", charge("GPU-0", memory_mib=1024, cores=10)) for uid in ("old", "new"))
-    text = page(snapshot(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")]))
+    text = page(view(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")]))
     assert [value for _, value in samples(text, "hami_vgpu_memory_allocated_bytes")] == [2 * GIB]
     assert [value for _, value in samples(text, "hami_vgpu_core_allocated_ratio")] == [20]
 
@@ -220,21 +225,21 @@ def test_pods_of_one_name_share_one_sample():
 def test_reserved_devices_are_shown_with_their_pod():
     cache = small_cache()
     promised = pod(gpus(memory=4096), name="promised", namespace="team-b")
-    before = page(cache.snapshot())
+    before = page(cache.view())
     reservation = cache.reservations.get(promised.ref.uid)
     cache.reservations.start_binding(promised.ref, "gpu-0")
     cache.reservations.prepare_binding(reservation)
     cache.reservations.finish_binding(reservation)
-    assert page(cache.snapshot()) == before
+    assert page(cache.view()) == before
     cache.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
                           annotations=reservation.annotations))
-    assert page(cache.snapshot()) == before
+    assert page(cache.view()) == before
 
 
 def test_mig_instances_are_shown_once_they_exist():
     made = Partition(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
     cut = DeviceUsage(gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made))
-    text = page(snapshot({"n1": [usage("GPU-0"), cut]}), legacy=True)
+    text = page(view({"n1": [usage("GPU-0"), cut]}), legacy=True)
     assert samples(text, "hami_node_gpu_mig_instance_info") == [({
         "node": "n1", "device_uuid": "GPU-m", "device_index": "1", "mig_uuid": "MIG-7", "profile": "2g.10gb",
         "gpu_instance_id": "3", "compute_instance_id": "0", "placement_start": "2", "placement_size": "2",
@@ -247,8 +252,8 @@ def amd_page(*charges, units=304):
     """An AMD device with compute units, some of which a pod holds."""
     card = gpu("AMD-0", vendor="AMD", model="AMD Instinct MI300X VF", cores=units)
     held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
-    found = Snapshot({"n1": {"AMD": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}}, [held],
-                     {"u": pod(uid="u").ref}, {}, ())
+    found = view({"n1": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}, [held], [pod(uid="u")],
+                 vendor="AMD")
     return page(found, vendors=CHART, legacy=True)
 
 
@@ -285,7 +290,7 @@ IN_GIB = replace(NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024,
     ({}, [quota(namespace="a", pods=3)], {}, {}),
 ], ids=["nothing", "no quota", "nothing used", "nothing allowed", "the lowest holds", "not ours"])
 def test_quotas(used, quotas, shown, limits):
-    text = page(snapshot(used=used, quotas=quotas))
+    text = page(view(used=used, quotas=quotas))
     assert {(labels["namespace"], labels["quota_name"], labels["limit"]): value
             for labels, value in samples(text, "hami_resource_quota_used")} == shown
     assert {(labels["namespace"], labels["quota_name"]): value
@@ -294,7 +299,7 @@ def test_quotas(used, quotas, shown, limits):
 
 def ratios(vendor, used, *quotas):
     """The used ratio by resource in a namespace where *used* (MiB, percent) of *vendor*'s devices is allocated."""
-    text = page(snapshot(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
+    text = page(view(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
     return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
 
 
@@ -331,8 +336,8 @@ def test_the_page_does_not_depend_on_the_order_of_arrival(seed):
     nodes = {f"n{i}": [usage(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
     bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
     pods = [pod(name=f"p{i}", uid=f"u{i}") for i in range(20)]
-    mixed = snapshot(dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20))
-    assert page(mixed) == page(snapshot(nodes, bookings, pods))
+    mixed = view(dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20))
+    assert page(mixed) == page(view(nodes, bookings, pods))
 
 
 def test_samples_are_rendered_while_they_are_read():
@@ -349,12 +354,12 @@ def test_slices_lose_nothing(count):
     assert text.splitlines()[2:] == [f"f {i}" for i in range(count)]
 
 
-def test_a_snapshot_does_not_change_with_the_cache():
+def test_a_view_does_not_change_with_the_store():
     cache = small_cache()
-    found = cache.snapshot()
+    found = cache.view()
     before = page(found)
     cache.pods.remove(pod(name="running", namespace="team-a"))
     cache.nodes.remove(node("gpu-0"))
     cache.pods.remove(pod(name="promised", namespace="team-b"))
     assert page(found) == before
-    assert found.pods["uid-running"] == PodRef("team-a", "running", "uid-running")
+    assert found.ref("uid-running") == PodRef("team-a", "running", "uid-running")

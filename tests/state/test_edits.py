@@ -12,7 +12,7 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from hami.codec.keys import ASSIGNED_NODE
 from hami.scheduling.refusal import Choice
-from tests.builders import INIT, NVIDIA, container, device_usage, gpu, gpus, node, pod, quota
+from tests.builders import INIT, NVIDIA, container, content, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 from tests.state.edits import edited
 from tests.vendors.chart import CHART
@@ -43,10 +43,9 @@ def test_an_edit_of_a_bound_pod_changes_no_booking(text):
     cache = SmallStore()
     bound = bound_to("a", ALLOCATION, TWO)
     cache.pods.upsert(bound)
-    before = cache.snapshot()
+    before = content(cache)
     edit(cache, bound, text)
-    after = cache.snapshot()
-    assert (after.bookings, after.used, after.nodes) == (before.bookings, before.used, before.nodes)
+    assert content(cache) == before
     assert cache.pods.edits_refused == 1 and cache.pods.take_edited() == [bound.ref]
     assert cache.pods.unreadable() == [] and cache.pods.get(bound.ref.uid).problems == ()
 
@@ -272,7 +271,7 @@ def test_a_thousand_random_edits_change_no_booking(seed):
             alive[placed.ref] = placed
     waiting = pod(gpus(1, memory=7000), name="waiting")
     cache.pods.upsert(waiting)
-    before = identities_left_out(cache.snapshot().bookings)
+    before = identities_left_out(cache.view().bookings.values())
     assert len(before) > 3
     for _ in range(1000):
         version += 1
@@ -282,7 +281,7 @@ def test_a_thousand_random_edits_change_no_booking(seed):
         if rng.random() < 0.01:
             for one in NODES:
                 cache.nodes.upsert(replace(one, resource_version=str(version)))
-        assert identities_left_out(cache.snapshot().bookings) == before
+        assert identities_left_out(cache.view().bookings.values()) == before
     assert cache.pods.edits_refused > 100
     for placed in alive.values():
         cache.pods.remove(placed)

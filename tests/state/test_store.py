@@ -5,33 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from hami.state.store import EXPLAINED_AT_ONCE
+from hami.scheduling.refusal import Refusal
 from hami.state.reservations import RESERVATION_TTL_S, Rejected
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition
-from hami.state.verdicts import Refusal
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
-
-
-def test_a_long_explanation_releases_the_lock_for_other_filters():
-    """Its reasons are of all nodes all the same, and each is named once."""
-    served = []
-
-    def filter_elsewhere():
-        other = threading.Thread(target=lambda: served.append(cache.place(pod(gpus(1, memory=10), name="other"))))
-        other.start()
-        other.join(10)
-
-    cache = SmallStore(*(node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000))
-                         for number in range(2 * EXPLAINED_AT_ONCE + 1)), yield_lock=filter_elsewhere)
-    names = [*sorted(device_usage(cache)), "stranger"]
-    answer = cache.assume(pod(gpus(1, memory=9000)), names)
-    assert isinstance(answer, Refusal) and served == ["n1"] * 2
-    assert sorted(answer.unfit) == names[:-1] and answer.unknown == ("stranger",)
 
 
 # reservations
@@ -418,6 +400,7 @@ def test_a_pod_that_requests_no_device_needs_no_quota():
 def test_a_simulation_sees_idle_nodes_and_reserves_nothing():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
-    choice, refusal = cache.simulate(pod(gpus(1, memory=8000)), [node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
-    assert choice.node == "m" and refusal.unknown == ("x",)
+    view = cache.idle_view().what_if(nodes=[node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
+    asked = pod(gpus(1, memory=8000))
+    assert view.choose(asked, ["m", "x"]).node == "m" and view.refuse(asked, ["m", "x"]).unknown == ("x",)
     assert cache.reservations.unbound() == 0 and "m" not in device_usage(cache)

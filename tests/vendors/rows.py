@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from hami.codec.allocation import render_shares
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
-from hami.scheduling.annotations import render_vendor_annotations
+from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
@@ -86,7 +86,7 @@ class Fits:
     def check(self):
         """The row holds."""
         pod = self.pod()
-        found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod))
+        found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod), self.budgets)
         assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
             not isinstance(found, Unfit) and self.vendor.annotations.writes_model)
         if not isinstance(found, Unfit):
@@ -118,11 +118,11 @@ class Fits:
         catalog = Catalog([self.vendor])
         if self.request is not None:
             stand_in = container({self.vendor.resources.count: "1"})
-            found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
+            found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread")
             assert found is not None, "the stand-in for the request has no request"
             found = replace(found, containers=(ContainerRequest(APP, (self.request,)),))
         else:
-            found = make_pod_request(pod, catalog, "spread", self.budgets)
+            found = make_pod_request(pod, catalog, "spread")
             assert found is not None, "no container requests a device"
         return replace(found, policy=replace(found.policy, order=()))
 

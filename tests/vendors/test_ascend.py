@@ -11,7 +11,7 @@ from pytest import param
 from hami.codec.allocation import render_shares
 from hami.errors import MalformedInput
 from hami.model import NodePolicy
-from hami.scheduling.annotations import render_vendor_annotations
+from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares

@@ -9,7 +9,8 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
-from hami.state.verdicts import Choice, VerdictCache
+from hami.scheduling.refusal import Choice
+from hami.state.verdicts import Verdicts
 from hami.state.table import Table
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
@@ -61,7 +62,7 @@ def chosen(policy, **nodes):
         index.set_devices(name, "Metax-GPU", tuple(usage.device for usage in on_node(
             GPU, name, annotations=annotations, count=8)))
     asked = pod_request(container(given(GPU, 2)), vendors=(GPU,))
-    answer = decide(VerdictCache(index), asked, [*nodes], policy)
+    answer = decide(Verdicts(index), asked, [*nodes], policy)
     assert isinstance(answer, Choice)
     return answer.node
 
@@ -193,7 +194,22 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
               annotations={QOS: "fixed-share", SGPU.annotations.allocated: "a,Metax-SGPU,1,1:;"})
     index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
-    refused = decide(VerdictCache(index), burst, ["n"], BINPACK)
+    refused = decide(Verdicts(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
     index.unbook("uid-1")
-    assert isinstance(decide(VerdictCache(index), burst, ["n"], BINPACK), Choice)
+    assert isinstance(decide(Verdicts(index), burst, ["n"], BINPACK), Choice)
+
+
+def test_scores_of_nodes_that_have_not_changed_are_not_computed_again():
+    """Whole cards are scored on all nodes that fit, so each filter would cost as much as there are nodes."""
+    computed = []
+    vendor = replace(GPU, decision=replace(GPU.decision, node_score=lambda usages, placement, policy: (
+        computed.append(1) or float(len(usages)))))
+    table = Table()
+    for number in range(50):
+        table.set_devices(f"n{number}", "Metax-GPU", tuple(usage.device for usage in on_node(
+            GPU, f"n{number}", annotations={}, count=8)))
+    verdicts, asked = Verdicts(table), pod_request(container(given(GPU, 2)), vendors=(vendor,))
+    for _ in range(3):
+        assert decide(verdicts, asked, list(table.nodes), BINPACK).node == "n0"
+    assert len(computed) == 50 * len(NodePolicy)

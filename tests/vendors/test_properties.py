@@ -11,7 +11,7 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.model import Device, DeviceUsage
-from hami.scheduling.annotations import render_vendor_annotations
+from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit, fit
 from hami.state.table import Table
 from hami.scheduling.placement import place_pod
@@ -101,7 +101,7 @@ def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
     usages = [some_view(rng, device) for device in some_devices(rng, key, plain)]
     annotations, policy = some_annotations(rng), rng.choice(POLICIES)
     pod = some_pod(rng, vendor, plain, (APP,), annotations)
-    if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), policy, {})) is None:
+    if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), policy)) is None:
         return
     (request,) = asked.containers[0].requests
     found = fit(request, asked.fit_context(key, usages))
@@ -161,7 +161,7 @@ def walk(key, seed):
         annotations = some_annotations(rng) | some_classes(rng)
         kinds = tuple(rng.choices((APP, INIT, SIDECAR), (4, 1, 1), k=rng.choice((1, 1, 2, 3))))
         pod = some_pod(rng, vendor, plain, kinds, annotations)
-        if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES), {})) is None:
+        if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES))) is None:
             continue
         index.unbook(f"uid-{number - rng.randint(3, 9)}")
         found = place_pod(index.usages("n"), asked)
