@@ -8,10 +8,10 @@ from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod,
 from hami.node.library import CHECKSUMS
 from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
-from hami.state.table import Booking, Table
 from hami.scheduling.pod_request import PodRequest, make_pod_request
-from hami.state.bookings import read_booking
 from hami.scheduling.usage import Charge
+from hami.state.bookings import read_booking
+from hami.state.table import Booking, Table
 from hami.vendors.catalog import vendors
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog

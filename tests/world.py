@@ -7,9 +7,6 @@ from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hami.state.binding import awaits_allocation
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.scheduler.admit import Admitter
@@ -22,6 +19,9 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
+from hami.state.binding import awaits_allocation
+from hami.state.store import Store
+from hami.state.view import Policies
 from tests.builders import NVIDIA, ONLY_NVIDIA
 from tests.fake_cluster import FakeCluster
 

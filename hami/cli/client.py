@@ -54,9 +54,9 @@ class Client:
 
     def read(self) -> ClusterRecord:
         """Returns the record of the cluster, or that of the snapshot. Raises: HamiError."""
-        from hami.state.view import Policies
         from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
+        from hami.state.view import Policies
 
         collect_rarely(YOUNG_OBJECTS)
         if self.snapshot:

@@ -11,10 +11,10 @@ from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_opti
 from hami.errors import HamiError
 
 if TYPE_CHECKING:
-    from hami.state.view import View
     from hami.inspect.manifests import PodSource
     from hami.inspect.tables import Style
     from hami.model import Pod
+    from hami.state.view import View
 
 FILES = click.option("-f", "--filename", "files", type=click.File("r", encoding="utf-8"), multiple=True, required=True,
                      help="Manifests (YAML or JSON); - reads standard input. May be given several times.")
@@ -58,7 +58,7 @@ def simulate_command(ctx: click.Context, *, client: Client, style: Style, files:
     record, moved = change_record(client.read(), scenario)
     world = World(record)
     world.check_has_devices()
-    report = simulate(world, sources, moved, scenario, make_admit(world.view, scheduler_name))
+    report = simulate(world, sources, moved, scenario, make_admit(scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document(msgspec.to_builtins(report), style.form))
     else:
@@ -88,7 +88,7 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     world = World(client.read())
     world.check_has_devices()
     found = count_capacity(world, sources[0], Scenario(namespace=_namespace(client)),
-                           make_admit(world.view, scheduler_name))
+                           make_admit(scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document({"pods": sum(one.pods for one in found), "nodes": msgspec.to_builtins(found)},
                                    style.form))
@@ -115,17 +115,16 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
     return found
 
 
-def make_admit(view: View, scheduler_name: str) -> Callable[[Mapping[str, Any], str], Pod | str]:
+def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Pod | str]:
     """Returns the scheduler's own admission."""
     from hami.codec.admission import Review
     from hami.codec.objects import convert_pod
     from hami.scheduler.admit import Admitter, Denied
     from hami.scheduler.settings import Settings
 
-    admitter = Admitter(view, Settings(scheduler_name=scheduler_name))
-
-    def admit(pod: Mapping[str, Any], namespace: str) -> Pod | str:
-        verdict = admitter.admit(Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview"))
+    def admit(view: View, pod: Mapping[str, Any], namespace: str) -> Pod | str:
+        review = Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview")
+        verdict = Admitter(view, Settings(scheduler_name=scheduler_name)).admit(review)
         if isinstance(verdict, Denied):
             return f"admission denies it: {verdict.message}"
         if verdict.message:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
-from hami.state.store import Store
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
 from hami.dashboard.collector import Collector
@@ -20,6 +19,7 @@ from hami.dashboard.scheduling_condition import read_condition
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
+from hami.state.store import Store
 from hami.web.apps import AppServer, TlsContexts
 
 REFRESH_S = 2.0

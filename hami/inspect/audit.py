@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hami.state.binding import assigned_at, bound_at
-from hami.state.pods import FOREIGN_TTL_S
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
 from hami.inspect.tables import printable
 from hami.inspect.top import age_text
 from hami.inspect.world import World
+from hami.state.binding import assigned_at, bound_at
+from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
@@ -52,7 +52,8 @@ def _overcommitted(world: World) -> Iterator[Finding]:
             for usage in devices:
                 if usage.is_overcommitted:
                     device = usage.device
-                    pods = sorted(str(pod.ref) for pod, _ in world.holders(name, vendor, device.uuid) if pod is not None)
+                    holders = world.holders(name, vendor, device.uuid)
+                    pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
                     yield Finding(
                         "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
                         f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} "

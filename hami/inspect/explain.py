@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hami.state.binding import bound_at
 from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
@@ -19,6 +18,7 @@ from hami.inspect.top import age_of, age_text
 from hami.inspect.world import World
 from hami.model import Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
+from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide

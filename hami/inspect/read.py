@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-from hami.state.view import Policies
 from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
@@ -18,6 +17,7 @@ from hami.inspect.world import catalog_of
 from hami.kube.pages import Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
+from hami.state.view import Policies
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from hami.state.view import Policies
 from hami.codec.keys import (
     CORDON, GPU_POLICY, LOCK_FREE, NODE_LOCK, NODE_POLICY, NUMA_BIND, WEIGHTS, is_scheduler_owned,
 )
 from hami.model import Node, Pod, QuotaLimits
+from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog

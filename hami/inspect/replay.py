@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hami.state.binding import assigned_at, bound_at
 from hami.inspect.record import ClusterRecord
 from hami.inspect.simulate import unbound
 from hami.inspect.tables import Column, Style, render_rows
 from hami.inspect.world import World
 from hami.model import Pod
+from hami.state.binding import assigned_at, bound_at
 
 
 class Replayed(msgspec.Struct, rename="camel", frozen=True):
@@ -37,8 +37,7 @@ def replay(record: ClusterRecord) -> list[Replayed]:
     """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
     world = World(record)
     held = world.view.bookings
-    bound = sorted((pod for pod in record.pods
-                    if pod.node_name and (booking := held.get(pod.ref.uid)) is not None and booking.charges), key=_order)
+    bound = sorted((pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order)
     view, names = world.view.what_if(without=held), sorted(world.nodes)
     decisions = []
     for pod in bound:

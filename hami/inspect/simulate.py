@@ -21,6 +21,7 @@ from hami.inspect.tables import Column, Style, printable, render_rows
 from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe
+from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
 
@@ -30,8 +31,8 @@ NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, t
                  "volumes and preemption. Pods that wait in the cluster are left out.")
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
 
-Admit = Callable[[Mapping[str, Any], str], "Pod | str"]
-"""Returns a pod (as JSON) as it would be after admission in a namespace, or why HAMi does not get it."""
+Admit = Callable[[View, Mapping[str, Any], str], "Pod | str"]
+"""Returns a pod (as JSON) as it would be after admission in a namespace of a cluster, or why HAMi does not get it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
 
     Raises: HamiError if the pod is denied or requests no devices.
     """
-    pod = _admitted(source, scenario, admit)
+    pod = _admitted(world.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
     if not requests_devices(world.vendors, pod.containers):
@@ -204,7 +205,7 @@ class _Placer:
         """Places the pods of *source* until one does not fit: the others ask for the same."""
         wanted = source.count if scenario.replicas is None else scenario.replicas
         for count in range(wanted):
-            admitted = _admitted(source, scenario, admit)
+            admitted = _admitted(self._view, source, scenario, admit)
             if isinstance(admitted, str):
                 return Outcome(source.title, wanted, count, admitted)
             name = source.name if wanted == 1 else f"{source.name}-{count}"
@@ -231,14 +232,14 @@ class _Placer:
         return text or "no node has devices", describe(refusal, self._view.closest(refusal, CLOSEST_NODES))
 
 
-def _admitted(source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
+def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
     """Returns a pod of *source* after admission, or why it is denied."""
     namespace = source.namespace or scenario.namespace
     pod = dict(source.pod)
     meta = {**pod["metadata"], "namespace": namespace, "name": source.name}
     if scenario.policy:
         meta["annotations"] = {**(meta.get("annotations") or {}), NODE_POLICY: scenario.policy}
-    return admit({**pod, "metadata": meta}, namespace)
+    return admit(view, {**pod, "metadata": meta}, namespace)
 
 
 def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:

@@ -16,8 +16,8 @@ from hami.inspect.tables import Column, Style, meter, render_rows, share_of
 from hami.inspect.world import World, unknown_name
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
-from hami.scheduling.refusal import request_text
 from hami.scheduling.quota import allowed_budget
+from hami.scheduling.refusal import request_text
 from hami.scheduling.usage import Charge
 from hami.vendors.request import device_requests
 
@@ -127,7 +127,7 @@ def render_top(world: World, query: TopQuery, style: Style) -> str:
             return _render(node_rows(world, _nodes(world, query, matches)), NODES, query, style)
 
 
-def _render(rows: list[R], view: View[R], query: TopQuery, style: Style) -> str:
+def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) -> str:
     rows.sort(key=view.name)
     if query.sort != "name":
         if (order := view.orders.get(query.sort)) is None:
@@ -401,7 +401,7 @@ def _summary(nodes: int, cards: int, used: int, total: int, largest: int) -> str
 
 
 @dataclass(frozen=True, slots=True)
-class View(Generic[R]):
+class TableLayout(Generic[R]):
     """The way in which rows of one kind are shown.
 
     *name*: the key of the usual order. *orders*: other keys by name, greatest first. *summary*: a line below the table.
@@ -413,13 +413,13 @@ class View(Generic[R]):
     summary: Callable[[Sequence[R]], str] | None = None
 
 
-NODES = View(NODE_COLUMNS, lambda row: (row.name,), {
+NODES = TableLayout(NODE_COLUMNS, lambda row: (row.name,), {
     "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
     "free": lambda row: row.largest_free_mib, "pods": lambda row: row.pods}, _node_summary)
-CARDS = View(CARD_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
+CARDS = TableLayout(CARD_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
     "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
     "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _card_summary)
-PODS = View(POD_COLUMNS, lambda row: (row.namespace, row.name), {
+PODS = TableLayout(POD_COLUMNS, lambda row: (row.namespace, row.name), {
     "memory": lambda row: row.memory_mib, "cores": lambda row: row.cores, "age": lambda row: row.age_s or 0})
-NAMESPACES = View(NAMESPACE_COLUMNS, lambda row: (row.name, row.vendor), {
+NAMESPACES = TableLayout(NAMESPACE_COLUMNS, lambda row: (row.name, row.vendor), {
     "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used, "pods": lambda row: row.pods})

@@ -36,7 +36,7 @@ class World:
 
     def __init__(self, record: ClusterRecord, view: View | None = None) -> None:
         self.record = record
-        self.view = view if view is not None else _view_of(record)
+        self.view = view if view is not None else store_of(record).view()
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
@@ -70,8 +70,8 @@ class World:
                             "context?")
 
 
-def _view_of(record: ClusterRecord) -> View:
-    """Returns the view of a store that has seen everything of *record*."""
+def store_of(record: ClusterRecord) -> Store:
+    """Returns a store that has seen everything of *record*."""
     store = Store(catalog_of(record.device_config), record.policies, clock=lambda: 0.0, now=lambda: record.taken,
                   foreign_reservations=True)
     for node in record.nodes:
@@ -80,7 +80,7 @@ def _view_of(record: ClusterRecord) -> View:
         store.quotas.upsert(quota)
     for pod in record.pods:
         store.pods.upsert(pod)
-    return store.view()
+    return store
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> HamiError:

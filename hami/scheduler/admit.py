@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hami.state.store import Store
-from hami.state.view import View
 from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
 from hami.codec.objects import convert_pod
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduler.settings import Settings
+from hami.state.store import Store
+from hami.state.view import View
 from hami.vendors.admission import admit, confine
 from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Catalog, Vendor

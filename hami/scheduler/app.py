@@ -19,7 +19,6 @@ import msgspec
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from hami import __version__
-from hami.state.reservations import Reservation
 from hami.codec import admission, extender
 from hami.codec.admission import Review
 from hami.errors import HamiError, MalformedInput, NodeLocked
@@ -27,6 +26,7 @@ from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
+from hami.state.reservations import Reservation
 from hami.web.bodies import FREE
 from hami.web.tls import client_is_trusted
 

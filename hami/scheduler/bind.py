@@ -12,9 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from hami.state.binding import carries_allocation
-from hami.state.store import Store
-from hami.state.reservations import Reservation
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
@@ -23,6 +20,9 @@ from hami.kube.retry import brief_retry
 from hami.model import PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import KeepsLocks, NodeLocks
+from hami.state.binding import carries_allocation
+from hami.state.reservations import Reservation
+from hami.state.store import Store
 from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)

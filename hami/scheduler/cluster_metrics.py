@@ -1,7 +1,7 @@
 """Metrics of the cluster's devices, allocations and quotas: Prometheus gauges with upstream's names, labels and values.
 
-Samples are rendered from a view of the store one by one while they are read, so a large cluster needs neither much memory
-nor a long computation without a pause. This module holds no locks and does no I/O.
+Samples are rendered from a view of the store one by one while they are read, so a large cluster needs neither much
+memory nor a long computation without a pause. This module holds no locks and does no I/O.
 Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`` is our own.
 """
 
@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
+from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.state.table import Booking
 from hami.state.view import View
-from hami.scheduling.quota import allowed_budget, lowest_limit
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 
@@ -158,7 +158,8 @@ def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
         quotas = view.facts.quotas.get(namespace, {}).values()
         used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
-        for resource in sorted({name for vendor in vendors for name in (vendor.resources.memory, vendor.resources.cores) if name}):
+        for resource in sorted({name for resources in (vendor.resources for vendor in vendors)
+                                for name in (resources.memory, resources.cores) if name}):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
@@ -169,7 +170,8 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
     """Returns the usage of *namespace* by resource name. Vendors may share a name."""
     used: Counter[str] = Counter()
     for vendor in vendors:
-        for resource, amount in zip((vendor.resources.memory, vendor.resources.cores), view.used.get((namespace, vendor.key), ())):
+        amounts = view.used.get((namespace, vendor.key), ())
+        for resource, amount in zip((vendor.resources.memory, vendor.resources.cores), amounts):
             used[resource] += amount
     return used
 

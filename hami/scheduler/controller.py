@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from hami.state.store import Store
 from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
 from hami.codec.times import render_micro_time
@@ -21,6 +20,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
+from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from hami.state.reservations import Reservations
 from hami.runtime.watchdog import beat_before_wait
 from hami.scheduler.settings import Settings
+from hami.state.reservations import Reservations
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hami.state.reservations import ReservationChanges
 from hami.dashboard.monitors import Monitors
 from hami.dashboard.server import dashboard_server
 from hami.errors import HamiError
@@ -23,6 +22,7 @@ from hami.runtime.signals import STOP_SIGNALS
 from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
 from hami.scheduler.settings import Settings, is_loopback
 from hami.scheduler.watches import watched_cache
+from hami.state.reservations import ReservationChanges
 from hami.web.tls import TlsContext
 
 log = logging.getLogger(__name__)

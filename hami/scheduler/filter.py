@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.state.store import Store
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Node, Pod
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
+from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 

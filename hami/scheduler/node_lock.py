@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hami.state.binding import failed_allocation
-from hami.state.store import Store
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import names_pod, parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
@@ -28,6 +26,8 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import BindPhase, Pod, PodRef
 from hami.scheduler.lock_states import LockId, LockState, LockStates
+from hami.state.binding import failed_allocation
+from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami.state.binding import expected_label, failed_allocation
-from hami.state.pods import FOREIGN_TTL_S, PodRecord
 from hami.codec.keys import ASSIGNED_NODE, SCHEDULER_OWNED
 from hami.model import PodRef
 from hami.scheduler.settings import Settings
+from hami.state.binding import expected_label, failed_allocation
+from hami.state.pods import FOREIGN_TTL_S, PodRecord
 from hami.vendors.spec import Catalog
 
 

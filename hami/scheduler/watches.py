@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.runtime.clock import utc_now
 from hami.runtime.watchdog import beat_before_wait
 from hami.scheduler.settings import Settings
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.vendors.entry_points import catalog
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale

@@ -187,7 +187,8 @@ def _over_quota(columns: DeviceColumns, request: Request, context: FitContext) -
 
 def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     facts = columns.facts
-    return (facts[_CORES] - facts[_CORES_USED] < min(request.cores, WHOLE)) & (facts[_IN_PARTS] == 0)
+    short = facts[_CORES] - facts[_CORES_USED] < min(request.cores, WHOLE)
+    return numpy.asarray(short & (facts[_IN_PARTS] == 0))
 
 
 def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:

@@ -28,8 +28,8 @@ class Unfit:
     @classmethod
     def of(cls, reasons: Mapping[Reason, int], fitting: int, devices: int) -> Unfit:
         """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
-        counts = {**reasons, Reason.TOO_FEW_FITTING: fitting}
-        return cls(tuple(sorted((reason, count) for reason, count in counts.items() if count)), devices)
+        counts = {**reasons, Reason.TOO_FEW_FITTING: fitting} if fitting else reasons
+        return cls(tuple(sorted(counts.items())), devices)
 
     @classmethod
     def too_few_devices(cls, devices: int) -> Unfit:
@@ -49,7 +49,8 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     decision = vendor.decision
     if decision.check_node is not None and (reason := decision.check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
-    if request.count > len(usages) and (vendor.decision.allows_repeats is None or not any(map(vendor.decision.allows_repeats, usages))):
+    allows_repeats = vendor.decision.allows_repeats
+    if request.count > len(usages) and (allows_repeats is None or not any(map(allows_repeats, usages))):
         return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
     ordered = in_order_of_trying(usages, context.policy, scores)
@@ -105,12 +106,13 @@ def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: F
                 reasons[reason] += 1
         if not picks:
             picks, dropped = dropped, []
-        reasons[Reason.NUMA] += len(dropped)
+        if dropped:
+            reasons[Reason.NUMA] += len(dropped)
     return Unfit.of(reasons, len(picks), len(ordered))
 
 
 def _by_numa(ordered: Sequence[DeviceUsage], context: FitContext) -> Iterable[Sequence[DeviceUsage]]:
-    """Returns *ordered* in one group, or in one for each NUMA node if the pod requests numa-bind and the vendor has it."""
+    """Returns *ordered* in one group, or in a group for each NUMA node if the pod and the vendor bind to one."""
     if not (context.policy.numa_bind and context.vendor.decision.binds_numa):
         return (ordered,)
     groups: dict[int, list[DeviceUsage]] = {}

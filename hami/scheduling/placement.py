@@ -21,7 +21,7 @@ Budgets = Mapping[str, Budget]
 NO_BUDGETS: Budgets = MappingProxyType({})
 
 
-class Step(NamedTuple):
+class PlacingStep(NamedTuple):
     """One container's request for the devices of one vendor, and its result.
 
     *position*: of the container. *context*: with the devices as they are beside the containers placed before.
@@ -43,7 +43,7 @@ def place_pod(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_
     return tuple(map(tuple, placed))
 
 
-def placing_steps(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS) -> Iterator[Step]:
+def placing_steps(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS) -> Iterator[PlacingStep]:
     """Yields the steps in which the containers are placed. The first that does not fit is the last.
 
     Sidecars and app containers run together, so each is placed beside the ones before it. Each init container runs
@@ -62,7 +62,7 @@ def placing_steps(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets =
                 context = pod_request.fit_context(request.vendor, devices, kind, placed,
                                                   budgets.get(request.vendor, Budget()))
                 result = fit(request, context)
-                yield Step(position, request, context, result)
+                yield PlacingStep(position, request, context, result)
                 if isinstance(result, Unfit):
                     return
                 taken += result

@@ -29,8 +29,11 @@ class DeviceSizes(NamedTuple):
 
 
 class QuotaCheck(NamedTuple):
-    """What budgets mean for a pod. *decided*: EXHAUSTED for each vendor whose budget does not cover the least that the
-    pod can take. *open*: the budgets that decide only when the devices are known."""
+    """The effect of budgets on a pod.
+
+    *decided*: EXHAUSTED for each vendor whose budget does not cover the least that the pod can take. *open*: the
+    budgets that decide only when the devices are known.
+    """
 
     decided: tuple[tuple[str, Budget], ...] = ()
     open: tuple[tuple[str, Budget], ...] = ()
@@ -61,7 +64,7 @@ def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tu
     containers on one device that is as small as possible, and with each on its own."""
     requests = [next((one for one in container.requests if one.vendor == vendor.key), None)
                 for container in request.containers]
-    if vendor.decision.make_share is not None and sizes.in_parts:  # a part may be as large as the device, and has its own cores
+    if vendor.decision.make_share is not None and sizes.in_parts:  # a part may be a whole device, and has its own cores
         total = sum(one.count for one in requests if one is not None)
         return least_demand(request.kinds, requests, cores=0), (sizes.most * total, WHOLE * total)
     least, most = ([_share(one, memory_mib, WHOLE) for one in requests] for memory_mib in (sizes.least, sizes.most))

@@ -78,7 +78,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRefusal:
-    """What one device has for a request.
+    """A device, compared with a request.
 
     *requested*: what the request needs of this device. *free*: what is left of *total*; it may be negative. *reason*:
     the first rule that the device fails; ``None`` if it could serve.
@@ -99,7 +99,7 @@ class DeviceRefusal:
 
     @property
     def distance(self) -> float:
-        """How far the device is from serving, as in :func:`hami.scheduling.columns.distances`."""
+        """The distance of the device from serving, as in :func:`hami.scheduling.columns.distances`."""
         if self.reason is None:
             return 0.0
         if self.reason not in AMOUNTS:
@@ -109,7 +109,7 @@ class DeviceRefusal:
 
     @property
     def free_text(self) -> str:
-        """What is free of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
+        """The free part of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
         free, total = self.free, self.total
         amounts = [(free.cores, total.cores, "cores"), (free.slots, total.slots, "slots")]
         if self.has_memory:
@@ -177,7 +177,8 @@ def request_text(request: Request, vendor: Vendor) -> str:
     if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
         return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
     memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
-    return f"{request.count} × {request.vendor} with {memory if vendor.resources.has_memory else ''}{request.cores} cores"
+    memory = memory if vendor.resources.has_memory else ""
+    return f"{request.count} × {request.vendor} with {memory}{request.cores} cores"
 
 
 def _share(short: int, total: int) -> float:

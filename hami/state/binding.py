@@ -46,13 +46,13 @@ def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement
 
 def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
-    shares = context.shares
+    shares, annotate = context.shares, vendor.annotations.annotate
     if vendor.annotations.writes_model:
         shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
                        for container in shares)
     text = render_shares(shares)
     annotations = {key: text for key in (vendor.annotations.to_allocate, vendor.annotations.allocated) if key}
-    return annotations | dict(vendor.annotations.annotate(vendor, context) if vendor.annotations.annotate is not None else {})
+    return annotations | dict(annotate(vendor, context) if annotate is not None else {})
 
 
 def render_labels(node: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ import msgspec
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import DeviceUsage, Pod
-from hami.state.table import Booking
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
+from hami.state.table import Booking
 from hami.vendors.mig import in_mig_mode
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog

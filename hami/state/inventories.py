@@ -19,15 +19,17 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
 
     Returns ``None`` when the node shows nothing of the vendor.
     """
-    register = node.annotations.get(vendor.annotations.register) if vendor.annotations.register else None
-    if vendor.annotations.register and register is None:
+    key, resources = vendor.annotations.register, vendor.resources
+    register = node.annotations.get(key) if key else None
+    if key and register is None:
         return None
     capacity: Sources = ()
-    if not vendor.annotations.register or vendor.decision.needs_capacity:
-        capacity = tuple(node.capacity.get(name) for name in (vendor.resources.count, vendor.resources.memory, vendor.resources.cores))
-    if not vendor.annotations.register and not any(capacity):
+    if not key or vendor.decision.needs_capacity:
+        capacity = tuple(node.capacity.get(name) for name in (resources.count, resources.memory, resources.cores))
+    if not key and not any(capacity):
         return None
-    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys), *capacity)
+    texts = (node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys)
+    return (register, *texts, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:

@@ -13,9 +13,9 @@ from hami.codec.objects import parse_resource_version
 from hami.codec.states import parse_lock_free
 from hami.model import Device, Node
 from hami.state.inventories import Sources, device_count, devices_on, excess_of, inventory_sources
-from hami.state.table import Table
 from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 from hami.state.sighting import Sighting, Sightings
+from hami.state.table import Table
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
@@ -88,7 +88,7 @@ class NodeCache:
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._table = table
-        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors if vendor.annotations.lock)}))
+        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)} - {""}))
         self._clock = clock
         self._now = now
         self._on_lock_change = on_lock_change
@@ -129,8 +129,9 @@ class NodeCache:
                         self._store_inventory(record, vendor, node, sources)
                     elif vendor.key in record.inventories:
                         self._remove_inventory(record, vendor)
-                record.excess = excess_of({key: len(inventory.devices) for key, inventory in record.inventories.items()})
-                for key, inventory in record.inventories.items():
+                inventories = record.inventories.items()
+                record.excess = excess_of({key: len(inventory.devices) for key, inventory in inventories})
+                for key, inventory in inventories:
                     self._offer(record, self._by_key[key], inventory)
         if before != record.locks:
             self._on_lock_change(node.name)
@@ -284,7 +285,8 @@ class NodeCache:
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
         known = record.inventories.get(vendor.key)
         allocatable = device_count(node.allocatable.get(vendor.resources.count))
-        observation = PluginObservation(node.annotations.get(vendor.annotations.handshake), sources[0] or "", allocatable)
+        handshake = node.annotations.get(vendor.annotations.handshake)
+        observation = PluginObservation(handshake, sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
             devices, problem = devices_on(vendor, node)

@@ -49,8 +49,9 @@ class PendingPods:
         return [pending for pending in self._pods.values() if pending.state != state and clock >= pending.due]
 
     def mark_tried(self, pending: PendingPod, state: tuple[int, int]) -> None:
-        """Records that the pod does not fit in *state*."""
+        """Records that the pod does not fit in *state*. The others are tried before it from now on."""
         pending.state = state
+        self._pods.move_to_end(pending.pod.ref.uid)
 
     def remind(self, pending: PendingPod, clock: float) -> None:
         """Records a reminder. The next one waits longer: something else may keep the pod from being scheduled."""

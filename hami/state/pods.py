@@ -15,17 +15,17 @@ from datetime import datetime
 
 import msgspec
 
-from hami.state.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
-from hami.state.nodes import NodeCache
-from hami.state.reservations import BindingStage, Reservations
 from hami.codec.allocation import LONGEST_CACHED, parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod, PodRef
-from hami.state.table import Booking, Table
+from hami.state.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
 from hami.state.bookings import read_booking, refines
+from hami.state.nodes import NodeCache
+from hami.state.reservations import BindingStage, Reservations
 from hami.state.sighting import Sighting, Sightings
+from hami.state.table import Booking, Table
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 

@@ -99,11 +99,12 @@ class Store:
         with self._lock:
             state, tried = self._state(), set[tuple[object, ...]]()
             for pending in self._pending.due(state, self._clock()):
-                if self._waits_no_longer(pending.pod.ref.uid):
-                    self._pending.remove(pending.pod.ref.uid)
+                ref = pending.pod.ref
+                if self._waits_no_longer(ref.uid):
+                    self._pending.remove(ref.uid)
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
-                question = (request, pending.nodes, pending.pod.ref.namespace in self.quotas and pending.pod.ref.namespace)
+                question = request, pending.nodes, ref.namespace if ref.namespace in self.quotas else ""
                 if request is not None and question not in tried:
                     if len(tried) == PENDING_REQUESTS:
                         return None

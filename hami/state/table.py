@@ -42,7 +42,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class NodeRow:
+class NodeDevices:
     """One node with devices, by vendor. *row*: its place in the arrays. *usages*: made when they are asked for.
 
     A changed node gets a new record, since copies of the table share them.
@@ -95,7 +95,7 @@ class Table:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeRow] = {}
+        self.nodes: dict[str, NodeDevices] = {}
         self.rows: dict[str, int] = {}
         self.names: dict[int, str] = {}
         self.bookings: dict[str, Booking] = {}
@@ -128,7 +128,7 @@ class Table:
         row = entry.row if entry is not None else self._add_row(node)
         others = {key: own for key, own in entry.devices.items() if key != vendor} if entry is not None else {}
         self._number(devices, known)
-        self.nodes[node] = NodeRow(node, row, others | ({vendor: devices} if devices else {}))
+        self.nodes[node] = NodeDevices(node, row, others | ({vendor: devices} if devices else {}))
         self._stale[node] = None
         if not self.nodes[node].devices:
             self.remove_node(node)
@@ -287,7 +287,8 @@ class Table:
                     del used[vendor, charge.uuid]
             more_memory, more_cores = total_charge(charges)
             memory, cores = self.namespace_usage(booking.namespace, vendor)
-            _put(self._namespaces, (booking.namespace, vendor), (memory + sign * more_memory, cores + sign * more_cores))
+            sums = memory + sign * more_memory, cores + sign * more_cores
+            _put(self._namespaces, (booking.namespace, vendor), sums)
         _put(self._used, booking.node, used)
         on_node = dict(self._on_node.get(booking.node, {}))
         if sign > 0:
@@ -306,9 +307,9 @@ class Table:
             others = {uid: own for uid, own in self._detailed.get(booking.node, {}).items() if uid != booking.uid}
             _put(self._detailed, booking.node, others | ({booking.uid: detailed} if sign > 0 else {}))
 
-    def _refresh_node(self, entry: NodeRow) -> None:
+    def _refresh_node(self, entry: NodeDevices) -> None:
         """Writes the columns, the score and a new version of a node."""
-        self.nodes[entry.name] = NodeRow(entry.name, entry.row, entry.devices)
+        self.nodes[entry.name] = NodeDevices(entry.name, entry.row, entry.devices)
         used = self._used.get(entry.name, {})
         in_parts = {(vendor, charge.uuid) for charges in self._detailed.get(entry.name, {}).values()
                     for vendor, charge in charges if charge.partitions}

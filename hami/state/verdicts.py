@@ -159,7 +159,8 @@ class _RequestVerdicts:
                         for place in reversed(order[:EVALUATE_ALL].tolist()))
         return Choice(table.names[best], placement, fitting, names - len(rows), names)
 
-    def reasons(self, rows: Array, names: Sequence[str], quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
+    def reasons(self, rows: Array, names: Sequence[str],
+                quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
         """Returns the results for those of *rows* that do not fit, each with its nodes (of *names*)."""
         self.may_be_candidate(rows)
         states = self._states(rows)
@@ -246,8 +247,9 @@ class _RequestVerdicts:
 
 def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy) -> float:
     """Returns the vendors' score of *placement* on a node with *usages*. Higher is better under both policies."""
-    return sum(score(usages.get(vendor.key, ()), shares_of(vendor.key, placement), policy)
-               for vendor in (one.vendor for one in request.vendor_requests) if (score := vendor.decision.node_score) is not None)
+    scorers = ((one.vendor.key, one.vendor.decision.node_score) for one in request.vendor_requests)
+    return sum(score(usages.get(key, ()), shares_of(key, placement), policy)
+               for key, score in scorers if score is not None)
 
 
 def _best_first(table: Table, rows: Array, policy: NodePolicy) -> Iterator[int]:

@@ -46,10 +46,10 @@ def booking_of(ref: PodRef, request: PodRequest, choice: Choice) -> Booking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known beside devices and bookings.
+    """The content of a store beside devices and bookings.
 
     *pods*: records by uid. *reserved*: the pods that have reservations, by uid. *quotas*: those that limit devices.
-    *problems*: why inventories cannot be read, by node and vendor. *locks*: node, annotation and text of each node lock.
+    *problems*: why inventories cannot be read, by node and vendor. *locks*: node, annotation, text of each node lock.
     """
 
     vendors: Catalog
@@ -88,7 +88,7 @@ class View:
 
     @cached_property
     def bookings(self) -> Mapping[str, Booking]:
-        """What pods hold, by uid."""
+        """The bookings of pods, by uid."""
         changed = {uid: booking for uid, booking in self._rebooked.items() if booking is not None}
         return {uid: booking for uid, booking in self._table.bookings.items() if uid not in self._rebooked} | changed
 
@@ -158,7 +158,7 @@ class View:
         return choice, self.what_if(with_=[booking_of(pod.ref, request, choice)])
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
-        """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen."""
+        """Reports whether the quotas of *namespace* have room for the least that *pod* can take."""
         return quota_allows(self.vendors, self._budgets(namespace), pod)
 
     # A cluster that differs

@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
@@ -20,6 +18,8 @@ from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.world import catalog_of
 from hami.kube.reviews import Identity
+from hami.state.store import Store
+from hami.state.view import Policies
 from tests.world import Clock
 
 NOW = datetime(2026, 8, 21, 12, 30, tzinfo=UTC)

@@ -14,6 +14,7 @@ from hami.dashboard.views import paged
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from hami.inspect.world import World
+from tests.builders import content
 from tests.dashboard.stage import Stage
 from tests.inspect.clusters import bound, node, pending
 from tests.inspect.worlds import some_world
@@ -147,13 +148,13 @@ def test_the_namespaces_are_those_of_hami_top(seed):
     record = some_world(random.Random(seed))
     world, stage = World(record), Stage.of(record)
     expected = sorted(namespace_rows(world), key=NAMESPACES.name)
-    assert sorted(namespace_rows(stage.live.namespaces(Scope())), key=NAMESPACES.name) == expected
+    assert sorted(namespace_rows(stage.live.world((), Scope()), Scope()), key=NAMESPACES.name) == expected
     for name in {row.name for row in expected}:
         own = stage.live.namespace(name)
         assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
         holders = [world.pods[uid] for uid in own.pods]
         shown = [(row.name, row.node, row.cards, row.memory_mib, row.cores)
-                 for row in pod_rows(stage.live.narrowed(own, list(own.pods.values())), own.pods.values())]
+                 for row in pod_rows(own, own.pods.values())]
         assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores) for row in pod_rows(world, holders)]
 
 

@@ -11,7 +11,7 @@ from hami.errors import HamiError
 from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
 from hami.inspect.tables import Style
-from hami.inspect.world import World
+from hami.inspect.world import World, store_of
 from tests.builders import gpu, node, pod, quota
 from tests.inspect.worlds import held, record, some_world
 
@@ -34,7 +34,7 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
     world = World(changed)
-    return simulate(world, sources, moved, chosen, make_admit(world.view, "hami-scheduler"))
+    return simulate(world, sources, moved, chosen, make_admit("hami-scheduler"))
 
 
 def placed(report):
@@ -113,7 +113,7 @@ def test_names_that_match_nothing(scenario, said):
 
 def capacity(asked, **world):
     made = World(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
-    return count_capacity(made, asked, Scenario(), make_admit(made.cache, "hami-scheduler"))
+    return count_capacity(made, asked, Scenario(), make_admit("hami-scheduler"))
 
 
 def test_capacity():
@@ -149,12 +149,13 @@ def test_a_simulation_agrees_with_the_scheduler(seed):
     chance = random.Random(seed)
     cluster = some_world(chance)
     asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world, real = World(cluster), World(cluster)
-    report = simulate(world, [asked], [], Scenario(), make_admit(world.view, "hami-scheduler"))
+    world = World(cluster)
+    report = simulate(world, [asked], [], Scenario(), make_admit("hami-scheduler"))
     template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
+    store = store_of(cluster)
     for number, one in enumerate(report.pods):
         again = replace(template, ref=pod(name=one.pod, uid=f"u{number}").ref)
-        assert real.cache.assume(again, real.offered()).node == one.node
+        assert store.assume(again, world.offered()).node == one.node
     assert len(report.pods) == report.outcomes[0].placed
 
 
@@ -164,6 +165,6 @@ def test_the_capacity_is_what_a_simulation_without_end_places(seed):
     cluster = replace(some_world(chance), quotas=())
     asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
     world, other = World(cluster), World(cluster)
-    total = count_capacity(world, asked, Scenario(), make_admit(world.view, "hami-scheduler"))
-    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit(other.view, "hami-scheduler")).outcomes
+    total = count_capacity(world, asked, Scenario(), make_admit("hami-scheduler"))
+    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit("hami-scheduler")).outcomes
     assert sum(one.pods for one in total) == outcome.placed

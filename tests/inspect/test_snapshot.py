@@ -13,7 +13,7 @@ from hami.inspect.record import SchedulingEvent, UnreadableObject
 from hami.inspect.replay import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
-from hami.inspect.world import World
+from hami.inspect.world import World, store_of
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod
 from tests.inspect.worlds import PENDING, held, record, some_world
@@ -62,8 +62,8 @@ def test_an_anonymous_snapshot_answers_the_same(seed):
     assert same.fits == names.get(report.fits, "")
     assert [(names[one.node], one.reasons) for one in report.nodes] == [(one.node, one.reasons) for one in same.nodes]
     assert [len(one.cards) for one in report.nodes] == [len(one.cards) for one in same.nodes]
-    assert world.snapshot.used.get(("default", "NVIDIA")) == next(iter(
-        other.snapshot.used[key] for key in other.snapshot.used if key[0] == again.ref.namespace), None)
+    assert world.view.used.get(("default", "NVIDIA")) == next(iter(
+        other.view.used[key] for key in other.view.used if key[0] == again.ref.namespace), None)
 
 
 def test_an_anonymous_snapshot_contains_no_name():
@@ -94,10 +94,10 @@ def placed_record(count=6):
     """Returns a record of pods that the scheduler itself has placed one after the other, and their uuids."""
     nodes = [node(f"n{number}", gpu(f"{number}-a", index=0, **T4), gpu(f"{number}-b", index=1, **T4))
              for number in range(3)]
-    world, pods = World(record(nodes)), []
+    store, pods = store_of(record(nodes)), []
     for number in range(count):
         waiting = pod(gpus(1, 5000), name=f"p{number}")
-        choice = world.cache.assume(waiting, sorted(world.nodes))
+        choice = store.assume(waiting, sorted(store.nodes.names()))
         assert isinstance(choice, Choice)
         bound = held(waiting.ref.name, choice.node, (choice.placement[0][0].uuid, 5000, 0))
         annotations = bound.annotations | {"hami.io/vgpu-time": str(1000 + number)}

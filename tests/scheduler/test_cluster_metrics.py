@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits
 from hami.scheduler.cluster_metrics import families
+from hami.state.store import Store
 from hami.state.table import Booking
+from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render
 from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
@@ -174,7 +174,7 @@ def test_page_is_valid_in_both_formats(legacy):
 @pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
 def test_special_characters_are_escaped_in_labels(odd):
     found = view({odd: [usage("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
-                     [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
+                 [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
     text = page(found)
     (card, _), = samples(text, "hami_gpu_shared_count")
     (held, _), = samples(text, "hami_vgpu_core_allocated_ratio")

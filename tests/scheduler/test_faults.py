@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from hami.state.view import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
 from hami.kube.lease import Candidate, Election, LeaderCallbacks
 from hami.scheduler.leadership import Leadership
 from hami.state.sighting import OBSERVED_S
+from hami.state.view import Policies
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import never_sent, no_answer
 from tests.world import Clock, Replica, WatchedCluster

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hami.state.view import Policies
 from hami.errors import MalformedInput, NodeLocked
+from hami.state.view import Policies
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.scheduler.replicas import cards, holding, replica
 

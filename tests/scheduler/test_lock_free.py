@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from hami.state.reservations import Rejected
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
 from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
+from hami.state.reservations import Rejected
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
-from tests.state.caches import read_pods
 from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import holding
+from tests.state.caches import read_pods
 from tests.world import Clock, Replica, WatchedCluster
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending", scheduler_name="hami-scheduler")

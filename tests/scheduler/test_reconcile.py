@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hami.state.pods import PodRecord
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
+from hami.state.pods import PodRecord
 from hami.state.sighting import OBSERVED_S, Sighting
 from tests.builders import NVIDIA, ONLY_NVIDIA, pod
 from tests.vendors.chart import CHART

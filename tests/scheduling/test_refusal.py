@@ -11,7 +11,7 @@ from hami.vendors.catalog import vendors
 from tests.builders import container, gpus, pod_request, usage
 
 NODES = dict(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
-                node3=[usage("d", 10, 6068), usage("e", 10, 100)])
+             node3=[usage("d", 10, 6068), usage("e", 10, 100)])
 ASK = pod_request(gpus(1, 3000, 30))
 
 

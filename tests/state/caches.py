@@ -1,9 +1,9 @@
 """A store with one node of two devices."""
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.scheduling.refusal import Choice
+from hami.state.store import Store
+from hami.state.view import Policies
 from tests.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.world import Clock
 

@@ -90,8 +90,8 @@ def test_a_kubelet_that_reports_too_many_devices_of_several_vendors(number, prob
 
 
 def test_as_many_devices_as_a_node_may_have():
-    cache = cache_of(Node(name="n", capacity=capacities(51), annotations={NVIDIA.annotations.register: render_devices_json(
-        (gpu("GPU-0"),))}))
+    cache = cache_of(Node(name="n", capacity=capacities(51), annotations={
+        NVIDIA.annotations.register: render_devices_json((gpu("GPU-0"),))}))
     assert sum(map(len, cache.view().usages("n").values())) == MAX_DEVICES == 256 and not cache.nodes.problems()
 
 
@@ -105,8 +105,8 @@ def test_all_vendors_of_a_node_with_too_many_devices_offer_none_until_there_are_
 
 
 def test_a_silent_device_plugin_does_not_bring_back_what_is_too_much():
-    cache = cache_of(node("n", *devices(7), capacity=capacities(50), annotations={NVIDIA.annotations.handshake: "Reported_now"},
-                          allocatable={NVIDIA.resources.count: "0"}))
+    cache = cache_of(node("n", *devices(7), capacity=capacities(50), allocatable={NVIDIA.resources.count: "0"},
+                          annotations={NVIDIA.annotations.handshake: "Reported_now"}))
     cache.expire()
     assert not cache.view().usages("n")
 

@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 from pytest import param
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.codec.keys import ASSIGNED_NODE
 from hami.scheduling.refusal import Choice
+from hami.state.store import Store
+from hami.state.view import Policies
 from tests.builders import INIT, NVIDIA, container, content, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 from tests.state.edits import edited

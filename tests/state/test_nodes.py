@@ -2,9 +2,9 @@
 
 import pytest
 
-from hami.state.nodes import NodeCache
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
+from hami.state.nodes import NodeCache
 from tests.builders import NVIDIA, device_usage, gpu, node
 from tests.state.caches import SmallStore, bound_to, read_pods
 

@@ -6,6 +6,7 @@ import pytest
 
 from hami.codec.keys import ROOM
 from hami.model import ContainerKind
+from hami.state.store import PENDING_REQUESTS
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -117,3 +118,22 @@ def test_only_nodes_that_kube_scheduler_offered_are_tried(world, clock):
     world.put_node(node("n2", gpu("GPU-0"), gpu("GPU-1")))
     replica.watch()
     assert replica.cache.node_for_pending_pod() is None
+
+
+def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock):
+    """Only some are tried at a time, and in a busy cluster something changes each second."""
+    world.put_node(node("n2", gpu("GPU-1")))
+    replica = Replica(world, clock)
+    running(world, replica)
+    for number in range(3 * PENDING_REQUESTS):
+        assert replica.filter(world.put_pod(pod(gpus(memory=50_000 + number), name=f"large-{number}"))) is None
+    assert replica.filter(world.put_pod(pod(gpus(memory=46_068, cores=100), name="blocker"))) is not None
+    refused(world, replica)
+    world.delete_pod("default", "first")
+    replica.watch()
+    for number in range(10):
+        clock.seconds += 1
+        if replica.cache.node_for_pending_pod() == "n1":
+            return
+        replica.cache.assume(pod(gpus(memory=46_068, cores=100), name="blocker"), ["n2"])  # a change
+    pytest.fail("not reminded")

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from hami.state.store import Store
-from hami.state.view import Policies
-from hami.state.pods import FOREIGN_TTL_S
 from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
+from hami.state.pods import FOREIGN_TTL_S
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
 from tests.state.caches import BOUND, SmallStore, bound_to

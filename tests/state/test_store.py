@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from hami.scheduling.refusal import Refusal
-from hami.state.reservations import RESERVATION_TTL_S, Rejected
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition
+from hami.scheduling.refusal import Refusal
+from hami.state.reservations import RESERVATION_TTL_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 

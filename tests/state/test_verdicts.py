@@ -11,19 +11,19 @@ from pytest import param
 from hami.codec.allocation import render_shares
 from hami.model import Budget, NodePolicy
 from hami.scheduling import columns
+from hami.scheduling.fit import Unfit
+from hami.scheduling.placement import place_pod
 from hami.scheduling.quota import check_quota
 from hami.scheduling.refusal import NO_DEVICE, Choice, Refusal, explain_node
-from hami.state.verdicts import Verdicts
-from hami.scheduling.fit import Unfit
-from hami.state.table import Table
-from hami.scheduling.placement import place_pod
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, total_charge
+from hami.state.table import Table
+from hami.state.verdicts import Verdicts
 from hami.vendors.inventory import registered
 from tests.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
+from tests.scheduling.seeds import some_budget, some_pod_request
 from tests.state.decisions import decide
 from tests.state.mirror import Mirror
-from tests.scheduling.seeds import some_budget, some_pod_request
 
 BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD
 

@@ -1,8 +1,8 @@
 """A cache over a few nodes, and pods that are placed on them one after the other."""
 
+from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from hami.scheduling.refusal import Choice
 from tests.builders import device_usage, pod
 from tests.vendors.chart import CHART
 from tests.world import Clock

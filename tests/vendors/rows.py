@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from hami.codec.allocation import render_shares
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
-from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
+from hami.state.binding import render_vendor_annotations
 from hami.vendors.admission import admit
 from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor

@@ -11,10 +11,10 @@ from pytest import param
 from hami.codec.allocation import render_shares
 from hami.errors import MalformedInput
 from hami.model import NodePolicy
-from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
+from hami.state.binding import render_vendor_annotations
 from hami.vendors.admission import admit
 from hami.vendors.catalog import vendors
 from hami.vendors.request import device_request

@@ -5,7 +5,7 @@ import pytest
 from hami.codec.device_config import DeviceConfig, chart_config
 from hami.vendors import mig
 from hami.vendors.catalog import vendors
-from hami.vendors.spec import Rule, SelectorKeys
+from hami.vendors.spec import PartitionRule, Rule, SelectorKeys
 from tests.builders import NVIDIA, nvidia
 
 CHART = vendors(chart_config(), ascend=True, iluvatar=True)
@@ -103,9 +103,9 @@ def test_nvidia_resources():
 
 def test_nvidia_rules_in_the_order_of_the_reference():
     assert NVIDIA.decision.rules == (
-        Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
+        Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
         Rule.QUOTA, Rule.MEMORY,
-        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_placement)
+        Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, PartitionRule(mig.no_placement))
 
 
 def test_iluvatar_is_a_record_a_chip_where_it_is_switched_on():

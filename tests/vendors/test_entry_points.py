@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 from pytest import param
 
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.register import render_devices_json
 from hami.errors import HamiError
 from hami.model import Node
+from hami.state.store import Store
+from hami.state.view import Policies
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
 from tests.builders import NVIDIA, container, device_usage, gpu, node, pod
 from tests.world import Clock

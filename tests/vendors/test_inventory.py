@@ -66,7 +66,8 @@ def test_a_node_registers_256_devices_at_most(form):
 @pytest.mark.parametrize("key", [NVIDIA.annotations.register, PAIR_SCORES, "hami.io/device-cordon"])
 def test_a_text_that_is_too_long_is_not_read(key):
     asked = []
-    vendor = replace(NVIDIA, inventory=lambda vendor, node: asked.append(node.name) or TWO)
+    vendor = replace(NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (
+        asked.append(node.name) or TWO)))
     assert read_inventory(vendor, node("n1", annotations={key: "x" * MAX_TEXT})) == TWO
     with pytest.raises(MalformedInput, match=f"{key}: 131073 characters, expected at most 131072"):
         read_inventory(vendor, node("n2", annotations={key: "x" * (MAX_TEXT + 1)}))
@@ -74,6 +75,6 @@ def test_a_text_that_is_too_long_is_not_read(key):
 
 
 def test_the_function_of_a_vendor_of_third_parties_returns_256_devices_at_most():
-    vendor = replace(NVIDIA, inventory=lambda vendor, node: (gpu(),) * 257)
+    vendor = replace(NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (gpu(),) * 257))
     with pytest.raises(MalformedInput, match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'"):
         read_inventory(vendor, node("n1"))

@@ -10,8 +10,8 @@ from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.refusal import Choice
-from hami.state.verdicts import Verdicts
 from hami.state.table import Table
+from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog
 from tests.builders import booking_of, container, pod_request

@@ -7,8 +7,8 @@ from pytest import param
 from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
-from hami.scheduling.refusal import Choice
 from hami.scheduling.quota import remaining_budget
+from hami.scheduling.refusal import Choice
 from hami.vendors.admission import admit
 from hami.vendors.request import device_request
 from tests.builders import APP, INIT, container, pod

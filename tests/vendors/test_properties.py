@@ -11,12 +11,12 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.model import Device, DeviceUsage
-from hami.state.binding import render_vendor_annotations
 from hami.scheduling.fit import Unfit, fit
-from hami.state.table import Table
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.usage import peak_charges
+from hami.state.binding import render_vendor_annotations
+from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
 from tests.builders import APP, INIT, SIDECAR, booking_of
 from tests.vendors.chart import CHART, given
