@@ -20,7 +20,7 @@ from hami.inspect.record import ClusterRecord
 from hami.inspect.tables import Column, Style, printable, render_rows
 from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
-from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe
+from hami.scheduling.refusal import CLOSEST_NODES, Refusal, describe
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
@@ -139,13 +139,14 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     found: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
+    view = world.view
     for name in world.offered():
-        count, view = 0, world.view
-        while (ref := next(refs, None)) is not None:
-            answer, view = view.assume(replace(pod, ref=ref), [name])
-            if not isinstance(answer, Choice):
+        count = 0
+        for ref in refs:
+            another = replace(pod, ref=ref)
+            if (choice := view.choose(another, [name])) is None:
                 break
-            count += 1
+            view, count = view.placed(another, choice), count + 1
         if count:
             found.append(NodeCapacity(name, count))
     found.sort(key=lambda one: (-one.pods, one.node))

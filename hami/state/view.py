@@ -23,7 +23,7 @@ from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts, vendor_score
 from hami.vendors.spec import Catalog
 
-MAX_OVERLAY = 32  # nodes that differ from the table; beyond them a new table is made
+MAX_OVERLAY, MAX_REBOOKED = 32, 256  # nodes and pods that differ from the table; beyond them a new table is made
 
 NamespaceQuotas = Mapping[str, Mapping[str, QuotaLimits]]
 """ResourceQuotas by namespace and uid."""
@@ -153,9 +153,13 @@ class View:
         """
         if (choice := self.choose(pod, names)) is None:
             return self.refuse(pod, names), self
+        return choice, self.placed(pod, choice)
+
+    def placed(self, pod: Pod, choice: Choice) -> View:
+        """Returns the view in which *pod* holds what *choice* gives it."""
         request = make_pod_request(pod, self.vendors, self.facts.policies.device)
         assert request is not None, "a chosen pod requests devices"
-        return choice, self.what_if(with_=[booking_of(pod.ref, request, choice)])
+        return self.what_if(with_=[booking_of(pod.ref, request, choice)])
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for the least that *pod* can take."""
@@ -191,7 +195,7 @@ class View:
             overlay[name] = table.usages_of(name, of_node)
         facts = self.facts if quotas is None else replace(self.facts, quotas={**self.facts.quotas, **quotas})
         view = View(self._table, facts, verdicts=self._verdicts, overlay=overlay, rebooked=rebooked)
-        return view._merged if len(overlay) > MAX_OVERLAY else view
+        return view._merged if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED else view
 
     @cached_property
     def _merged(self) -> View:
