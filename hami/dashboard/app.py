@@ -37,6 +37,7 @@ HEADERS: Mapping[str, str] = {
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
+ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_asked`
 MAX_QUERIES = 64  # of namespaces, which each link of a page repeats
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
@@ -83,7 +84,7 @@ def compile_templates(app: flask.Flask) -> None:
         app.jinja_env.get_template(name)
 
 
-def link(path: str, *names: str, **query: object) -> str:
+def link(path: str, /, *names: str, **query: object) -> str:
     """Returns the address of a page: *path*, then *names* as segments. The viewer's namespaces are kept."""
     given = {name: str(value) for name, value in query.items() if value not in ("", None)}
     pairs = [*given.items(), *(("namespace", name) for name in _asked())]
@@ -167,14 +168,14 @@ def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str,
 
 
 def _here(**changes: object) -> str:
-    """Returns the address of the current page with *changes* of its query."""
-    query = {name: text for name, text in flask.request.args.items() if name != "namespace"} | changes
+    """Returns the address of the current page with *changes* of its query. Other viewers may get the same rendering, so
+    it contains nothing that is no part of the key."""
+    query = {name: text for name, text in flask.request.args.items() if name in ARGUMENTS} | changes
     return link(flask.request.path, **query)
 
 
 def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
-    known = {"node", "model", "state", "sort", "page", "namespace"}
-    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in known))
+    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in ARGUMENTS | {"namespace"}))
 
 
 def _response(found: Rendering) -> flask.Response:

@@ -158,6 +158,13 @@ def test_links_keep_the_namespaces_that_the_viewer_asked_for(guarded):
     assert 'href="/nodes/n1?namespace=default"' in text
 
 
+@pytest.mark.parametrize("argument", ["evil", "path", "names", "format"])
+def test_what_one_viewer_adds_to_an_address_is_in_no_page_of_another(stage, argument):
+    value = "html" if argument == "format" else "phish"
+    assert stage.ask(f"/?{argument}={value}").status_code == 200
+    assert f"{argument}={value}" not in stage.ask("/").text
+
+
 def test_a_refusal_names_the_way_to_authenticate(guarded):
     answer = guarded.ask("/")
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
