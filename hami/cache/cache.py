@@ -201,19 +201,6 @@ class Cache:
             self.nodes.expire()
             return expired
 
-    def follow(self, reserved: Iterable[tuple[PodRef, Booking]], ended: Iterable[str]) -> None:
-        """Takes over the reservations of another process that reads the same cluster.
-
-        *reserved*: new ones, or such that have changed. *ended*: pods (uids) that have none any more.
-        """
-        with self._lock:
-            for uid in ended:
-                self.reservations.forget(uid)
-            for ref, booking in reserved:
-                if not self._bound_node(ref.uid) and not self.pods.is_deleted(ref.uid):
-                    self.reservations.assume(Reservation(
-                        ref, booking.node, (), {}, {}, frozenset(), (), self._clock(), BindingStage.WAITING), booking)
-
     # Reading
 
     def node_usage(self, node: str) -> Mapping[str, Sequence[DeviceUsage]]:

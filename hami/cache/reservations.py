@@ -19,10 +19,6 @@ from hami.scheduling.index import Booking, Index
 from hami.scheduling.placement import Placement
 
 RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
-MAX_CHANGES = 50_000  # that are kept for a follower
-
-ReservationChanges = tuple[list[tuple[PodRef, Booking]], list[str]]
-"""Reservations that are new or differ, with what is booked; and the pods (uids) that have none any more."""
 
 
 class Rejected(HamiError):
@@ -75,7 +71,6 @@ class Reservations:
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
-        self._changed: dict[str, None] | None = None  # uids, for a follower; None: there is none
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._reservations
@@ -85,7 +80,6 @@ class Reservations:
         with self._lock:
             self._reservations[reservation.ref.uid] = reservation
             self._index.book(booking)
-            self._note_change(reservation.ref.uid)
 
     def get(self, uid: str) -> Reservation | None:
         """Returns the reservation of a pod whose Binding has not been written."""
@@ -115,34 +109,6 @@ class Reservations:
         """Returns the pods that have a reservation."""
         with self._lock:
             return [reservation.ref for reservation in self._reservations.values()]
-
-    # For one who follows
-
-    def start_following(self) -> None:
-        """Makes `take_changes` return all reservations once, and what changes from now on."""
-        with self._lock:
-            self._changed = dict.fromkeys(self._reservations)
-
-    def take_changes(self) -> ReservationChanges | None:
-        """Returns what has changed since the last call. ``None``: so much that it is not known, or nobody follows."""
-        with self._lock:
-            if self._changed is None:
-                return None
-            changed, self._changed = self._changed, {}
-            reserved, ended = list[tuple[PodRef, Booking]](), list[str]()
-            for uid in changed:
-                reservation, booking = self._reservations.get(uid), self._index.bookings.get(uid)
-                if reservation is not None and booking is not None:
-                    reserved.append((reservation.ref, booking))
-                else:
-                    ended.append(uid)
-            return reserved, ended
-
-    def _note_change(self, uid: str) -> None:
-        if self._changed is not None:
-            self._changed[uid] = None
-            if len(self._changed) > MAX_CHANGES:
-                self._changed = None
 
     # Binding
 
@@ -226,13 +192,11 @@ class Reservations:
         with self._lock:
             if self._reservations.pop(uid, None) is not None:
                 self._index.unbook(uid)
-                self._note_change(uid)
 
     def confirm(self, uid: str) -> None:
         """Removes the reservation of a pod that the watch shows bound, whose booking is the pod's from now on."""
         with self._lock:
-            if self._reservations.pop(uid, None) is not None:
-                self._note_change(uid)
+            self._reservations.pop(uid, None)
 
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""

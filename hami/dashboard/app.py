@@ -50,7 +50,8 @@ class Dashboard:
     """The parts that the pages are made of.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
-    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
+    empty if it can. *hung_reason*: which threads have died or hang; empty if none. *is_local*: the address is loopback,
+    and nobody is asked who they are.
     """
 
     views: Views
@@ -58,6 +59,7 @@ class Dashboard:
     renderings: Renderings
     version: Callable[[], Hashable]
     unready_reason: Callable[[], str]
+    hung_reason: Callable[[], str]
     is_local: bool
 
 
@@ -132,6 +134,17 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     add("/namespaces", "namespaces.html", lambda: views.namespaces)
     add("/namespaces/<namespace>", "namespace.html",
         lambda namespace: lambda scope: views.namespace(namespace, page_of(flask.request.args)))
+
+    def add_probe(path: str, reason: Callable[[], str], status: int) -> None:
+        """Adds a page for the kubelet, which has no token."""
+        def show() -> tuple[str, int, dict[str, str]]:
+            text = reason()
+            headers = {"Content-Type": "text/plain", "Cache-Control": "no-store"}
+            return f"{text or 'ok'}\n", status if text else 200, headers
+        app.add_url_rule(path, path, show, methods=METHODS)
+
+    add_probe("/healthz", dashboard.hung_reason, 500)
+    add_probe("/readyz", dashboard.unready_reason, 503)
 
 
 def _check_request(dashboard: Dashboard) -> None:
@@ -210,7 +223,7 @@ def _answer_error(error: Exception) -> flask.Response:
             status, text = error.code or 500, error.name
         case _:
             log.exception("dashboard: page failed", exc_info=error)
-            status, text = 500, "internal error, see the scheduler's log"
+            status, text = 500, "internal error, see the log"
     headers = {"Cache-Control": "no-store"}
     if isinstance(error, HTTPException):
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}

@@ -125,7 +125,7 @@ class Explainer:
             explanation = Explanation(problem=str(error))
         except Exception:
             log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
-            return Explanation(problem="internal error, see the scheduler's log")
+            return Explanation(problem="internal error, see the log")
         self._copy = cache
         return explanation
 

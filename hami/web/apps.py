@@ -25,11 +25,11 @@ TlsContexts = Callable[[object, object], ssl.SSLContext]
 class AppServer(ServerThread):
     """Serves an application in daemon threads from `start` to `stop`."""
 
-    def __init__(self, name: str, listener: socket.socket, app: WSGIApplication, *, tls: TlsContexts | None = None,
-                 timeout: float = 30.0) -> None:
-        """*name*: begins log messages. *listener*: listens already. *tls*: ``None`` for plain HTTP. *timeout*: seconds
-        that a client may take for its request and the answer together."""
-        super().__init__(name, lambda: listener, lambda listener: _Server(name, listener, app, tls, timeout))
+    def __init__(self, name: str, listen: Callable[[], socket.socket], app: WSGIApplication, *,
+                 tls: TlsContexts | None = None, timeout: float = 30.0) -> None:
+        """*name*: begins log messages. *listen* returns the socket to serve. *tls*: ``None`` for plain HTTP. *timeout*:
+        seconds that a client may take for its request and the answer together."""
+        super().__init__(name, listen, lambda listener: _Server(name, listener, app, tls, timeout))
 
 
 class _Server(BoundedServer):

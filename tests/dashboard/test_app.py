@@ -217,7 +217,7 @@ def test_only_questions_are_answered(stage, path, method, status):
     assert method != "HEAD" or (answer.data == b"" and int(answer.headers["Content-Length"]) > 1000)
 
 
-@pytest.mark.parametrize("path", ["/filter", "/bind", "/webhook", "/metrics", "/healthz", "/static/../app.py"])
+@pytest.mark.parametrize("path", ["/filter", "/bind", "/webhook", "/metrics", "/static/../app.py"])
 def test_nothing_else_is_served(stage, path):
     assert stage.ask(path).status_code == 404
     assert stage.ask(path, method="POST").status_code == 405
@@ -253,6 +253,14 @@ def test_errors_are_json_where_json_is_asked_for(stage):
 def test_before_the_cluster_is_read_nothing_is_shown():
     answer = Stage(NODES, unready="the scheduler is still reading the cluster").ask("/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+
+
+def test_probes_need_no_token(guarded):
+    assert [guarded.ask(path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
+    guarded.hung = "thread pods hangs"
+    assert (guarded.ask("/healthz").status_code, guarded.ask("/healthz").text) == (500, "thread pods hangs\n")
+    assert Stage(unready="reading").ask("/readyz").status_code == 503
+    assert guarded.ask("/").status_code == 401
 
 
 def test_a_page_is_compressed_for_those_who_accept_it(stage):

@@ -28,7 +28,7 @@ def serve():
     started = []
 
     def start(**given):
-        server = AppServer("dashboard", listen("127.0.0.1", 0), show, **given)
+        server = AppServer("dashboard", lambda: listen("127.0.0.1", 0), show, **given)
         server.start()
         started.append(server)
         return server
