@@ -31,7 +31,7 @@ MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.socket_options"},
     "hami/scheduler/app.py": {"flask.request.max_content_length"},
-    "hami/web/server.py": {"arbiter.log.error_log.propagate", "conn.timeout", "conn.deadline", "conn.keep_alive_ms"},
+    "hami/web/server.py": {"logger.propagate", "gthread.DEFAULT_WORKER_DATA_TIMEOUT"},
     "hami/web/tls.py": {"context.minimum_version", "context.verify_mode"},
 }
 

@@ -185,6 +185,14 @@ def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
     assert pod_spec(CONTAINERS[name])["priorityClassName"] == priority
 
 
+def test_no_proxy_is_put_into_the_pod_that_serves_the_verbs_on_loopback():
+    template = yaml.safe_load(CONTAINERS["extender"].read_text())["spec"]["template"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    (container,) = (item for item in template["spec"]["containers"] if item["name"] == "extender")
+    (extender,) = yaml.safe_load((BASE / "scheduler-config.yaml").read_text())["extenders"]
+    assert f"--extender-bind-address={extender['urlPrefix'].removeprefix('http://')}" in container["command"]
+
+
 def test_the_dashboard_reads_and_asks_and_changes_nothing():
     """Its account is its own, and it goes first where a node has too little memory."""
     spec = pod_spec(CONTAINERS["dashboard"])

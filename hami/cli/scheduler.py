@@ -32,8 +32,8 @@ LISTENING = (
     Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
          "changes."),
     Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter and /bind from other machines; "
-         "without it, only clients on this machine may."),
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter and /bind at --http_bind; "
+         "without it, these are served on loopback addresses only: see --extender-bind-address."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
@@ -48,7 +48,7 @@ LISTENING = (
     Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate."),
     Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA."),
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
-         "this machine, which opens a connection for most binds."),
+         "this machine. Whoever reaches it may call /filter and /bind."),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
          "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "

@@ -26,8 +26,8 @@ from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
 from hami.runtime.signals import listen, run_until_signal
 from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
-from hami.web.apps import AppServer, TlsContexts
-from hami.web.bounded import listen_as_flagged
+from hami.web.connections import TlsContexts
+from hami.web.pages import AppServer
 from hami.web.tls import TlsContext, context_of
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ class DashboardProgram:
             Views(self._live, self._explainer, self._collector),
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
-        self._server = AppServer("dashboard", partial(listen_as_flagged, "--bind-address", settings.bind_address),
-                                 self._app, tls=tls)
+        self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
         loops = {**self._watches.loops(), "explainer": self._explain, "collector": self._collector.run}
         self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
@@ -119,7 +118,7 @@ def _tls(settings: DashboardSettings) -> TlsContexts | None:
                   lifetimes=LIFETIMES)
     assert made is not None  # there was no certificate
     own = context_of(made.data[CERTIFICATE] + made.data[KEY])
-    return TlsContext(settings.cert_file, settings.key_file, until_made=own) if settings.cert_file else lambda *_: own
+    return TlsContext(settings.cert_file, settings.key_file, until_made=own) if settings.cert_file else lambda: own
 
 
 def serve(settings: DashboardSettings, cache: Cache) -> int:

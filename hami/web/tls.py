@@ -1,19 +1,17 @@
-"""TLS for the main listener: certificates that are renewed while the process runs, and the check for trusted callers.
+"""TLS certificates that are renewed while the process runs.
 
-gunicorn asks for a context for each connection (setting ``ssl_context``); it gets the same one until one of the files
-changes. This module knows nothing of what is served, and does not check expiry.
+A server asks for a context for each connection; it gets the same one until one of the files changes. This module knows
+nothing of what is served, and does not check expiry.
 """
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import logging
 import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
@@ -51,8 +49,8 @@ class TlsContext:
         self._signature: _Signature = () if until_made else self._read_signature()
         self._context = until_made or self._build()
 
-    def __call__(self, config: object, default_factory: object) -> ssl.SSLContext:
-        """Returns the context for the next connection. gunicorn's arguments are ignored."""
+    def __call__(self) -> ssl.SSLContext:
+        """Returns the context for the next connection."""
         with self._lock:
             self._refresh()
             return self._context
@@ -124,23 +122,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     return str(error)
-
-
-def client_is_trusted(environ: Mapping[str, object]) -> bool:
-    """Reports whether a request came from this machine or with a client certificate that our client CA signed.
-
-    *environ*: the WSGI environment of gunicorn. Headers are ignored, because any client can set them.
-    """
-    connection = environ.get("gunicorn.socket")
-    return _is_loopback(str(environ.get("REMOTE_ADDR", ""))) or (
-        isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert()))  # empty unless it was verified
-
-
-@functools.lru_cache
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
