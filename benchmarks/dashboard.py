@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import urllib3
@@ -16,6 +16,7 @@ from benchmarks import fleet
 from benchmarks.processes import Cpu, Run
 from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row
+from e2e.dashboard import dashboard
 from e2e.eventually import eventually
 from e2e.processes import free_port
 
@@ -43,8 +44,8 @@ def dashboard_rows(run: Run) -> Iterator[Row]:
     run.say(f"inspect: dashboard of {size}")
     names = [fleet.node_name(number) for number in range(NODES)]
     body = fleet.filter_args(names)
-    with (stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, _, _),
-          Replica.started(run, kubeconfig, flags={"dashboard-bind-address": f"127.0.0.1:{port}"}) as replica):
+    with (stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, _, _), Replica.started(run, kubeconfig) as replica,
+          dashboard(kubeconfig, run.folder, port)):
         replica.first_placement(names)
         wait_until_read(port)
         time.sleep(SETTLING)
@@ -77,10 +78,13 @@ def filters(replica: Replica, body: str) -> Turn:
 
 
 def wait_until_read(port: int) -> None:
-    """Waits until the dashboard has read the cluster: until then it refuses each page, later only wrong questions."""
-    pool = urllib3.PoolManager(retries=False)
-    eventually(lambda: pool.request("GET", f"http://127.0.0.1:{port}/?format=none").status == 400,
-               "the dashboard has read the cluster", timeout=120)
+    """Waits until the dashboard has read the cluster."""
+    def is_ready() -> bool:
+        with suppress(urllib3.exceptions.HTTPError):
+            return urllib3.request("GET", f"http://127.0.0.1:{port}/readyz", retries=False).status == 200
+        return False
+
+    eventually(is_ready, "the dashboard has read the cluster", timeout=120)
 
 
 def ask(port: int, path: str, etag: str = "") -> tuple[float, int, str]:

@@ -33,6 +33,7 @@ from e2e import audit, browser, demo_realnode, measured
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
 from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.dashboard import dashboard
 from e2e.eventually import eventually
 from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
@@ -219,7 +220,7 @@ def take_picture(address: str, file: Path) -> None:
         visit.picture(file)
 
 
-def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, dashboard: str) -> None:
+def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
     """Prints how to use the cluster."""
     kubectl = f"{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}"
     console.print(Panel.fit(Text("\n".join((
@@ -230,7 +231,7 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, dashboar
         "  k get events --field-selector reason=FilteringFailed",
         "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
         "  k delete pod whole-card-0            # and a waiting pod is placed", "",
-        f"Dashboard: {dashboard}",
+        f"Dashboard: {address}",
         f"Logs: {cluster.folder}/hami-scheduler-0.log"))), title="kept"))
 
 
@@ -242,10 +243,10 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
             progress.update(task, description="hami scheduler")
             certificates = Certificates(cluster.folder / "tls")
             port, monitor_port = free_port(), free_port()
-            dashboard = f"http://localhost:{port}"
-            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start(
-                dashboard_bind_address=f"127.0.0.1:{port}", dashboard_monitor_port=str(monitor_port))
-            with NodeAgent(cluster.kube), Sandbox.opened(cluster.kube, name="demo") as sandbox:
+            address = f"http://localhost:{port}"
+            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+            with (dashboard(cluster.kubeconfig, cluster.folder, port, monitor_port=str(monitor_port)),
+                  NodeAgent(cluster.kube), Sandbox.opened(cluster.kube, name="demo") as sandbox):
                 progress.update(task, description="nodes")
                 sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
                 progress.stop()
@@ -261,9 +262,9 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
                 if keep or picture:
                     with monitors(sandbox, outcome, monitor_port):
                         if picture:
-                            take_picture(dashboard, picture)
+                            take_picture(address, picture)
                         if keep:
-                            farewell(console, cluster, sandbox, dashboard)
+                            farewell(console, cluster, sandbox, address)
                             threading.Event().wait()
                 return int(bool(violations) or not outcome.settled)
 

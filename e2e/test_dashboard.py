@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import pytest
 import urllib3
 
 from e2e.browser import SCHEMES, WIDTHS, Visit, browser, missing
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.cluster import LocalCluster
+from e2e.dashboard import COMPONENT, dashboard
 from e2e.eventually import eventually
-from e2e.kube import Kube
+from e2e.kube import Kube, write_kubeconfig
 from e2e.measured import MonitorProcess, announced, own_address, served
 from e2e.nodes import gpu, gpus
 from e2e.pods import pod
-from e2e.processes import free_port, group_members
+from e2e.processes import free_port
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import NAMESPACE, Certificates, Scheduler
 
@@ -33,7 +33,7 @@ PAGES = {
 
 
 class Site:
-    """The dashboard of a scheduler. *token*: of the viewer."""
+    """A dashboard. *token*: of the viewer."""
 
     def __init__(self, port: int, *, ca: Path | None = None) -> None:
         self.base = f"{'https' if ca else 'http'}://localhost:{port}"
@@ -43,9 +43,14 @@ class Site:
         given = {"Authorization": f"Bearer {token}"} if token else {}
         return self._pool.request(method, self.base + path, headers=given | headers)
 
-    def ready(self, token: str = "") -> Site:
-        """Waits until the process of the dashboard has read the cluster."""
-        eventually(lambda: self.ask("/", token).status not in (500, 503), "the dashboard has read the cluster")
+    def ready(self) -> Site:
+        """Waits until the dashboard has read the cluster."""
+        def is_ready() -> bool:
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                return self.ask("/readyz").status == 200
+            return False
+
+        eventually(is_ready, "the dashboard has read the cluster", timeout=30)
         return self
 
 
@@ -69,21 +74,28 @@ def monitor_port() -> int:
 
 
 @pytest.fixture
-def site(scheduler: Scheduler, monitor_port: int) -> Site:
-    """The dashboard on loopback."""
-    port = free_port()
-    scheduler.run_with(dashboard_bind_address=f"127.0.0.1:{port}", dashboard_monitor_port=str(monitor_port))
-    return Site(port).ready()
+def account(local: LocalCluster) -> Path:
+    """A kubeconfig of the account of the component, with its rights."""
+    local.kube.apply_yaml((COMPONENT / "rbac.yaml").read_text(), NAMESPACE)
+    token = local.kube.token("hami-dashboard", NAMESPACE)
+    return write_kubeconfig(local.kubeconfig, token, local.folder / "hami-dashboard.kubeconfig")
 
 
 @pytest.fixture
-def guarded(scheduler: Scheduler, local: LocalCluster, certificates: Certificates) -> Site:
-    """The dashboard on all addresses, with the rights of the component."""
-    component = MANIFESTS.parent / "components" / "dashboard" / "rbac.yaml"
-    local.kube.apply_yaml(component.read_text(), NAMESPACE)
+def site(account: Path, local: LocalCluster, scheduler: Scheduler, monitor_port: int) -> Iterator[Site]:
+    """The dashboard on loopback."""
     port = free_port()
-    scheduler.run_with(dashboard_bind_address=f":{port}")
-    return Site(port, ca=certificates.ca_file)
+    with dashboard(account, local.folder, port, monitor_port=str(monitor_port)):
+        yield Site(port).ready()
+
+
+@pytest.fixture
+def guarded(account: Path, local: LocalCluster, scheduler: Scheduler, certificates: Certificates) -> Iterator[Site]:
+    """The dashboard on all addresses."""
+    port = free_port()
+    with dashboard(account, local.folder, port, bind_address=f":{port}", cert_file=str(certificates.cert_file),
+                   key_file=str(certificates.key_file)):
+        yield Site(port, ca=certificates.ca_file)
 
 
 @pytest.fixture
@@ -114,7 +126,7 @@ def explained(site: Site, path: str) -> Object:
     return dict(eventually(answer, "the pod is explained", timeout=30))
 
 
-def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None:
+def test_what_pods_hold_is_shown(sandbox: Sandbox, site: Site) -> None:
     names = filled(sandbox)
 
     def total() -> tuple[int, int, int]:
@@ -135,38 +147,6 @@ def test_what_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site) -> None
     assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
 
 
-def test_what_only_the_scheduler_knows_is_shown(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
-    """A reservation is in the scheduler's memory until the pod is bound; nothing in the API server tells it."""
-    sandbox.add_gpu_node("n0", gpu())
-    node = sandbox.node("n0")["metadata"]["name"]
-    sandbox.create(pod("waits", gpu=1, gpumem=5000, scheduler="nobody"))
-    answer = scheduler.call("/filter", {"Pod": sandbox.pod("waits"), "NodeNames": [node]}).json()
-    assert answer["NodeNames"] == [node], answer
-    (part,) = eventually(lambda: segments(site, f"/nodes/{node}?format=json"), "the reservation is shown")
-    assert (part["pod"], part["memoryMib"], part["isReserved"]) == ("waits", 5000, True)
-    sandbox.delete("waits")
-    eventually(lambda: not segments(site, f"/nodes/{node}?format=json"), "the reservation is gone")
-
-
-def test_the_process_of_the_dashboard_is_started_again(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
-    filled(sandbox)
-
-    def process() -> int:
-        assert scheduler.program.pid is not None
-        (pid,) = (pid for pid in group_members(scheduler.program.pid)
-                  if b"hami.scheduler.dashboard_program" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        return pid
-
-    before = process()
-    os.kill(before, signal.SIGKILL)
-    sandbox.create(pod("meanwhile", gpu=1, gpumem=1000))
-    sandbox.started(wait_for=7)
-    site.ready()
-    assert process() != before
-    page = f"/pods/{sandbox.namespace}/meanwhile"
-    eventually(lambda: site.ask(page).status == 200, "the pod is shown")
-
-
 def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox, site: Site) -> None:
     sandbox.add_gpu_node("n0")
     etag = str(site.ask("/").headers["ETag"])
@@ -178,7 +158,7 @@ def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox
 
 
 def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
-    for path in ("/filter", "/bind", "/webhook", "/healthz", "/metrics"):
+    for path in ("/filter", "/bind", "/webhook", "/metrics"):
         assert site.ask(path).status == 404
         assert site.ask(path, method="POST").status == 405
     assert scheduler.status("/pending") == 404
@@ -197,7 +177,7 @@ def test_viewers_see_what_they_may_list(sandbox: Sandbox, guarded: Site, tokens:
         sandbox.create(pod("mine", gpu=1, gpumem=9000))
         sandbox.started()
         own, foreign = f"?namespace={sandbox.namespace}", f"?namespace={other.namespace}"
-        guarded.ready(tokens["everything"])
+        guarded.ready()
         expected = {
             ("/", ""): 401, ("/", "forged"): 401, ("/", "nobody"): 403, ("/", "own"): 403, ("/", "everything"): 200,
             (f"/{own}", "nobody"): 403, (f"/{own}", "own"): 200, (f"/{own}", "everything"): 200,

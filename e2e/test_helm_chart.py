@@ -132,7 +132,8 @@ def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode:
     assert "kube-system" not in text
     names = {item["metadata"]["name"] for item in items}
     assert all(found.startswith(f"{name}-") for found in names)
-    others = {"system:kube-scheduler", "system:volume-scheduler", f"{name}-scheduler-tls", f"{name}-ca"}
+    others = {"system:kube-scheduler", "system:volume-scheduler", f"{name}-scheduler-tls", f"{name}-dashboard-tls",
+              f"{name}-ca"}
     assert references(items) <= names | others
     for item in items:
         if item["kind"] == "ValidatingAdmissionPolicy" and item["metadata"]["name"] == f"{name}-ca-bundle":

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"))
 
 LEVEL = {  # a package imports from those with higher numbers only
-    "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dra": 2, "dashboard": 3, "inspect": 4,
-    "web": 5, "certificates": 6, "node": 7, "kube": 8, "devices": 8, "runtime": 9, "scheduling": 10, "state": 9,
-    "vendors": 11, "codec": 12, "model": 13, "quantity": 13, "errors": 14,
+    "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dra": 2, "dashboard": 2, "inspect": 3,
+    "web": 4, "certificates": 5, "node": 6, "kube": 7, "state": 8, "devices": 7, "runtime": 8, "scheduling": 9,
+    "vendors": 10, "codec": 11, "model": 12, "quantity": 12, "errors": 13,
 }
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
     "scheduling": {"numpy", "msgspec"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
@@ -31,7 +31,7 @@ MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.socket_options"},
     "hami/scheduler/app.py": {"flask.request.max_content_length"},
-    "hami/web/server.py": {"arbiter.log.error_log.propagate", "conn.timeout", "conn.deadline", "conn.keep_alive_ms"},
+    "hami/web/server.py": {"logger.propagate", "gthread.DEFAULT_WORKER_DATA_TIMEOUT"},
     "hami/web/tls.py": {"context.minimum_version", "context.verify_mode"},
 }
 

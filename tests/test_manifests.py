@@ -16,8 +16,9 @@ from hami.vendors.catalog import vendors
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
+DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
-              "monitor": BASE / "monitor.yaml"}
+              "monitor": BASE / "monitor.yaml", "dashboard": DASHBOARD / "deployment.yaml"}
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
@@ -185,6 +186,34 @@ def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
     assert pod_spec(CONTAINERS[name])["priorityClassName"] == priority
 
 
+def test_no_proxy_is_put_into_the_pod_that_serves_the_verbs_on_loopback():
+    template = yaml.safe_load(CONTAINERS["extender"].read_text())["spec"]["template"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    (container,) = (item for item in template["spec"]["containers"] if item["name"] == "extender")
+    (extender,) = yaml.safe_load((BASE / "scheduler-config.yaml").read_text())["extenders"]
+    assert f"--extender-bind-address={extender['urlPrefix'].removeprefix('http://')}" in container["command"]
+
+
+def test_the_dashboard_reads_and_asks_and_changes_nothing():
+    """Its account is its own, and it goes first where a node has too little memory."""
+    spec = pod_spec(CONTAINERS["dashboard"])
+    assert spec["serviceAccountName"] == "hami-dashboard" and "priorityClassName" not in spec
+    (rules,) = [item["rules"] for item in shipped("components/dashboard") if item["kind"] == "ClusterRole"]
+    assert {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]} == {
+        *((resource, verb) for resource in ("nodes", "pods", "resourcequotas") for verb in ("list", "watch")),
+        ("pods", "get"), ("tokenreviews", "create"), ("subjectaccessreviews", "create")}
+    assert not any("resourceNames" in rule or rule["apiGroups"] == ["*"] for rule in rules)
+
+
+def test_the_dashboard_decides_with_the_flags_of_the_scheduler():
+    """What the pages say would help must help."""
+    (of_scheduler, of_dashboard) = (
+        {flag for item in pod_spec(CONTAINERS[name])["containers"] if item["name"] == name for flag in item["command"]}
+        for name in ("extender", "dashboard"))
+    own = {flag for flag in of_dashboard if flag.startswith(("--bind", "--cert", "--key"))} | {"dashboard"}
+    assert len(own) == 4 and of_dashboard - own <= of_scheduler
+
+
 def test_metrics_are_for_labeled_namespaces_only():
     """They name the pods, namespaces, devices and quotas of the whole cluster."""
     policies = {item["metadata"]["name"]: item["spec"]
@@ -198,7 +227,7 @@ def test_metrics_are_for_labeled_namespaces_only():
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
     of_dashboard = metrics | {"from": [{"podSelector": {"matchLabels": {
-        "app.kubernetes.io/component": "hami-scheduler"}}}]}
+        "app.kubernetes.io/component": "hami-dashboard"}}}]}
     assert policies["hami-monitor"]["ingress"] == [metrics, of_dashboard]
 
 

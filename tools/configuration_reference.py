@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from hami.cli import main
+from hami.cli.dashboard import DASHBOARD_FLAGS
 from hami.cli.device_plugin import PLUGIN_FLAGS
 from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import SCHEDULER_FLAGS
@@ -42,7 +43,7 @@ _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \
 VARIABLES: Mapping[str, str] = MappingProxyType({
     "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
     "POD_NAME": "The scheduler's pod: its identity in the lease, and the pod that gets the label of its role.",
-    "POD_NAMESPACE": "The namespace of that pod; without it `kube-system`.",
+    "POD_NAMESPACE": "The namespace of that pod, and of monitors that the dashboard asks; without it `kube-system`.",
     "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
     "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
     DISABLE: "XIDs, separated by commas, that do not make a device unhealthy; `all` to ignore every XID.",
@@ -111,6 +112,7 @@ def render() -> str:
         "overrides all of\nthem. SIGHUP reloads everything.\n",
         *_flags("device-plugin", PLUGIN_FLAGS),
         "## `hami monitor`\n", *_flags("monitor", MONITOR_FLAGS),
+        "## `hami dashboard`\n", *_flags("dashboard", DASHBOARD_FLAGS),
         "## Environment\n",
         "In addition to the variables of flags:\n",
         *_table(("variable", "meaning"), ((_code(name), text) for name, text in VARIABLES.items())),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from hami import __version__
+from hami.cli.dashboard import dashboard_command
 from hami.cli.device_plugin import device_plugin_command
 from hami.cli.group import Commands, run
 from hami.cli.kubectl import PEOPLE
@@ -28,7 +29,7 @@ def version() -> None:
     click.echo(f"hami {__version__}")
 
 
-for command in (scheduler_command, device_plugin_command, monitor_command, vendors_command, *PEOPLE):
+for command in (scheduler_command, device_plugin_command, monitor_command, dashboard_command, vendors_command, *PEOPLE):
     main.add_command(command)
 
 

@@ -6,8 +6,9 @@ booleans are Go's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -37,12 +38,24 @@ def flags_given(ctx: click.Context, groups: Groups, values: dict[str, object]) -
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its flags in groups. *defaults*: records that hold the default of each field."""
+    """A command whose help shows its flags in groups. *defaults*: records that hold the default of each field.
 
-    def __init__(self, *, groups: Groups, defaults: Iterable[object], **kwargs: Any) -> None:
+    *moved*: flags that another command has now, and what to give instead.
+    """
+
+    def __init__(self, *, groups: Groups, defaults: Iterable[object], moved: Mapping[str, str] = MappingProxyType({}),
+                 **kwargs: Any) -> None:
+        self._moved = moved
         self._groups = [(title, [_option(flag, defaults) for flag in flags]) for title, flags in groups]
         kwargs["params"] = [option for _, options in self._groups for option in options]
         super().__init__(context_settings=GO_FLAGS, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses flags that have moved, with the new place."""
+        for name in (arg.partition("=")[0].replace("_", "-") for arg in args):
+            if name in self._moved:
+                raise click.UsageError(f"{name} is no flag of {self.name} any more: use {self._moved[name]}", ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups, then --help."""

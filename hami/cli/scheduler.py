@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,8 @@ LISTENING = (
     Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
          "changes."),
     Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /preempt and /bind from other "
-         "machines; without it, only clients on this machine may."),
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /preempt and /bind at "
+         "--http_bind; without it, these are served on loopback addresses only: see --extender-bind-address."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
@@ -48,15 +49,8 @@ LISTENING = (
     Flag("--self-signed-cert-lifetime", DURATION, "Lifetime of a certificate."),
     Flag("--self-signed-ca-lifetime", DURATION, "Lifetime of a CA."),
     Flag("--extender-bind-address", ADDRESS, "A second address, on loopback and plain HTTP, for the kube-scheduler on "
-         "this machine, which opens a connection for most binds."),
+         "this machine. Whoever reaches it may call /filter and /bind."),
     Flag("--metrics-bind-address", ADDRESS, "Address of /metrics, plain HTTP."),
-    Flag("--dashboard-bind-address", ADDRESS, "Address of the dashboard; without it, there is no dashboard. A loopback "
-         "address serves plain HTTP to everyone who can reach it, for kubectl port-forward. Any other address serves "
-         "HTTPS with the certificate of --http_bind, to users whose bearer tokens may list pods."),
-    Flag("--dashboard-monitor-selector", Value("selector", str), "Label selector of the monitor's pods, in the "
-         "namespace POD_NAMESPACE. The dashboard polls them for the real use of the cards that are being viewed; "
-         "empty: it polls none."),
-    Flag("--dashboard-monitor-port", whole_number(1), "Port of the monitor's /metrics, plain HTTP."),
     Flag("--threads", whole_number(1), "Concurrent requests; threads are started as needed, so the limit on the "
          "pod's processes must allow them. Each /bind that waits for its node occupies one. 64 threads are reserved "
          "for other requests; further binds are rejected and retried."),
@@ -186,7 +180,11 @@ def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[st
     return read_settings(given, os.environ, fallback=fallback, known=sections())
 
 
-@click.command(name="scheduler", cls=GroupedCommand, groups=SCHEDULER_FLAGS, defaults=(DEFAULTS,))
+MOVED = {f"--dashboard-{name}": f"hami dashboard --{name}"
+         for name in ("bind-address", "monitor-selector", "monitor-port")}
+
+
+@click.command(name="scheduler", cls=GroupedCommand, groups=SCHEDULER_FLAGS, defaults=(DEFAULTS,), moved=MOVED)
 @click.pass_context
 def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     """Serve the admission webhook and the scheduler extender, and track the cluster's devices.
@@ -208,23 +206,19 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_scheduler(settings: Settings) -> int:
     """Serves until a stop signal arrives. Returns or exits with the exit status."""
-    from hami.web.bounded import listen_as_flagged
     from hami.web.server import serve
     from hami.web.tls import TlsContext
 
     tls = None
     if settings.cert_file:
         tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None,
-                         is_made_later=bool(settings.self_signed_cert_dir))
-    dashboard = None  # listens here, and for as long as the program runs: workers and their processes may be replaced
-    if settings.dashboard_bind_address is not None:
-        dashboard = listen_as_flagged("--dashboard-bind-address", settings.dashboard_bind_address)
+                         until_made=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.self_signed_cert_dir else None)
     programs: list[SchedulerProgram] = []
 
     def make_app() -> WSGIApplication:
         from hami.scheduler.program import SchedulerProgram  # in the worker: its parent process stays small
 
-        program = SchedulerProgram(settings, dashboard)
+        program = SchedulerProgram(settings)
         programs.append(program)
         app = program.app()
         program.start()

@@ -1,1 +1,1 @@
-"""The dashboard: pages to look at, made of the scheduler's cache. It changes nothing in the cluster."""
+"""The dashboard, a program of its own: pages to look at. It changes nothing in the cluster."""

@@ -117,7 +117,7 @@ class Access:
             return ask()
         except (ClusterError, MalformedInput) as error:
             log.warning("dashboard: rights of a viewer cannot be checked", extra={"error": str(error)})
-            raise AccessDenied("the API server cannot be asked about your rights now, see the scheduler's log",
+            raise AccessDenied("the API server cannot be asked about your rights now, see the log",
                                503) from error
         finally:
             self._free.release()

@@ -37,6 +37,7 @@ HEADERS: Mapping[str, str] = {
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
+ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_asked`
 MAX_QUERIES = 64  # of namespaces, which each link of a page repeats
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
@@ -49,7 +50,8 @@ class Dashboard:
     """The parts that the pages are made of.
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
-    empty if it can. *is_local*: the address is loopback, and nobody is asked who they are.
+    empty if it can. *hung_reason*: which threads have died or hang; empty if none. *is_local*: the address is loopback,
+    and nobody is asked who they are.
     """
 
     views: Views
@@ -57,6 +59,7 @@ class Dashboard:
     renderings: Renderings
     version: Callable[[], Hashable]
     unready_reason: Callable[[], str]
+    hung_reason: Callable[[], str]
     is_local: bool
 
 
@@ -83,7 +86,7 @@ def compile_templates(app: flask.Flask) -> None:
         app.jinja_env.get_template(name)
 
 
-def link(path: str, *names: str, **query: object) -> str:
+def link(path: str, /, *names: str, **query: object) -> str:
     """Returns the address of a page: *path*, then *names* as segments. The viewer's namespaces are kept."""
     given = {name: str(value) for name, value in query.items() if value not in ("", None)}
     pairs = [*given.items(), *(("namespace", name) for name in _asked())]
@@ -132,6 +135,17 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     add("/namespaces/<namespace>", "namespace.html",
         lambda namespace: lambda scope: views.namespace(namespace, page_of(flask.request.args)))
 
+    def add_probe(path: str, reason: Callable[[], str], status: int) -> None:
+        """Adds a page for the kubelet, which has no token."""
+        def show() -> tuple[str, int, dict[str, str]]:
+            text = reason()
+            headers = {"Content-Type": "text/plain", "Cache-Control": "no-store"}
+            return f"{text or 'ok'}\n", status if text else 200, headers
+        app.add_url_rule(path, path, show, methods=METHODS)
+
+    add_probe("/healthz", dashboard.hung_reason, 500)
+    add_probe("/readyz", dashboard.unready_reason, 503)
+
 
 def _check_request(dashboard: Dashboard) -> None:
     """Raises: AccessDenied for a name of this host that is not its own: a foreign site may point its name at loopback.
@@ -167,14 +181,14 @@ def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str,
 
 
 def _here(**changes: object) -> str:
-    """Returns the address of the current page with *changes* of its query."""
-    query = {name: text for name, text in flask.request.args.items() if name != "namespace"} | changes
+    """Returns the address of the current page with *changes* of its query. Other viewers may get the same rendering, so
+    it contains nothing that is no part of the key."""
+    query = {name: text for name, text in flask.request.args.items() if name in ARGUMENTS} | changes
     return link(flask.request.path, **query)
 
 
 def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
-    known = {"node", "model", "state", "sort", "page", "namespace"}
-    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in known))
+    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in ARGUMENTS | {"namespace"}))
 
 
 def _response(found: Rendering) -> flask.Response:
@@ -209,7 +223,7 @@ def _answer_error(error: Exception) -> flask.Response:
             status, text = error.code or 500, error.name
         case _:
             log.exception("dashboard: page failed", exc_info=error)
-            status, text = 500, "internal error, see the scheduler's log"
+            status, text = 500, "internal error, see the log"
     headers = {"Cache-Control": "no-store"}
     if isinstance(error, HTTPException):
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}

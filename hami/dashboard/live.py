@@ -1,4 +1,4 @@
-"""The rows of ``hami top`` for some nodes, made from the scheduler's cache as it is now."""
+"""The rows of ``hami top`` for some nodes, made from the cache as it is now."""
 
 from __future__ import annotations
 

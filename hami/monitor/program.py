@@ -26,8 +26,7 @@ from hami.monitor.settings import JSON, MonitorSettings, above_vgpu
 from hami.monitor.source import DriverSource, FixedSource, UsageSource
 from hami.monitor.table import render_json, render_table
 from hami.node.pods import NodePods
-from hami.runtime.interpreter import freeze_gc
-from hami.runtime.signals import listen
+from hami.runtime.signals import listen, run_until_signal
 from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
 from hami.vendors.catalog import vendors
 from hami.web.exporter import Exporter
@@ -40,8 +39,6 @@ STALE_S = 10.0
 """Seconds and rounds after which the monitor is not ready: old numbers must not pass for new ones."""
 SETTLE_S = 0.2
 """Seconds between a change of a pod and the round that it causes: changes come in groups."""
-CHECK_S = 1.0
-"""Seconds between two looks at the threads."""
 SYNC_S = 30.0
 """Seconds for which ``--once`` waits for the pods."""
 JOIN_S = 3.0
@@ -83,6 +80,8 @@ class MonitorProgram:
             thread = WatchedThread(name, run)
             self._threads.append(thread)
             thread.start()
+        log.info("serving", extra={"node": self._settings.node, "bind": "%s:%s" % self.address,
+                                   "feedback": self._settings.feedback})
 
     def stop(self) -> None:
         """Stops all parts. Containers that wait go on."""
@@ -151,23 +150,7 @@ def serve(settings: MonitorSettings, *, make: Callable[[MonitorSettings], Monito
           signals: queue.SimpleQueue[int] | None = None) -> int:
     """Runs until a stop signal; returns the exit status: 1 if a thread has died. Raises: HamiError if the start
     fails."""
-    incoming = listen() if signals is None else signals
-    program = make(settings)
-    program.start()
-    freeze_gc()
-    log.info("serving", extra={"node": settings.node, "bind": "%s:%s" % program.address, "feedback": settings.feedback})
-    try:
-        while True:
-            try:
-                incoming.get(timeout=CHECK_S)
-            except queue.Empty:
-                if reason := program.hung_reason():
-                    log.error("ending, since it no longer works", extra={"reason": reason})
-                    return 1
-                continue
-            return 0
-    finally:
-        program.stop()
+    return run_until_signal(make(settings), listen() if signals is None else signals)
 
 
 def print_once(settings: MonitorSettings, show: Callable[[str], None], *,

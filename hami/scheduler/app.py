@@ -28,7 +28,7 @@ from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
 from hami.state.reservations import Reservation
 from hami.web.bodies import FREE
-from hami.web.tls import client_is_trusted
+from hami.web.connections import client_is_trusted
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
     def only_the_scheduler() -> flask.Response | None:
         if client_is_trusted(flask.request.environ):
             return None
-        return _json(extender.render_bind("extender verbs are for callers on loopback or with a client certificate"),
-                     403)
+        return _json(extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients "
+                                          "with a certificate of --client-ca-file"), 403)
 
     @blueprint.post("/filter")
     def filter_nodes() -> flask.Response:

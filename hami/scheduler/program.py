@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from wsgiref.types import WSGIApplication
 
@@ -15,15 +14,16 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
+from hami.kube.watches import RELIST_TIMEOUT_S, Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
 from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
+from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
-from hami.scheduler.dashboard_process import DashboardProcess
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates
@@ -31,7 +31,6 @@ from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.settings import Settings
-from hami.scheduler.watches import RELIST_TIMEOUT_S, watched_cache
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -48,8 +47,7 @@ JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 class SchedulerProgram:
     """All parts of ``hami scheduler`` in one process. Constructed in the worker, after the fork."""
 
-    def __init__(self, settings: Settings, dashboard: socket.socket | None) -> None:
-        """*dashboard*: the address of the dashboard, which listens; ``None`` for no dashboard."""
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         clock = time.monotonic
         registry = CollectorRegistry()
@@ -60,7 +58,9 @@ class SchedulerProgram:
         api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache, self._watches = watched_cache(settings, api, on_lock_change=self._lock_states.wake_node)
+        self._cache = cluster_cache(settings, on_lock_change=self._lock_states.wake_node)
+        self._watches = Watches(api, nodes=self._cache.nodes, pods=self._cache.pods, quotas=self._cache.quotas,
+                                node_selector=settings.node_selector)
         self._leadership = Leadership(self._elect, self._catch_up, clock=clock)
 
         # Events
@@ -87,15 +87,10 @@ class SchedulerProgram:
             self._certificates = certificate_manager(settings, self._cluster, self._leadership.leads, now=utc_now)
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
-        self._dashboard = None
-        if dashboard is not None:
-            self._dashboard = DashboardProcess(settings, dashboard, self._cache.reservations)
         loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
                  "leadership": self._leadership.run, "controller": self._run_controller}
         if self._certificates is not None:
             loops["certificates"] = self._certificates.run
-        if self._dashboard is not None:
-            loops["dashboard"] = self._dashboard.run
         self._threads = [WatchedThread(name, run) for name, run in loops.items()]
 
     def app(self) -> WSGIApplication:
@@ -128,8 +123,6 @@ class SchedulerProgram:
         self._events.drain(JOIN_TIMEOUT_S)
         self._events.stop()
         self._exporter.stop()
-        if self._dashboard is not None:
-            self._dashboard.stop()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 

@@ -5,7 +5,6 @@ The defaults of all flags are here; the flags themselves are in :mod:`hami.cli.s
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,18 +37,14 @@ class Settings:
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
-    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *dashboard_bind_address*:
-    ``None`` for no dashboard. *dashboard_monitor_selector*: of the monitor's pods; empty to ask none. *node_selector*:
-    a label selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the
-    built-in one. *pod_name*: empty if unknown. *devices*: without a file, the chart's.
+    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *node_selector*: a label
+    selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the built-in one. *pod_name*: empty
+    if unknown. *devices*: without a file, the chart's.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
     extender_bind_address: Address | None = None
     metrics_bind_address: Address = Address("", 9395)
-    dashboard_bind_address: Address | None = None
-    dashboard_monitor_selector: str = "app.kubernetes.io/component=hami-monitor"
-    dashboard_monitor_port: int = 9394
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
@@ -134,24 +129,10 @@ def _check(settings: Settings) -> None:
         raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
     if settings.client_ca_file and not settings.cert_file:
         raise HamiError("--client-ca-file without --cert_file and --key_file: it requires HTTPS")
-    if (address := settings.extender_bind_address) is not None and not is_loopback(address.host):
+    if (address := settings.extender_bind_address) is not None and not address.is_loopback:
         raise HamiError(f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
-    address = settings.dashboard_bind_address
-    if address is not None and not is_loopback(address.host) and not settings.cert_file:
-        raise HamiError(f"--dashboard-bind-address={address}: needs --cert_file and --key_file, or "
-                        "--self-signed-cert-dir, since only a loopback address is served without TLS")
-    if settings.dashboard_monitor_port > 65_535:
-        raise HamiError("--dashboard-monitor-port: expected a port from 1 to 65535")
     if settings.node_lock_timeout <= 0:
         raise HamiError("--node-lock-timeout: expected more than 0s")
-
-
-def is_loopback(host: str) -> bool:
-    """Reports whether *host*, of a listening address, is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _devices(path: str, values: Mapping[str, object], fallback: Fallback, known: Collection[str]) -> DeviceConfig:

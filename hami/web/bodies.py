@@ -10,7 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.wsgi import ClosingIterator
 
-from hami.web.tls import client_is_trusted
+from hami.web.connections import client_is_trusted
 
 FREE = 65_536  # bytes of each body that do not count
 

@@ -1,25 +1,36 @@
-"""Serves pages over plain HTTP at an address of their own, such as metrics and readiness.
+"""Serves an application in threads, at an address of its own: metrics, probes, and pages for people.
 
-A page is made and sent in slices: a large one is never in memory as a whole, and other threads run between two slices.
-This module does not know what is on a page.
+A server has few connections at a time, each for one request, and a client has a deadline for the whole exchange: a slow
+one holds a thread for a limited time. A page is made and sent in slices: a large one is never in memory as a whole, and
+other threads run between two slices. This module does not know what is on a page.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import sys
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from http import HTTPStatus
+from socketserver import ThreadingTCPServer
+from typing import Any
+from wsgiref.handlers import SimpleHandler
+from wsgiref.simple_server import WSGIRequestHandler
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client.exposition import gzip_accepted
 
-from hami.web.bounded import BoundedServer, OneRequestHandler, ServerThread, listen_as_flagged
+from hami.web.connections import Connection, TlsContexts, listen_as_flagged
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT = 65_536  # bytes of an unexpected body that are read before the answer
+CLIENTS = 16  # connections at a time; Prometheus uses one or two
+POLL_SECONDS = 0.1  # between two checks for a stop
+LINE_LIMIT = 65_536  # bytes of a request line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +46,70 @@ Make = Callable[[str], Page]
 """Makes a page for a client that accepts a content type."""
 
 
-class PageServer(ServerThread):
-    """Serves pages in daemon threads from `start` to `stop`."""
+class AppServer:
+    """Serves an application in daemon threads from `start` to `stop`."""
+
+    def __init__(self, name: str, bind: tuple[str, int], app: WSGIApplication, *, flag: str,
+                 tls: TlsContexts | None = None, timeout: float = 30.0) -> None:
+        """*name*: begins log messages. *bind*: host and port, which *flag* gives; an empty host listens on all
+        addresses. *tls*: ``None`` for plain HTTP. *timeout*: seconds that a client may take for its request and the
+        answer together."""
+        self._name = name
+        self._make: Callable[[], _Server] = lambda: _Server(name, listen_as_flagged(flag, bind), app, tls, timeout)
+        self._server: _Server | None = None
+
+    def start(self) -> None:
+        """Listens and serves. Raises: HamiError if the address cannot be listened on."""
+        self._server = self._make()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name=self._name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stops listening. Answers that are being sent end by themselves, or with the process."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that are listened on; the actual port where 0 was given."""
+        if self._server is None:
+            raise RuntimeError(f"{self._name}: the server has not been started")
+        host, port = self._server.socket.getsockname()[:2]
+        return str(host), port
+
+
+class PageServer(AppServer):
+    """Serves pages by path, each made again for each request."""
 
     def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *, flag: str,
                  timeout: float = 30.0) -> None:
-        """*name*: begins log messages. *bind*: host and port, which *flag* gives; an empty host listens on all
-        addresses. *pages*: by path; each is made again for each request. *timeout*: seconds that a client may take for
-        its request and the answer together."""
-        super().__init__(name, partial(listen_as_flagged, flag, bind),
-                         lambda listener: _PagesServer(name, listener, pages, timeout))
+        super().__init__(name, bind, lambda environ, start: _show(name, pages, environ, start), flag=flag,
+                         timeout=timeout)
 
 
-class _PagesServer(BoundedServer):
-    """Serves *pages*, by path."""
+def _show(name: str, pages: Mapping[str, Make], environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    """Answers with the page that *environ* asks for."""
+    page = _page(name, pages.get(environ["PATH_INFO"]), environ)
+    headers = [("Content-Type", page.content_type)] + [("Allow", "GET")] * (page.status == 405)
+    slices = page.slices
+    if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+        headers.append(("Content-Encoding", "gzip"))
+        slices = _compressed(slices)
+    start(f"{page.status} {HTTPStatus(page.status).phrase}", headers)
+    return slices if environ["REQUEST_METHOD"] != "HEAD" else ()
 
-    def __init__(self, name: str, listener: socket.socket, pages: Mapping[str, Make], timeout: float) -> None:
-        super().__init__(name, listener, _Handler, timeout)
-        self.pages = pages
 
-
-class _Handler(OneRequestHandler):
-    """Answers one request with its page."""
-
-    server: _PagesServer
-    protocol_version = "HTTP/1.1"
-    server_version = "hami"
-    sys_version = ""
-
-    def answer(self) -> None:
-        """Makes the page and sends it."""
-        self._send(self._page())
-
-    def _page(self) -> Page:
-        make = self.server.pages.get(self.path.partition("?")[0])
-        if make is None:
-            return Page([f"not found; pages: {', '.join(self.server.pages)}\n".encode()], status=404)
-        if self.command != "GET":
-            return Page([b"only GET is served here\n"], status=405)
-        try:
-            return make(", ".join(self.headers.get_all("Accept", ())))
-        except Exception:
-            log.exception("%s: page failed", self.server.name)
-            return Page([b"internal error, see the log\n"], status=500)
-
-    def _send(self, page: Page) -> None:
-        """Sends *page*. A short body is read first: a client that is still sending would miss the answer."""
-        length = self.headers.get("Content-Length", "")
-        self.rfile.read(min(int(length), BODY_LIMIT) if length.isdigit() else 0)
-        slices = page.slices
-        self.send_response(page.status)
-        self.send_header("Content-Type", page.content_type)
-        if page.status == 405:
-            self.send_header("Allow", "GET")
-        if gzip_accepted(", ".join(self.headers.get_all("Accept-Encoding", ()))):
-            self.send_header("Content-Encoding", "gzip")
-            slices = _compressed(slices)
-        if self.request_version > "HTTP/1.0":
-            self.send_header("Transfer-Encoding", "chunked")
-            slices = _chunked(slices)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        for part in slices if self.command != "HEAD" else ():
-            self.wfile.write(part)
+def _page(name: str, make: Make | None, environ: WSGIEnvironment) -> Page:
+    if make is None:
+        return Page([b"not found\n"], status=404)
+    if environ["REQUEST_METHOD"] != "GET":
+        return Page([b"only GET is served here\n"], status=405)
+    try:
+        return make(environ.get("HTTP_ACCEPT", ""))
+    except Exception:
+        log.exception("%s: page failed", name)
+        return Page([b"internal error, see the log\n"], status=500)
 
 
 def _compressed(slices: Iterable[bytes]) -> Iterator[bytes]:
@@ -114,3 +126,101 @@ def _chunked(slices: Iterable[bytes]) -> Iterator[bytes]:
         if part:
             yield b"%x\r\n%b\r\n" % (len(part), part)
     yield b"0\r\n\r\n"
+
+
+class _Server(ThreadingTCPServer):
+    """One thread for each connection. At the limit, a new connection ends another."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, name: str, listener: socket.socket, app: WSGIApplication, tls: TlsContexts | None,
+                 timeout: float) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.name = name
+        self.app = app
+        self._tls = tls
+        self._client_timeout = timeout
+        self._clients: dict[Connection, None] = {}
+        self.base_environ = {
+            "SERVER_NAME": str(listener.getsockname()[0]), "SERVER_PORT": str(listener.getsockname()[1]),
+            "GATEWAY_INTERFACE": "CGI/1.1", "SCRIPT_NAME": "", "REMOTE_HOST": "", "CONTENT_LENGTH": "",
+            **({"HTTPS": "on"} if tls is not None else {})}
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accepts a connection. The handshake of TLS follows in the connection's thread, when it reads."""
+        client, address = self.socket.accept()
+        until = time.monotonic() + self._client_timeout
+        return Connection(client, self._clients, tls=self._tls, read_until=lambda: until,
+                          write_until=lambda: until), address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        clients = [client for client in list(self._clients) if not client.is_ending]
+        if len(clients) > CLIENTS:  # with the new one
+            log.warning("%s: too many connections, one ended", self.name, extra={"client": client_address[0]})
+            # the oldest without a request, else the oldest
+            min(clients[:-1], key=lambda client: client.has_asked).end()
+        if len(self._clients) > 2 * CLIENTS:  # many of them are ending
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        lost = isinstance(sys.exception(), OSError)
+        log.log(logging.DEBUG if lost else logging.ERROR, "%s: %s", self.name,
+                "client lost" if lost else "request failed", exc_info=True, extra={"client": client_address[0]})
+
+
+class _Exchange(SimpleHandler):
+    """Runs the application for one request."""
+
+    http_version = "1.1"
+    server_software = "hami"
+    os_environ: dict[str, str] = {}  # of this process: the application needs none of it
+    headers: Any
+    environ: Any
+    result: Any
+    status: Any
+
+    def __init__(self, name: str, *streams: Any, **options: Any) -> None:
+        super().__init__(*streams, **options)
+        self._name = name
+
+    def finish_response(self) -> None:
+        """Sends the answer, in chunks if its length is not known."""
+        self.headers["Connection"] = "close"
+        has_body = self.environ["REQUEST_METHOD"] != "HEAD" and not self.status.startswith(("204", "304"))
+        if has_body and "Content-Length" not in self.headers and self.environ["SERVER_PROTOCOL"] > "HTTP/1.0":
+            self.headers["Transfer-Encoding"] = "chunked"
+            self.result = _chunked(self.result)
+        super().finish_response()
+
+    def log_exception(self, exc_info: Any) -> None:
+        log.error("%s: request failed", self._name, exc_info=exc_info)
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one request with the application, and closes the connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "hami"
+    sys_version = ""
+    server: _Server
+    request: Any
+
+    def handle(self) -> None:
+        self.close_connection = True
+        self.raw_requestline = self.rfile.readline(LINE_LIMIT + 1)
+        if len(self.raw_requestline) > LINE_LIMIT:
+            self.requestline, self.request_version, self.command = "", "", ""
+            self.send_error(414)
+        elif self.raw_requestline and self.parse_request():
+            self.request.note_request()
+            _Exchange(self.server.name, self.rfile, self.wfile, self.get_stderr(), self.get_environ(),
+                      multithread=True).run(self.server.app)
+        self.request.finish()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""

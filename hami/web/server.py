@@ -1,41 +1,45 @@
 """Serves one WSGI application with gunicorn's threaded worker: one worker process, HTTP/1.1 with or without TLS.
 
 There is one worker because assumed pods live in its memory. gunicorn's threads wait for a client as long as it likes;
-the worker below and its connections bound that: a silent client is given back to the event loop, a request must arrive
-before a deadline, and a client that does not close its connection does not delay others. This module knows nothing of
-Kubernetes.
+`Connection` bounds that. This module knows nothing of Kubernetes.
+
+Beside gunicorn's documentation (settings, hooks, custom applications and workers), it uses the names in UNDOCUMENTED.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from types import SimpleNamespace
-from wsgiref.types import WSGIApplication
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from gunicorn import sock, util
-from gunicorn.arbiter import Arbiter
-from gunicorn.config import Config
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.app.base import BaseApplication
+from gunicorn.workers import gthread
 
+from hami.runtime.options import Address
 from hami.runtime.signals import STOP_SIGNALS
-from hami.web.bounded import listen
-from hami.web.connection import Connection
-from hami.web.tls import TlsContext
+from hami.web.connections import TRUSTED, Connection, TlsContexts, listen
 
 log = logging.getLogger(__name__)
+
+UNDOCUMENTED = ("gthread.DEFAULT_WORKER_DATA_TIMEOUT", "gthread.ThreadWorker.handle", "gthread.TConn.sock")
 
 # a thread waits so long for the client's next request before the event loop takes the connection back, which costs
 # more than most requests
 KEEP_ALIVE_MS = 50
+ANSWER_S = 60.0  # for which a client may take its answer
+SILENT_S = 1.0  # for which a client may send nothing while there is no room for others, or at the stop
+BOOT_FAILED = 3  # the exit status of a worker that is not started again
+
+# gunicorn has no type information: its classes are Any to mypy, hence the ignored base classes below
 
 
-def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContext | None = None,
+def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContexts | None = None,
           plain: tuple[str, int] | None = None, threads: int, grace: int = 8, read_seconds: float = 10.0,
           on_stop: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM, SIGINT or SIGQUIT, then ends this process with status 0.
@@ -53,98 +57,162 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
         "bind": [f"fd://{listener.detach()}" for listener in listeners],
         "workers": 1, "worker_class": _Worker, "threads": threads, "worker_connections": 2 * threads, "timeout": 60,
         # longer than the 90 s of Go's clients, which do not repeat a POST on a connection that we close
-        "graceful_timeout": grace, "keepalive": 120, "when_ready": _ignore_signals,
+        "graceful_timeout": grace, "keepalive": 120,
         "limit_request_fields": 32, "limit_request_field_size": 4096,  # 128 KiB, which a slow client can occupy
         "forwarded_allow_ips": "",  # a client's X-Forwarded-* headers are never believed
-        # a normal exit would wait for all threads
-        "worker_exit": lambda _, worker: os._exit(0 if worker.booted else Arbiter.WORKER_BOOT_ERROR),
         "errorlog": None, "loglevel": "warning", "control_socket_disable": True,
+        "on_starting": lambda _: _log_as_we_do(), "when_ready": lambda _: _ignore_signals(),
+        "post_worker_init": lambda worker: worker.note_start(), "worker_exit": lambda _, worker: worker.end_process(),
     }
-    # gunicorn wants to see a file, and does not read it
-    files = {"certfile": os.devnull, "ssl_context": tls} if tls is not None else {}
-    # the parts of gunicorn's BaseApplication that are used, and our own; plain_cfg: for connections without TLS
-    arbiter = Arbiter(SimpleNamespace(cfg=_config(settings | files), plain_cfg=_config(settings), wsgi=make_app,
-                                      on_stop=on_stop, read_seconds=read_seconds))
-    arbiter.log.error_log.propagate = True  # gunicorn's messages go to our log
     # a worker is forked with these signals blocked, until it has its own handlers: the arbiter's would lose them
     os.register_at_fork(before=lambda: _mask(signal.SIG_BLOCK), after_in_parent=lambda: _mask(signal.SIG_UNBLOCK))
-    arbiter.run()
-
-
-def _config(settings: dict[str, object]) -> Config:
-    config = Config(prog="hami")
-    for name, value in settings.items():
-        config.set(name, value)
-    # a request reads some twenty settings, which gunicorn looks up one by one unless they are plain attributes
-    vars(config).update({name: setting.get() for name, setting in config.settings.items()})
-    return config
+    _Application(settings, make_app, tls, read_seconds, on_stop).run()
 
 
 def _mask(how: int) -> None:
     signal.pthread_sigmask(how, STOP_SIGNALS)
 
 
-def _ignore_signals(arbiter: Arbiter) -> None:
+def _log_as_we_do() -> None:
+    """gunicorn's messages go to our log."""
+    logger = logging.getLogger("gunicorn.error")
+    logger.propagate = True
+
+
+def _ignore_signals() -> None:
     """Disables gunicorn's reload, re-execution and further workers: the one worker holds state."""
     for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
-# gunicorn has no type information: its classes are Any to mypy, hence the ignored base class below
+class _Application(BaseApplication):  # type: ignore[misc]
+    """The application of gunicorn, with what its worker needs."""
+
+    def __init__(self, settings: dict[str, object], make_app: Callable[[], WSGIApplication], tls: TlsContexts | None,
+                 read_seconds: float, on_stop: Callable[[], None]) -> None:
+        self._settings = settings
+        self._make_app = make_app
+        self.tls = tls
+        self.read_seconds = read_seconds
+        self.on_stop = on_stop
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Called once."""
+        for name, value in self._settings.items():
+            self.cfg.set(name, value)
+        # a request reads some twenty settings, which gunicorn looks up one by one unless they are plain attributes
+        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
+
+    def load(self) -> WSGIApplication:
+        """Called in the worker, which has its handlers of signals by now."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.getsignal(signal.SIGTERM))  # all of them let requests finish
+        _mask(signal.SIG_UNBLOCK)
+        app = self._make_app()
+
+        def describe_client(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            client: Connection = environ["gunicorn.socket"]
+            environ["wsgi.url_scheme"], environ[TRUSTED] = client.scheme, client.is_trusted
+            return app(environ, start_response)
+
+        return describe_client
 
 
-class _Worker(ThreadWorker):  # type: ignore[misc]
+class _Listener:
+    """A listening socket of gunicorn, which accepts connections with deadlines."""
+
+    def __init__(self, listener: Any, connect: Callable[..., Connection], tls: TlsContexts | None) -> None:
+        self._listener = listener
+        self._connect = connect
+        self.tls = tls
+        self.is_local = Address(*listener.getsockname()[:2]).is_loopback
+
+    def accept(self) -> tuple[Connection, object]:
+        """Returns the next client. Raises: BlockingIOError if there is none, for whatever reason."""
+        try:
+            client, address = self._listener.accept()
+        except OSError as error:  # the client has gone
+            raise BlockingIOError(errno.EAGAIN, "no client") from error
+        return self._connect(client, tls=self.tls, is_local=self.is_local), address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+
+class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """The process that serves. Everything but ``handle`` runs in its main thread, the event loop, which never waits
     for one client."""
 
-    handle_quit = ThreadWorker.handle_exit  # SIGINT and SIGQUIT stop it as SIGTERM does
+    def __init__(self, age: int, ppid: int, sockets: list[Any], app: _Application, *rest: Any) -> None:
+        self._application = app
+        self._listeners = [_Listener(listener, self._connect, None if number else app.tls)
+                           for number, listener in enumerate(sockets)]
+        self._clients: dict[Connection, None] = {}
+        self._handled = 0  # connections that threads have
+        self._lock = threading.Lock()  # guards _handled
+        self._stopper: threading.Thread | None = None
+        self._has_started = False
+        gthread.DEFAULT_WORKER_DATA_TIMEOUT = KEEP_ALIVE_MS / 1000
+        super().__init__(age, ppid, self._listeners, app, *rest)
 
-    def init_signals(self) -> None:
-        """Takes signals from now on."""
-        super().init_signals()
-        _mask(signal.SIG_UNBLOCK)
+    def note_start(self) -> None:
+        """Called when the application has been made."""
+        self._has_started = True
+        first = self._listeners[0]
+        log.info("serving", extra={"bind": "%s:%s" % first.getsockname()[:2], "tls": first.tls is not None})
 
-    def run(self) -> None:
-        """Serves until told to stop, then lets requests and *on_stop* finish."""
-        self._stopper = threading.Thread(target=self.app.on_stop, name="stop", daemon=True)
-        log.info("serving", extra={"bind": "%s:%s" % self.sockets[0].getsockname()[:2], "tls": bool(self.cfg.is_ssl)})
-        super().run()
-        self._stopper.join(self.cfg.graceful_timeout)
-        log.info("stopped")
+    def _connect(self, client: Any, **given: Any) -> Connection:
+        return Connection(client, self._clients, read_until=self._read_until,
+                          write_until=lambda: time.monotonic() + ANSWER_S, **given)
 
-    def _cap_keepalive(self, deadline: float) -> None:
-        """gunicorn calls this once, at the beginning of the stop. Idle connections end at *deadline*."""
-        super()._cap_keepalive(deadline)
-        log.info("stopping")
-        self._stopper.start()
-        for listener in self.sockets:
-            listener.close()
+    def _read_until(self) -> float:
+        return time.monotonic() + self._application.read_seconds / (5 if self._is_busy() else 1)
 
-    def accept(self, listener: sock.BaseSocket) -> None:
-        """Accepts a client of *listener*."""
-        with suppress(OSError):  # the client has gone
-            client, address = listener.accept()
-            cfg = self.cfg if listener is self.sockets[0] else self.app.plain_cfg
-            self.enqueue_req(Connection(cfg, client, address, listener.getsockname()))
-            self.nr_conns += 1
+    def _is_busy(self) -> bool:
+        return bool(2 * self._handled > self.cfg.threads)
 
-    def murder_pending(self) -> None:
-        """Closes new connections that stay silent: after a second while there is no room for others, or at the stop."""
-        if self.nr_conns >= self.worker_connections or not self.alive:
-            for conn in self.pending_conns:
-                conn.timeout = min(conn.timeout, time.monotonic() + 1.0)
-        super().murder_pending()
+    def notify(self) -> None:
+        """Called in each turn of the event loop."""
+        super().notify()
+        if not self.alive:
+            self._begin_stop()
+        if not self.alive or len(self._clients) >= self.cfg.worker_connections:
+            latest = time.monotonic() - SILENT_S
+            for client in list(self._clients):
+                if client.is_silent and client.since < latest:
+                    client.end()
 
-    def handle(self, conn: Connection) -> object:
+    def handle(self, conn: Any) -> object:
         """In a thread: serves a request, and those that follow soon. Returns whether the connection stays open."""
-        while True:
-            busy = self.nr_conns - len(self.pending_conns) - len(self.keepalived_conns)
-            is_busy = 2 * busy > self.cfg.threads
-            conn.deadline = time.monotonic() + self.app.read_seconds / (5 if is_busy else 1)
-            conn.keep_alive_ms = KEEP_ALIVE_MS if self.alive and not is_busy else 0
+        with self._lock:
+            self._handled += 1
+        client: Connection = conn.sock
+        keep: object = True
+        while keep is True:
             keep = super().handle(conn)
-            if keep is not True or not conn.keep_alive_ms or not conn.wait_for_data():
+            if keep is True and not client.has_data(KEEP_ALIVE_MS if self.alive and not self._is_busy() else 0):
                 break
-        if not keep and time.monotonic() < conn.deadline:
-            util.close_graceful(conn.sock, timeout=1.0)  # until the client has closed its side
+        if not keep:
+            client.finish()
+        with self._lock:
+            self._handled -= 1
         return keep
+
+    def _begin_stop(self) -> None:
+        if self._stopper is None:
+            log.info("stopping")
+            self._stopper = threading.Thread(target=self._application.on_stop, name="stop", daemon=True)
+            self._stopper.start()
+            for listener in self._listeners:
+                listener.close()
+
+    def end_process(self) -> None:
+        """Ends the process: a normal exit would wait for all threads."""
+        if not self._has_started:
+            os._exit(BOOT_FAILED)
+        self._begin_stop()
+        if self._stopper is not None:
+            self._stopper.join(self.cfg.graceful_timeout)
+        log.info("stopped")
+        os._exit(0)

@@ -1,19 +1,17 @@
-"""TLS for the main listener: certificates that are renewed while the process runs, and the check for trusted callers.
+"""TLS certificates that are renewed while the process runs.
 
-gunicorn asks for a context for each connection (setting ``ssl_context``); it gets the same one until one of the files
-changes. This module knows nothing of what is served, and does not check expiry.
+A server asks for a context for each connection; it gets the same one until one of the files changes. This module knows
+nothing of what is served, and does not check expiry.
 """
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import logging
 import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
@@ -32,12 +30,12 @@ class TlsContext:
     because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
     after RETRY_SECONDS, and each problem is logged once.
     With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
-    Raises: HamiError if the files cannot be used when the object is made, unless the certificate *is_made_later*, but
-    before the first connection is accepted.
+    *until_made*: the context until the files can be used for the first time.
+    Raises: HamiError if the files cannot be used when the object is made, unless there is such a context.
     """
 
     def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None = None, *,
-                 is_made_later: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+                 until_made: ssl.SSLContext | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.cert_file = cert_file
         self.key_file = key_file
         self._client_ca_file = client_ca_file
@@ -48,11 +46,11 @@ class TlsContext:
         self._lock = threading.Lock()  # guards all that follows; held while the files are read
         self._reported = OncePerKey()
         self._retry_at = float("-inf")
-        self._signature: _Signature = () if is_made_later else self._read_signature()
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if is_made_later else self._build()
+        self._signature: _Signature = () if until_made else self._read_signature()
+        self._context = until_made or self._build()
 
-    def __call__(self, config: object, default_factory: object) -> ssl.SSLContext:
-        """Returns the context for the next connection. gunicorn's arguments are ignored."""
+    def __call__(self) -> ssl.SSLContext:
+        """Returns the context for the next connection."""
         with self._lock:
             self._refresh()
             return self._context
@@ -75,10 +73,7 @@ class TlsContext:
         return tuple(_signature(flag, path) for flag, path in self._files.items())
 
     def _build(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # not h2: one thread would serve all streams of a connection, one after another
-        context.set_alpn_protocols(["http/1.1"])
+        context = _new_context()
         try:
             # a key with a passphrase must fail, not ask the terminal for it
             context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
@@ -95,6 +90,24 @@ class TlsContext:
         return context
 
 
+def context_of(pem: bytes) -> ssl.SSLContext:
+    """Returns the context of a certificate and its key, which stay in memory."""
+    context = _new_context()
+    with open(os.memfd_create("tls"), "wb") as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # not h2: one thread would serve all streams of a connection, one after another
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
 def _signature(flag: str, path: str) -> tuple[int, int, int]:
     try:
         # opened, because a file that exists may not be readable
@@ -109,23 +122,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     return str(error)
-
-
-def client_is_trusted(environ: Mapping[str, object]) -> bool:
-    """Reports whether a request came from this machine or with a client certificate that our client CA signed.
-
-    *environ*: the WSGI environment of gunicorn. Headers are ignored, because any client can set them.
-    """
-    connection = environ.get("gunicorn.socket")
-    return _is_loopback(str(environ.get("REMOTE_ADDR", ""))) or (
-        isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert()))  # empty unless it was verified
-
-
-@functools.lru_cache
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback

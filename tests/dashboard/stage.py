@@ -63,12 +63,12 @@ class Stage:
             self.add(one)
         self.live = LiveCluster(self.cache, now=lambda: NOW)
         self.explainer = Explainer(self.live, clock=self.clock)
-        self.rendered = 0
+        self.rendered, self.hung = 0, ""
         self.collector = Collector(self._page, self._condition, clock=self.clock, now=lambda: NOW)
         views = Views(self.live, self.explainer, self.collector)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
-            is_local=rights is None))
+            lambda: self.hung, is_local=rights is None))
         self.client = self.app.test_client()
 
     @classmethod

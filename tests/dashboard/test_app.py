@@ -158,6 +158,13 @@ def test_links_keep_the_namespaces_that_the_viewer_asked_for(guarded):
     assert 'href="/nodes/n1?namespace=default"' in text
 
 
+@pytest.mark.parametrize("argument", ["evil", "path", "names", "format"])
+def test_what_one_viewer_adds_to_an_address_is_in_no_page_of_another(stage, argument):
+    value = "html" if argument == "format" else "phish"
+    assert stage.ask(f"/?{argument}={value}").status_code == 200
+    assert f"{argument}={value}" not in stage.ask("/").text
+
+
 def test_a_refusal_names_the_way_to_authenticate(guarded):
     answer = guarded.ask("/")
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
@@ -210,7 +217,7 @@ def test_only_questions_are_answered(stage, path, method, status):
     assert method != "HEAD" or (answer.data == b"" and int(answer.headers["Content-Length"]) > 1000)
 
 
-@pytest.mark.parametrize("path", ["/filter", "/bind", "/webhook", "/metrics", "/healthz", "/static/../app.py"])
+@pytest.mark.parametrize("path", ["/filter", "/bind", "/webhook", "/metrics", "/static/../app.py"])
 def test_nothing_else_is_served(stage, path):
     assert stage.ask(path).status_code == 404
     assert stage.ask(path, method="POST").status_code == 405
@@ -246,6 +253,14 @@ def test_errors_are_json_where_json_is_asked_for(stage):
 def test_before_the_cluster_is_read_nothing_is_shown():
     answer = Stage(NODES, unready="the scheduler is still reading the cluster").ask("/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+
+
+def test_probes_need_no_token(guarded):
+    assert [guarded.ask(path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
+    guarded.hung = "thread pods hangs"
+    assert (guarded.ask("/healthz").status_code, guarded.ask("/healthz").text) == (500, "thread pods hangs\n")
+    assert Stage(unready="reading").ask("/readyz").status_code == 503
+    assert guarded.ask("/").status_code == 401
 
 
 def test_a_page_is_compressed_for_those_who_accept_it(stage):

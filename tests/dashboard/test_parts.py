@@ -8,7 +8,6 @@ import pytest
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
 from hami.dashboard.renderings import MAX_RENDERINGS, Renderings
-from hami.dashboard.server import DashboardServer
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
 from hami.inspect.explain import explain_pod
@@ -115,19 +114,6 @@ def test_pods_that_ask_for_the_same_have_one_answer():
     stage.explain()
     assert stage.explainer.answered == 1
     assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
-
-
-def test_the_thread_computes_until_it_is_stopped():
-    stage = Stage([node("n1")], [pending("w", gpu=1, gpumem=90_000)])
-    server = DashboardServer(None, stage.live, stage.explainer, stage.collector, str)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not stage.explainer.answered:
-        stage.ask("/pending")
-    assert stage.live._rows
-    stage.explainer.stop()
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -20,14 +20,15 @@ from hami.scheduler import app as module
 from hami.scheduler.admit import Denied
 from hami.scheduler.app import create_app
 from hami.web.bodies import BodyBudget
+from hami.web.connections import TRUSTED
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
-STRANGER = {"REMOTE_ADDR": "10.1.2.3"}
+STRANGER = {"REMOTE_ADDR": "127.0.0.6", TRUSTED: False}  # the address of a proxy in the same pod
 
 
 class Web:
-    """The application over a replica with one node, and a client on loopback."""
+    """The application over a replica with one node, and a client that is trusted."""
 
     def __init__(self, *, started=True, unready=None, threads=4, hung=""):
         self.fake = WatchedCluster(nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
@@ -38,6 +39,7 @@ class Web:
         self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
                                  threads=threads, hung_reason=lambda: hung).test_client()
+        self.client.environ_base[TRUSTED] = True
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -266,7 +268,7 @@ def test_a_preemption_over_the_limit_is_vetoed(web, caplog):
 
 
 def test_a_body_without_a_length_is_limited_too(web):
-    environ = create_environ("/bind", method="POST", environ_base={"REMOTE_ADDR": "127.0.0.1"})
+    environ = create_environ("/bind", method="POST", environ_base={TRUSTED: True})
     environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Endless(), "wsgi.input_terminated": True}
     body, status, _ = run_wsgi_app(web.client.application, environ)
     assert status == "200 OK" and b"larger than" in b"".join(body)
@@ -349,12 +351,13 @@ def test_a_filter_of_a_large_cluster_is_accepted(web):
 def test_untrusted_clients_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
-    assert answer.status_code == 403 and "loopback" in json.loads(answer.data)["Error"]
+    assert answer.status_code == 403 and "--extender-bind-address" in json.loads(answer.data)["Error"]
     assert web.replica.cache.reservations.unbound() == 0
 
 
 def test_a_header_does_not_make_a_client_trusted(web):
-    answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER, headers={"X-Forwarded-For": "127.0.0.1"})
+    answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER,
+                             headers={"X-Forwarded-For": "127.0.0.1", "Hami.Trusted": "true"})
     assert answer.status_code == 403
 
 

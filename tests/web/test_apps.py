@@ -8,8 +8,7 @@ import time
 import pytest
 
 from hami.errors import HamiError
-from hami.web.apps import AppServer
-from hami.web.bounded import listen, listen_as_flagged
+from hami.web.pages import AppServer
 from hami.web.tls import TlsContext
 from tests.web.test_tls import Authority
 
@@ -28,7 +27,7 @@ def serve():
     started = []
 
     def start(**given):
-        server = AppServer("dashboard", listen("127.0.0.1", 0), show, **given)
+        server = AppServer("dashboard", ("127.0.0.1", 0), show, flag="--bind-address", **given)
         server.start()
         started.append(server)
         return server
@@ -93,5 +92,5 @@ def test_an_error_of_the_application_is_logged_and_not_shown(serve, caplog):
 
 
 def test_an_address_in_use_is_named_with_its_flag(serve):
-    with pytest.raises(HamiError, match="--dashboard-bind-address: cannot listen on 127.0.0.1"):
-        listen_as_flagged("--dashboard-bind-address", serve().address)
+    with pytest.raises(HamiError, match="--bind-address: cannot listen on 127.0.0.1"):
+        AppServer("dashboard", serve().address, show, flag="--bind-address").start()

@@ -13,9 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from hami.errors import HamiError
-from hami.web.bounded import CLIENTS
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family
+from hami.web.pages import CLIENTS
 
 OURS = Family("hami_gauge", "Ours", ())
 

@@ -32,7 +32,8 @@ PROGRAM = textwrap.dedent("""
     from hami.runtime import logs
     from hami.errors import ClusterError
     from hami.web.server import serve
-    from hami.web.tls import TlsContext, client_is_trusted
+    from hami.web.connections import client_is_trusted
+    from hami.web.tls import TlsContext
 
     options = json.loads(sys.argv[1])
     logs.configure("json", options.pop("verbosity", 0))
@@ -74,7 +75,8 @@ PROGRAM = textwrap.dedent("""
             print("stop hook done", file=sys.stderr, flush=True)
 
     plain = options.pop("plain", None)
-    serve(make_app, bind=("127.0.0.1", options.pop("port", 0)), tls=TlsContext(*tls) if tls else None,
+    bind = options.pop("host", "127.0.0.1"), options.pop("port", 0)
+    serve(make_app, bind=bind, tls=TlsContext(*tls) if tls else None,
           plain=("127.0.0.1", plain) if plain else None, on_stop=on_stop, **options)
 """)
 
@@ -372,6 +374,36 @@ def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent
     assert [answer() for answer in queueing] == [(200, "/hello")] * 3
     server.signal()
     assert [answer() for answer in waiting] == [(200, "released")] * 3
+
+
+# who is trusted
+
+
+def trusted(port, source="127.0.0.1", context=None):
+    """What the server says to a client with the address *source*, and headers that claim more."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)) as client:
+        if context is not None:
+            client = context.wrap_socket(client, server_hostname="127.0.0.1")
+        client.sendall(b"GET /about HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 127.0.0.1\r\nHami.Trusted: 1\r\n"
+                       b"Hami-Trusted: true\r\nConnection: close\r\n\r\n")
+        return json.loads(read_to_end(client).partition(b"\r\n\r\n")[2])["trusted"]
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.6"])
+def test_an_address_on_loopback_trusts_its_clients_and_no_other_does(start, files, source):
+    """127.0.0.6 is the address of a proxy in the same pod, through which anybody may come."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        plain = free.getsockname()[1]
+    server, context = start(host="", tls=files, plain=plain), ssl.create_default_context(cafile=files[0])
+    assert trusted(server.port, source, context) is False
+    assert trusted(plain, source) is True
+
+
+def test_a_certificate_of_our_ca_is_trusted_on_every_address(start, files):
+    server, context = start(host="", tls=[*files, files[0]]), ssl.create_default_context(cafile=files[0])
+    assert trusted(server.port, context=context) is False
+    context.load_cert_chain(*files)
+    assert trusted(server.port, context=context) is True
 
 
 # stopping

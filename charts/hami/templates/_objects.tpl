@@ -33,6 +33,7 @@
 {{- include "hami.configMaps" $ctx -}}
 {{- include "hami.labeled" $ctx -}}
 {{- include "hami.scheduler" $ctx -}}
+{{- include "hami.dashboard" $ctx -}}
 {{- include "hami.webhook" $ctx -}}
 {{- include "hami.rights" $ctx -}}
 {{- include "hami.node" $ctx -}}
@@ -58,7 +59,7 @@
 {{- $sums := dict "checksum/device-config" (sha256sum .deviceConfig) -}}
 {{- $_ := set $ctx "schedulerSums" (merge (dict "checksum/scheduler-config" (include "hami.schedulerConfig" . | sha256sum)) $sums) -}}
 {{- $_ := set $ctx "pluginSums" (merge (dict "checksum/node-config" (sha256sum $config)) $sums) -}}
-{{- $_ := set $ctx "monitorSums" $sums -}}
+{{- $_ := set $ctx "deviceSums" $sums -}}
 {{- end -}}
 
 {{/* hami.labeled: the labels of the release; selectors get those of HAMi's chart, which cannot change in place. */}}
@@ -136,6 +137,39 @@
 {{- with uniq $secrets -}}{{- $_ := set $pod "imagePullSecrets" . -}}{{- end -}}
 {{- end -}}
 
+{{/* hami.decisionFlags: the flags that decide about pods, which scheduler and dashboard share. Argument: ctx, container. */}}
+{{- define "hami.decisionFlags" -}}
+{{- $ctx := index . 0 -}}
+{{- $container := index . 1 -}}
+{{- $s := $ctx.v.scheduler -}}
+{{- $flags := list
+  (list "node-scheduler-policy" $s.defaultSchedulerPolicy.nodeSchedulerPolicy)
+  (list "gpu-scheduler-policy" $s.defaultSchedulerPolicy.gpuSchedulerPolicy)
+  (list "enable-ascend" $ctx.v.devices.ascend.enabled) (list "enable-iluvatar" $ctx.v.devices.iluvatar.enabled)
+-}}
+{{- if $ctx.takeOver -}}{{- $_ := set $container "command" (append $container.command "--foreign-reservations") -}}{{- end -}}
+{{- $selector := deepCopy ($s.nodeLabelSelector | default dict) -}}
+{{- if $ctx.v.global.managedNodeSelectorEnable -}}{{- $selector = merge $selector ($ctx.v.global.managedNodeSelector | default dict) -}}{{- end -}}
+{{- if $selector -}}
+{{- $terms := list -}}
+{{- range $key, $value := $selector -}}{{- $terms = append $terms (printf "%s=%v" $key $value) -}}{{- end -}}
+{{- $flags = append $flags (list "node-label-selector" (join "," $terms)) -}}
+{{- end -}}
+{{- range $flags -}}{{- include "hami.flag" (list $container (index . 0) (index . 1)) -}}{{- end -}}
+{{- end -}}
+
+{{- define "hami.dashboard" -}}
+{{- $ctx := . -}}
+{{- with get .objects (printf "Deployment/%s-dashboard" .name) -}}
+{{- $template := .spec.template -}}
+{{- $_ := set $template.metadata "annotations" $ctx.deviceSums -}}
+{{- $container := first $template.spec.containers -}}
+{{- $image := $ctx.v.scheduler.extender.image -}}
+{{- include "hami.container" (list $ctx $template.spec $container (include "hami.image" (list $ctx $image "hami")) $image dict) -}}
+{{- include "hami.decisionFlags" (list $ctx $container) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "hami.scheduler" -}}
 {{- $ctx := . -}}
 {{- $s := .v.scheduler -}}
@@ -153,21 +187,11 @@
 {{- $_ := set $kube "command" (concat $kube.command $more) -}}
 {{- $flags := list
   (list "scheduler-name" .v.schedulerName) (list "metrics-bind-address" $s.metricsBindAddress)
-  (list "node-scheduler-policy" $s.defaultSchedulerPolicy.nodeSchedulerPolicy)
-  (list "gpu-scheduler-policy" $s.defaultSchedulerPolicy.gpuSchedulerPolicy)
   (list "force-overwrite-default-scheduler" $s.forceOverwriteDefaultScheduler)
-  (list "enable-ascend" .v.devices.ascend.enabled) (list "enable-iluvatar" .v.devices.iluvatar.enabled)
   (list "leader-elect" $s.leaderElect) (list "leader-elect-resource-name" .v.schedulerName)
 -}}
-{{- if .takeOver -}}{{- $_ := set $extender "command" (append $extender.command "--foreign-reservations") -}}{{- end -}}
+{{- include "hami.decisionFlags" (list . $extender) -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
-{{- $selector := deepCopy ($s.nodeLabelSelector | default dict) -}}
-{{- if .v.global.managedNodeSelectorEnable -}}{{- $selector = merge $selector (.v.global.managedNodeSelector | default dict) -}}{{- end -}}
-{{- if $selector -}}
-{{- $terms := list -}}
-{{- range $key, $value := $selector -}}{{- $terms = append $terms (printf "%s=%v" $key $value) -}}{{- end -}}
-{{- $flags = append $flags (list "node-label-selector" (join "," $terms)) -}}
-{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
 {{- with $s.nodeLockExpire -}}{{- include "hami.env" (list $extender (dict "HAMI_NODELOCK_EXPIRE" .)) -}}{{- end -}}
@@ -338,7 +362,7 @@ change its role. */}}
 {{- $daemon = get .objects (printf "DaemonSet/%s-monitor" .name) -}}
 {{- if $daemon -}}
 {{- $template := $daemon.spec.template -}}
-{{- $_ := set $template.metadata "annotations" .monitorSums -}}
+{{- $_ := set $template.metadata "annotations" .deviceSums -}}
 {{- $pod := $template.spec -}}
 {{- include "hami.onNodes" (list . $pod $hook) -}}
 {{- $container := first $pod.containers -}}

@@ -1,10 +1,9 @@
-"""The watches of the scheduler."""
+"""The watches of a whole cluster."""
 
 import pytest
 
 from hami.errors import ClusterError
-from hami.scheduler.watches import Watches
-from tests.state.caches import SmallStore
+from hami.kube.watches import Watches
 
 
 class OneList:
@@ -25,6 +24,6 @@ class OneList:
 ])
 def test_the_api_server_selects_the_nodes(selector, query):
     api = OneList()
-    api.watches = Watches(api, SmallStore(), node_selector=selector)
+    api.watches = Watches(api, nodes=None, pods=None, quotas=None, node_selector=selector)
     api.watches.loops()["nodes"]()
     assert api.asked == [("GET", "/api/v1/nodes", {"limit": "500"} | query)]

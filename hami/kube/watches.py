@@ -1,42 +1,38 @@
-"""The watches of the scheduler: nodes, pods and quotas are read into the cache."""
+"""The watches of a whole cluster: nodes, pods and quotas, each passed to a sink."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hami.codec.objects import parse_node, parse_pod, parse_quota
 from hami.kube.api import Api
-from hami.kube.reflector import Reflector, WatchedResource
-from hami.runtime.clock import utc_now
+from hami.kube.reflector import Reflector, Sink, WatchedResource
+from hami.model import Node, Pod, QuotaLimits
 from hami.runtime.watchdog import beat_before_wait
-from hami.scheduler.settings import Settings
-from hami.state.store import Store
-from hami.state.view import Policies
-from hami.vendors.entry_points import catalog
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
 
 
 class Watches:
-    """Three reflectors, each in a thread of its own, that fill *cache*.
+    """Three reflectors, each in a thread of its own.
 
     *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
     """
 
-    def __init__(self, api: Api, cache: Store, *, node_selector: str) -> None:
+    def __init__(self, api: Api, *, nodes: Sink[Node], pods: Sink[Pod], quotas: Sink[QuotaLimits],
+                 node_selector: str) -> None:
         selector = {"labelSelector": node_selector} if node_selector else {}
         self._reflectors: dict[str, Reflector[Any]] = {
             "nodes": Reflector(api, WatchedResource(
                 name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
-                cache.nodes),
+                nodes),
             "pods": Reflector(api, WatchedResource(
-                name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), cache.pods),
+                name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), pods),
             "resourcequotas": Reflector(api, WatchedResource(
                 name="quotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
-                cache.quotas),
+                quotas),
         }
 
     def loops(self) -> Mapping[str, Callable[[], None]]:
@@ -74,13 +70,3 @@ class Watches:
         beat_before_wait()
         self._reflectors["nodes"].synced.wait()
         self._reflectors["pods"].run()
-
-
-def watched_cache(settings: Settings, api: Api, *,
-                  on_lock_change: Callable[[str], None] = lambda node: None) -> tuple[Store, Watches]:
-    """Returns the cache that *settings* describe, still empty, and the watches that fill it."""
-    cache = Store(
-        catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
-        Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=utc_now,
-        on_lock_change=on_lock_change, foreign_reservations=settings.foreign_reservations)
-    return cache, Watches(api, cache, node_selector=settings.node_selector)

@@ -1,0 +1,127 @@
+"""The process of the dashboard: wires its parts, runs its threads, serves the pages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from functools import partial
+
+from hami.certificates.revision import CERTIFICATE, KEY, Lifetimes, revise
+from hami.dashboard.access import Access
+from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
+from hami.dashboard.collector import Collector
+from hami.dashboard.explainer import Explainer
+from hami.dashboard.live import LiveCluster
+from hami.dashboard.monitors import Monitors
+from hami.dashboard.renderings import Renderings
+from hami.dashboard.scheduling_condition import read_condition
+from hami.dashboard.settings import DashboardSettings
+from hami.dashboard.views import Views
+from hami.kube.api import Api
+from hami.kube.reviews import Reviews
+from hami.kube.watches import Watches
+from hami.runtime.clock import utc_now
+from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
+from hami.runtime.signals import listen, run_until_signal
+from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
+from hami.state.store import Store
+from hami.web.connections import TlsContexts
+from hami.web.pages import AppServer
+from hami.web.tls import TlsContext, context_of
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 2.0  # between two looks at what has timed out, and at nodes that have changed
+AGES_S = 60  # after which ages are rendered again
+JOIN_S = 1.0  # for each thread at the end
+LIFETIMES = Lifetimes(serving=timedelta(days=3650))  # of a certificate that ends with the process
+
+
+class DashboardProgram:
+    """The parts of ``hami dashboard`` under one configuration. Call `start` and `stop` once."""
+
+    def __init__(self, settings: DashboardSettings, cache: Store, *, api: Api | None = None) -> None:
+        """*cache*: still empty. *api*: ``None`` for the cluster of the environment. Raises: HamiError if there is no
+        cluster."""
+        api = api or Api.connect(timeout=settings.request_timeout)
+        clock = time.monotonic
+        self._cache = cache
+        self._watches = Watches(api, nodes=cache.nodes, pods=cache.pods, quotas=cache.quotas,
+                                node_selector=settings.node_selector)
+        self._live = LiveCluster(cache, now=utc_now)
+        self._explainer = Explainer(self._live, clock=clock)
+        monitors = Monitors(api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port)
+        self._collector = Collector(monitors.page if settings.monitor_selector else None, partial(read_condition, api),
+                                    clock=clock, now=utc_now)
+        tls = _tls(settings)
+        self._app = create_dashboard(Dashboard(
+            Views(self._live, self._explainer, self._collector),
+            Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
+            self.unready_reason, self.hung_reason, is_local=tls is None))
+        self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
+        loops = {**self._watches.loops(), "explainer": self._explain, "collector": self._collector.run}
+        self._threads = [WatchedThread(name, run) for name, run in loops.items()]
+
+    def start(self) -> None:
+        """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
+        set_switch_interval()
+        collect_rarely()
+        self._server.start()
+        for thread in self._threads:
+            thread.start()
+        log.info("serving", extra={"bind": "%s:%s" % self.address})
+
+    def stop(self) -> None:
+        """Stops all parts."""
+        self._server.stop()
+        self._watches.stop()
+        self._explainer.stop()
+        self._collector.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the pages."""
+        return self._server.address
+
+    def unready_reason(self) -> str:
+        """Returns why the cluster cannot be shown yet; empty if it can."""
+        return "" if self._watches.is_synced() else "the cluster is still being read"
+
+    def hung_reason(self) -> str:
+        """Returns which threads have died or hang; empty if none."""
+        return problems(self._threads)
+
+    def _version(self) -> tuple[int, ...]:
+        return (*self._cache.version(), self._explainer.answered, self._collector.changes(),
+                int(utc_now().timestamp()) // AGES_S)
+
+    def _explain(self) -> None:
+        """Computes answers, and the rows of nodes that have changed, so that no viewer waits for many."""
+        compile_templates(self._app)
+        beat_before_wait()
+        self._watches.is_synced(None)
+        freeze_gc()
+        while self._explainer.wait(REFRESH_S):
+            self._cache.expire()
+            self._live.node_rows()
+            self._explainer.answer_all()
+
+
+def _tls(settings: DashboardSettings) -> TlsContexts | None:
+    """Returns the certificate; ``None`` for an address that only this machine reaches."""
+    if settings.bind_address.is_loopback:
+        return None
+    made = revise({}, names=[f"hami-dashboard.{settings.pod_namespace}.svc"], default=(), published=None, now=utc_now(),
+                  lifetimes=LIFETIMES)
+    assert made is not None  # there was no certificate
+    own = context_of(made.data[CERTIFICATE] + made.data[KEY])
+    return TlsContext(settings.cert_file, settings.key_file, until_made=own) if settings.cert_file else lambda: own
+
+
+def serve(settings: DashboardSettings, cache: Store) -> int:
+    """Runs until a stop signal; returns the exit status: 1 if a thread has died or hangs. Raises: HamiError if the
+    start fails."""
+    return run_until_signal(DashboardProgram(settings, cache), listen())

@@ -1,0 +1,192 @@
+"""Clients of a server: connections whose requests and answers have deadlines, and the addresses that they reach.
+
+Any client may connect, so none may hold a thread for longer than its deadlines allow.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hami.errors import HamiError
+from hami.runtime.options import Address
+
+TRUSTED = "hami.trusted"
+"""Key of a WSGI environment: whether the request came through an address on loopback, or with a client certificate that
+our CA has signed. No header can set it."""
+
+PIECE = 65_536  # bytes that are read at a time, and that are drained before a connection is closed
+LINGER_S = 1.0  # for which a client may still send after its answer
+
+TlsContexts = Callable[[], ssl.SSLContext]
+"""Returns the context for the next connection."""
+
+
+def client_is_trusted(environ: Mapping[str, object]) -> bool:
+    """Reports whether the client of a request may do what only kube-scheduler does. The address of a client says
+    nothing: that of a proxy in the same pod is on loopback."""
+    return environ.get(TRUSTED) is True
+
+
+class Connection(io.RawIOBase):
+    """The socket of a client, with deadlines; it is blocking, and other timeouts are ignored.
+
+    A handshake of TLS, a client that is too slow and the end of the stream are errors of `recv`, where gunicorn and
+    socketserver expect them.
+    """
+
+    def __init__(self, client: socket.socket, clients: dict[Connection, None], *, read_until: Callable[[], float],
+                 write_until: Callable[[], float], tls: TlsContexts | None = None, is_local: bool = False) -> None:
+        """*clients*: the open connections, oldest first. *read_until*, *write_until*: called at the beginning of a
+        request and of an answer for its deadline, on the monotonic clock. *is_local*: *client* came through an address
+        on loopback."""
+        super().__init__()
+        self._socket = client
+        self._clients = clients
+        self._deadlines = {False: read_until, True: write_until}
+        self._tls = tls
+        self._is_local = is_local
+        self._is_answer: bool | None = None
+        self._until = 0.0
+        self.since = time.monotonic()
+        self.is_silent = True  # until something has been received
+        self.has_asked = False  # until `note_request`
+        self.is_ending = False
+        clients[self] = None
+
+    def note_request(self) -> None:
+        """Called when the request has arrived."""
+        self.has_asked = True
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the client may do what only kube-scheduler does."""
+        return self._is_local or (isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.getpeercert()))
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of requests."""
+        return "http" if self._tls is None else "https"
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Returns at least one byte. The first call makes the handshake of TLS. Raises: OSError."""
+        try:
+            self._set_deadline(is_answer=False)
+            if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
+                self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
+            data = self._socket.recv(min(size, PIECE))
+        except TimeoutError as error:
+            self.is_ending = True
+            raise ConnectionResetError(errno.ECONNRESET, "the request did not arrive in time") from error
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the client has ended the connection")
+        self.is_silent = False
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads once, for `makefile`."""
+        data = self.recv(len(buffer))
+        buffer[:len(data)] = data
+        return len(data)
+
+    def sendall(self, data: bytes) -> None:
+        """Sends *data*. Raises: OSError."""
+        self._set_deadline(is_answer=True)
+        self._socket.sendall(data)
+
+    send = sendall
+
+    def _set_deadline(self, *, is_answer: bool) -> None:
+        if self._is_answer is not is_answer:
+            self._is_answer, self._until = is_answer, self._deadlines[is_answer]()
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+
+    def has_data(self, milliseconds: int) -> bool:
+        """Reports whether more arrives within *milliseconds*."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(milliseconds))
+
+    def finish(self) -> None:
+        """Closes it after the answer. A client that is still sending would miss an answer whose connection is closed
+        at once."""
+        with suppress(OSError):
+            if not self.is_ending:
+                self._socket.shutdown(socket.SHUT_WR)
+                until, left = time.monotonic() + LINGER_S, PIECE
+                while left > 0 and (seconds := until - time.monotonic()) > 0:
+                    self._socket.settimeout(seconds)
+                    data = self._socket.recv(4096)
+                    left -= len(data) or left
+        self.close()
+
+    def end(self) -> None:
+        """Ends it, in any thread. Its own thread notices when it reads or writes."""
+        self.is_ending = True
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, whose state belongs to the thread
+
+    # the rest of what gunicorn and socketserver call
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def readable(self) -> bool:
+        return True
+
+    def makefile(self, mode: str, size: int) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+    def gettimeout(self) -> None:
+        pass
+
+    def settimeout(self, seconds: float | None) -> None:
+        pass
+
+    def shutdown(self, how: int) -> None:
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        self._clients.pop(self, None)
+        self._socket.close()
+        super().close()
+
+
+def listen_as_flagged(flag: str, bind: tuple[str, int]) -> socket.socket:
+    """A socket that listens on *bind*, the address that *flag* gives. Raises: HamiError naming both."""
+    try:
+        return listen(*bind)
+    except HamiError as error:
+        raise HamiError(f"{flag}: {error}") from error
+
+
+def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
+    """A socket that listens on *host*, on all addresses if that is empty. Raises: HamiError naming the address."""
+    shown = Address(host, port)
+    if not 0 <= port <= 65_535:
+        raise HamiError(f"cannot listen on {shown}: expected a port from 0 to 65535")
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise HamiError(f"cannot listen on {shown}: {reason}") from error
