@@ -77,7 +77,7 @@ class Scene:
     def tick(self):
         """Lets the watch and the controller catch up."""
         self.replica.watch()
-        self.replica.controller.tick()
+        self.replica.controller.step()
 
     def calls(self):
         return [call.method for call in self.fake.calls]
