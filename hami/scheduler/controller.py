@@ -67,7 +67,7 @@ class Controller(Task):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits)
+        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits, self._locks.forget_unused)
         for duty in (self._remind_kube_scheduler, self._request_reports, self._reconcile_pods, self._release_locks,
                      self._report_problems, self._label_replicas):
             if self._leadership.leads():
