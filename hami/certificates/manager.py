@@ -142,8 +142,8 @@ class CertificateManager(Task):
         settings = self._settings
         if not settings.previous_secret:
             return {}
-        found = self._cluster.secret(settings.namespace, settings.previous_secret)
-        return found.data if found else {}
+        secret = self._cluster.secret(settings.namespace, settings.previous_secret)
+        return secret.data if secret else {}
 
     def _configuration(self) -> tuple[WebhookConfiguration | None, ClusterError | None]:
         """Returns the webhook configuration, or the error that prevents reading it. Certificates are renewed even

@@ -34,7 +34,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 CREDENTIALS_S = 1.0
-"""The client is asked for the current credentials once in so many seconds: that takes a sixth of the time of a call."""
+"""Seconds between two requests to the client for current credentials, which take a sixth of the time of a call."""
 
 DEFAULT_RETRY_AFTER_S = 1.0
 """Seconds to wait after 429, too many requests, if the response names none."""
@@ -251,7 +251,7 @@ def context_namespace(kubeconfig: str = "", context: str = "") -> str:
         return "default"
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        chosen = next((one for one in contexts if one["name"] == context), None) if context else current
+        chosen = next((entry for entry in contexts if entry["name"] == context), None) if context else current
     except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
         raise _unconfigured(path, error) from error
     return str((chosen or {}).get("context", {}).get("namespace") or "default")

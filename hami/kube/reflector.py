@@ -146,7 +146,7 @@ class Reflector(Task, Generic[T]):
 
     def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
                  clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None) -> None:
-        """*after*: the first list begins when that one's is complete."""
+        """*after*: a reflector whose first list must be complete before this one begins."""
         super().__init__(resource.name)
         self.synced = threading.Event()
         """Set once the first complete list has been passed on. Not set while all is read again after a restore."""

@@ -118,7 +118,7 @@ class Task(abc.ABC):
     def _run_to_the_end(self) -> None:
         try:
             self.run()
-        except BaseException as error:  # the outermost frame: there is nobody else to tell
+        except BaseException as error:  # the outermost frame: no caller could handle it
             self._died = f"thread {self.name} died: {type(error).__name__}: {error}"
             log.exception("thread died", extra={"task": self.name})
         self._due = math.inf

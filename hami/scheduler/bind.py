@@ -103,7 +103,7 @@ class Binder:
         reservations.finish_binding(reservation)
 
     def _write(self, reservation: Reservation, until: float) -> None:
-        """Writes the Binding in one attempt, after a last check of what is known, and not later than *until*."""
+        """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
         self._read_foreign_pods(reservation.node)
         if self._cache.is_bound(reservation.ref.uid, reservation.node):
             return  # by an earlier attempt that had no answer

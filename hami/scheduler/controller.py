@@ -1,4 +1,4 @@
-"""The controller: carries out what ``reconcile`` decides, and the duties that come with time. It never places a pod."""
+"""The controller: repairs pods as ``reconcile`` decides, and does the periodic duties. It never places a pod."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ class Controller(Task):
     def _request_reports(self) -> None:
         """Asks device plugins to report."""
         for node, vendor in self.each(self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND]):
-            if (known := self._cache.nodes.lock_of(node)) is None:
+            if (current := self._cache.nodes.lock_of(node)) is None:
                 continue
             with _one_may_fail("request_report"):
-                # Only if the node is as we know it: the answer would hide a lock that has come and gone meanwhile.
+                # only if the node is as the cache has it: the answer would hide a lock that was set and removed
                 request = {vendor.handshake: render_request(self._now())}
-                answer = self._cluster.annotate_node(node, request, str(known[1]))
+                answer = self._cluster.annotate_node(node, request, str(current[1]))
                 self.handshakes_requested += 1
                 self._cache.nodes.upsert(answer)
 
@@ -174,7 +174,7 @@ def _one_may_fail(duty: str) -> Iterator[None]:
     try:
         yield
     except (NotFound, Conflict):
-        pass  # deleted or changed meanwhile: the next round sees what has become of it
+        pass  # deleted or changed meanwhile: the next round sees the new state
     except HamiError as error:
         if isinstance(error, ClusterError) and error.status in (None, 429):
             raise

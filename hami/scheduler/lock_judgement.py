@@ -19,7 +19,7 @@ pod the devices of its predecessor. A kubelet hears of a deletion within a secon
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The lock is needed, or may be."""
+    """The lock may still be needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
         case NoHolder(is_awaited):
             return (
                 (is_late, Replace()),
-                # whoever wrote it was killed before it bound its pod, and will send no Binding
+                # its writer was killed before it bound its pod, and will send no Binding
                 (lock.inherited_for_s > INHERITED_S and not is_awaited, Replace()),
             )
         case GoneHolder(gone_for_s, was_allocating):

@@ -38,8 +38,8 @@ class LockState:
 
     *queue*: the first in it works on the lock, also across I/O. *places*: numbers of pods whose bind has waited in
     vain, and when it gave up. *leftover*: the text of a lock that this process may have failed to release. *written*:
-    the text that we wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the same pod
-    has taken over: it may be the text that an earlier one wrote within the same second.
+    the text that this process wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the
+    same pod has taken over: it may be the text that an earlier one wrote within the same second.
     """
 
     queue: list[Waiter] = field(default_factory=list)
@@ -82,13 +82,13 @@ class LockStates:
 
     @contextlib.contextmanager
     def queued(self, lock: LockId, uid: str) -> Iterator[tuple[LockState, Waiter]]:
-        """Queues a bind of a pod: first come, first served. One that has waited in vain before comes back to its place,
-        but never before the thread that works on the lock."""
+        """Queues a bind of the pod *uid*: first come, first served. A pod that has waited in vain before returns to its
+        place, but never ahead of the thread that works on the lock."""
         with self._mutex:
             state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
             number, _ = state.places.pop(uid, (0, 0.0))
             waiter = Waiter(number or next(self._numbers))
-            later = (place for place, one in enumerate(state.queue) if place > 0 and one.number > waiter.number)
+            later = (index for index, other in enumerate(state.queue) if index > 0 and other.number > waiter.number)
             state.queue.insert(next(later, len(state.queue)), waiter)
         try:
             yield state, waiter
@@ -104,7 +104,7 @@ class LockStates:
 
     @contextlib.contextmanager
     def unused(self, lock: LockId) -> Iterator[LockState | None]:
-        """Works on the lock if no bind does; otherwise yields ``None``. Binds that come meanwhile wait."""
+        """Works on the lock if no bind does, while new binds wait; otherwise yields ``None``."""
         waiter = Waiter(0, is_waiting=False)
         with self._mutex:
             state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
@@ -140,7 +140,7 @@ class LockStates:
         return {node: count for node, count in counts.items() if count}
 
     def forget_unused(self, read: Callable[[LockId], tuple[str | None, int] | None]) -> None:
-        """Forgets the states of locks that nobody holds or waits for. *read*: as :meth:`NodeCache.lock_of`."""
+        """Forgets the states of locks that no pod holds or waits for. *read*: as :meth:`NodeCache.lock_of`."""
         now = self._clock()
         with self._mutex:
             every = [(LockId(node, key), state) for node, states in self._states.items()
@@ -148,8 +148,8 @@ class LockStates:
             for _, state in every:
                 state.places = {uid: place for uid, place in state.places.items() if now - place[1] < PLACE_S}
         for lock, state in every:
-            known = read(lock)
-            is_over = known is None or (known[0] is None and not state.leftover)
+            current = read(lock)
+            is_over = current is None or (current[0] is None and not state.leftover)
             with self._mutex:
                 if is_over and not state.queue and not state.places:
                     del self._states[lock.node][lock.key]

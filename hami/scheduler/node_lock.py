@@ -87,15 +87,15 @@ class NodeLocks:
         """Releases the lock if its holder no longer needs it. Reports whether it was released."""
         lock = LockId(node, key)
         with self._states.unused(lock) as state:
-            known = self._nodes.lock_of(node, key)
-            if state is None or known is None or known[0] is None or not self._carry_out(
-                    lock, self._judge(lock, known[0], state)):
+            text, version = self._nodes.lock_of(*lock) or (None, 0)
+            if state is None or text is None:
                 return False  # a bind in the queue takes the lock over or leaves it as it is
-            self._remove(lock, known[1])
-            return True
+            if is_free := self._carry_out(lock, self._judge(lock, text, state)):
+                self._remove(lock, version)
+            return is_free
 
     def forget_unused(self) -> None:
-        """Forgets what is known about locks that nobody holds or waits for."""
+        """Forgets the states of locks that no pod holds or waits for."""
         self._states.forget_unused(lambda lock: self._nodes.lock_of(*lock))
 
     @contextlib.contextmanager
@@ -115,7 +115,7 @@ class NodeLocks:
               is_wanted: Callable[[], bool]) -> str:
         """Takes the lock. Returns the text that may be released, as `_try`."""
         while True:
-            waiter.news.clear()  # before looking: news that comes meanwhile makes us look again
+            waiter.news.clear()  # before looking: news that arrives meanwhile causes another look
             if self._states.closed:
                 raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
             if not is_wanted():
@@ -131,21 +131,18 @@ class NodeLocks:
     def _obstacle(self, lock: LockId) -> str:
         if self._comes_later(lock):
             return " (a pod that was bound without a lock has not been allocated its devices)"
-        known = self._nodes.lock_of(*lock)
-        return f" (held by {known[0]})" if known is not None and known[0] else ""
+        text, _ = self._nodes.lock_of(*lock) or (None, 0)
+        return f" (held by {text})" if text else ""
 
     def _try(self, lock: LockId, state: LockState, ref: PodRef, *, is_first: bool) -> str | None:
         """Takes the lock if it names the pod already, or if it may be taken and the bind is first in the queue.
 
-        Returns the text of the lock, if a failure of this bind may release it. If it named the pod, a Binding may be on
-        its way, from another process or an earlier attempt of ours: only what becomes of the pod can end that lock, and
-        the result is empty.
+        Returns the text of the lock, if a failure of this bind may release it. If the lock named the pod already, a
+        Binding may be on its way, from another process or an earlier attempt of this one: only the fate of the pod can
+        end that lock, and the result is empty.
         """
         for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(*lock) or self._read(lock)
-            if known is None:
-                raise NotFound(f'node "{lock.node}" not found', 404)
-            text, version = known
+            text, version = self._nodes.lock_of(*lock) or self._read(lock)
             again = text is not None and names_pod(text, ref) and not self._is_orphaned(text, state)
             may_take = again or (is_first and (
                 text is None or self._carry_out(lock, self._judge(lock, text, state))))
@@ -175,23 +172,23 @@ class NodeLocks:
 
     def _release(self, lock: LockId, state: LockState, text: str) -> None:
         """Removes the lock if it still reads *text*. After a failure, :meth:`release_unneeded` tries it again."""
-        known = self._nodes.lock_of(*lock)
+        current, version = self._nodes.lock_of(*lock) or (None, 0)
         try:
-            if known is not None and known[0] and known[0] == text != state.kept:
-                self._remove(lock, known[1])
+            if text and current == text != state.kept:
+                self._remove(lock, version)
         except NotFound:
             pass
         except ClusterError as error:
             log.warning("node lock not released, will retry", extra={"node": lock.node, "error": error})
             state.record_leftover(text)
 
-    def _read(self, lock: LockId) -> tuple[str | None, int] | None:
-        """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`."""
-        fresh = self._cluster.node(lock.node)
-        if fresh is None:
-            return None
-        self._nodes.upsert_unwatched(fresh)
-        return self._nodes.lock_of(*lock)
+    def _read(self, lock: LockId) -> tuple[str | None, int]:
+        """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`. Raises: ClusterError."""
+        if (node := self._cluster.node(lock.node)) is not None:
+            self._nodes.upsert_unwatched(node)
+            if (current := self._nodes.lock_of(*lock)) is not None:
+                return current
+        raise NotFound(f'node "{lock.node}" not found', 404)
 
     def _remove(self, lock: LockId, version: int) -> None:
         """Removes the lock if the node is still at *version*. Raises: ClusterError."""
@@ -216,8 +213,8 @@ class NodeLocks:
         if parsed.holder is None:
             judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
             return judgement if isinstance(judgement, Keep) else judge(facts, NoHolder(self._is_awaited(lock)))
-        known = self._pods.named(*parsed.holder)
-        if known is not None and isinstance(judgement := judge(facts, _recorded_holder(known)), Keep):
+        record = self._pods.named(*parsed.holder)
+        if record is not None and isinstance(judgement := judge(facts, _recorded_holder(record)), Keep):
             return judgement
         pod = self._cluster.pod(*parsed.holder)
         if pod is None:
@@ -229,10 +226,10 @@ class NodeLocks:
             has_devices=any(key in pod.annotations for key in self._revoked)))
 
     def _facts(self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None) -> LockFacts:
-        """Returns what is known about the lock, and notes that it has been seen."""
+        """Returns the facts about the lock, and notes that it has been seen."""
         clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
         seen_for_s = clock - state.note_since("seen", text, clock)
-        # a Binding of ours, also one from an earlier term of this process, may still be on its way
+        # otherwise a Binding of this process, also one from an earlier term, may still be on its way
         is_inherited = sighting.at <= leading_since and text != state.written[0]
         return LockFacts(
             node=lock.node, age_s=sighting.proven_age(parsed.at.timestamp(), clock) if parsed is not None else 0.0,
@@ -241,12 +238,13 @@ class NodeLocks:
             is_leftover=text == state.leftover, is_readable=parsed is not None)
 
     def _gone(self, text: str, state: LockState, was_allocating: bool | None = None) -> GoneHolder:
-        """Returns the holder of *text*, which is deleted, and notes since when that is known."""
+        """Returns the deleted holder of *text*, and notes when the deletion was found."""
         clock = self._clock()
         return GoneHolder(clock - state.note_since("holder gone", text, clock), was_allocating)
 
     def _is_orphaned(self, text: str, state: LockState) -> bool:
-        """Reports whether we wrote *text* for a pod that is deleted; a later pod of its name does not hold the lock."""
+        """Reports whether this process wrote *text* for a pod that is deleted. A later pod of its name does not hold
+        the lock."""
         written, uid = state.written
         return written == text and self._pods.is_deleted(uid)
 

@@ -58,8 +58,9 @@ def test_handshakes_of_a_fresh_cluster_are_spread_over_rounds():
 
 
 @pytest.mark.parametrize(("error", "written"), [
-    (ClusterError("denied by a webhook", 403), 2), (Conflict("modified", 409), 2), (no_answer(), 0)], ids=str)
-def test_a_failed_handshake_does_not_stop_the_others_unless_there_is_no_answer(error, written):
+    (ClusterError("denied by a webhook", 403), 2), (Conflict("modified", 409), 2), (no_answer(), 0),
+    (ClusterError("too many requests", 429), 0)], ids=str)
+def test_a_failed_handshake_does_not_stop_the_others_unless_the_server_is_silent_or_too_busy(error, written):
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(3)])
     made.fake.fail("annotate_node", error)
     made.controller.step()
