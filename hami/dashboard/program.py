@@ -22,9 +22,9 @@ from hami.kube.api import Api
 from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
-from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
+from hami.runtime.interpreter import collect_rarely, set_switch_interval
 from hami.runtime.signals import listen, run_until_signal
-from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
+from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.state.store import Store
 from hami.web.connections import TlsContexts
 from hami.web.pages import AppServer
@@ -60,26 +60,27 @@ class DashboardProgram:
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
-        loops = {**self._watches.loops(), "explainer": self._explain, "collector": self._collector.run}
-        self._threads = [WatchedThread(name, run) for name, run in loops.items()]
+        self._explaining = PeriodicTask("explainer", self._explain, 0.0)
+        self._is_prepared = False
+        self._tasks: list[Task] = [self._explaining, self._collector, *self._watches.tasks]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
         set_switch_interval()
         collect_rarely()
         self._server.start()
-        for thread in self._threads:
-            thread.start()
+        for task in self._tasks:
+            task.start()
         log.info("serving", extra={"bind": "%s:%s" % self.address})
 
     def stop(self) -> None:
         """Stops all parts."""
         self._server.stop()
-        self._watches.stop()
         self._explainer.stop()
-        self._collector.stop()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        for task in self._tasks:
+            task.stop()
+        for task in self._tasks:
+            task.join(JOIN_S)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -92,7 +93,7 @@ class DashboardProgram:
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang; empty if none."""
-        return problems(self._threads)
+        return problems(self._tasks)
 
     def _version(self) -> tuple[int, ...]:
         return (*self._cache.version(), self._explainer.answered, self._collector.changes(),
@@ -100,14 +101,13 @@ class DashboardProgram:
 
     def _explain(self) -> None:
         """Computes answers, and the rows of nodes that have changed, so that no viewer waits for many."""
-        compile_templates(self._app)
-        beat_before_wait()
-        self._watches.is_synced(None)
-        freeze_gc()
-        while self._explainer.wait(REFRESH_S):
+        if not self._is_prepared:
+            compile_templates(self._app)
+            self._is_prepared = True
+        if self._explainer.wait(REFRESH_S) and self._watches.is_synced():
             self._cache.expire()
             self._live.node_rows()
-            self._explainer.answer_all()
+            self._explainer.answer_all(self._explaining.beat)
 
 
 def _tls(settings: DashboardSettings) -> TlsContexts | None:

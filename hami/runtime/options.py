@@ -180,9 +180,9 @@ def values_of_environment(flags: Iterable[Flag], environ: Mapping[str, str],
     *parsers*: for fields whose variable is read in another way than the flag. Raises: MalformedInput, which names the
     variable.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for flag in flags:
         if name := next((name for name in flag.environment if environ.get(name)), ""):
             parse = parsers.get(flag.parameter, flag.type.parse)
-            found[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
-    return found
+            values[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
+    return values

@@ -310,21 +310,21 @@ def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
     allocated_elsewhere(scheduler)
-    scheduler.controller.tick()
+    scheduler.controller.step()
     annotations = scheduler.fake.nodes["n1"].annotations
     assert NVIDIA.annotations.handshake not in annotations, "the node was not as it was known"
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
     assert scheduler.fake.bindings == 0
     scheduler.watch("nodes")
-    scheduler.controller.tick()
+    scheduler.controller.step()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake]
 
 
 def test_a_handshake_does_not_make_a_node_foreign():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
-    scheduler.controller.tick()
+    scheduler.controller.step()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake]
     bind(scheduler)
     assert scheduler.fake.calls_of("pods_on") == []
