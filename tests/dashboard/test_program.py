@@ -135,10 +135,11 @@ class Started:
         self.hung_reason, self.start, self.stop = program.hung_reason, int, int
 
 
-def test_a_thread_that_hangs_fails_the_liveness_probe(start, cluster, monkeypatch):
-    monkeypatch.setattr("hami.runtime.watchdog.HUNG_S", 0.1)
+def test_a_thread_that_hangs_fails_the_liveness_probe(start, cluster):
     cluster.is_read.clear()
     program = start()
+    for task in program._tasks:
+        task._limit_s = 0.1
     eventually(lambda: "hangs" in get(program, "/healthz")[1], "the probe fails")
     assert get(program, "/healthz")[0] == 500
     cluster.is_read.set()
@@ -249,7 +250,7 @@ def test_policies_and_devices_are_those_of_the_scheduler_s_flags():
     _, _, cache = dashboard("--node-scheduler-policy=spread", "--gpu-scheduler-policy=binpack",
                             "--resource-name=a.b/gpu", "--enable-ascend", "--foreign-reservations")
     assert (cache.policies.node, cache.policies.device) == ("spread", "binpack")
-    assert cache.vendors["NVIDIA"].count == "a.b/gpu"
+    assert cache.vendors["NVIDIA"].resources.count == "a.b/gpu"
     assert any(vendor.key.startswith("Ascend") for vendor in cache.vendors)
 
 
