@@ -12,8 +12,8 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hami.errors import HamiError
@@ -72,14 +72,12 @@ class Connection(io.RawIOBase):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Returns at least one byte. Raises: OSError, also at the end: gunicorn takes a short body for a whole one."""
-        try:
-            self._set_deadline(is_answer=False)
+        if self.is_ending:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection is being ended")
+        with self._deadline(is_answer=False):
             if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
                 self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
             data = self._socket.recv(min(size, PIECE))
-        except TimeoutError as error:
-            self.is_ending = True
-            raise ConnectionResetError(errno.ECONNRESET, "the request did not arrive in time") from error
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the client has ended the connection")
         self.is_silent = False
@@ -93,18 +91,23 @@ class Connection(io.RawIOBase):
 
     def sendall(self, data: bytes) -> None:
         """Sends *data*. Raises: OSError."""
-        self._set_deadline(is_answer=True)
-        self._socket.sendall(data)
+        with self._deadline(is_answer=True):
+            self._socket.sendall(data)
 
     send = sendall
 
-    def _set_deadline(self, *, is_answer: bool) -> None:
+    @contextmanager
+    def _deadline(self, *, is_answer: bool) -> Iterator[None]:
         if self._is_answer is not is_answer:
             self._is_answer, self._until = is_answer, self._deadlines[is_answer]()
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
+        try:
+            if (left := self._until - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            yield
+        except TimeoutError as error:
+            self.is_ending = True
+            raise ConnectionResetError(errno.ECONNRESET, "the client is too slow") from error
 
     def has_data(self, milliseconds: int) -> bool:
         """Reports whether more arrives within *milliseconds*."""
