@@ -12,8 +12,8 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hami.errors import HamiError
@@ -39,8 +39,7 @@ def client_is_trusted(environ: Mapping[str, object]) -> bool:
 class Connection(io.RawIOBase):
     """The socket of a client, with deadlines; it is blocking, and other timeouts are ignored.
 
-    A handshake of TLS, a client that is too slow and the end of the stream are errors of `recv`, where gunicorn and
-    socketserver expect them.
+    The first `recv` makes the handshake of TLS. Clients that are too slow are errors of `recv` and `sendall`.
     """
 
     def __init__(self, client: socket.socket, clients: dict[Connection, None], *, read_until: Callable[[], float],
@@ -58,13 +57,8 @@ class Connection(io.RawIOBase):
         self._until = 0.0
         self.since = time.monotonic()
         self.is_silent = True  # until something has been received
-        self.has_asked = False  # until `note_request`
         self.is_ending = False
         clients[self] = None
-
-    def note_request(self) -> None:
-        """Called when the request has arrived."""
-        self.has_asked = True
 
     @property
     def is_trusted(self) -> bool:
@@ -77,15 +71,13 @@ class Connection(io.RawIOBase):
         return "http" if self._tls is None else "https"
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Returns at least one byte. The first call makes the handshake of TLS. Raises: OSError."""
-        try:
-            self._set_deadline(is_answer=False)
+        """Returns at least one byte. Raises: OSError, also at the end: gunicorn takes a short body for a whole one."""
+        if self.is_ending:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection is being ended")
+        with self._deadline(is_answer=False):
             if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
                 self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
             data = self._socket.recv(min(size, PIECE))
-        except TimeoutError as error:
-            self.is_ending = True
-            raise ConnectionResetError(errno.ECONNRESET, "the request did not arrive in time") from error
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the client has ended the connection")
         self.is_silent = False
@@ -99,18 +91,23 @@ class Connection(io.RawIOBase):
 
     def sendall(self, data: bytes) -> None:
         """Sends *data*. Raises: OSError."""
-        self._set_deadline(is_answer=True)
-        self._socket.sendall(data)
+        with self._deadline(is_answer=True):
+            self._socket.sendall(data)
 
     send = sendall
 
-    def _set_deadline(self, *, is_answer: bool) -> None:
+    @contextmanager
+    def _deadline(self, *, is_answer: bool) -> Iterator[None]:
         if self._is_answer is not is_answer:
             self._is_answer, self._until = is_answer, self._deadlines[is_answer]()
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
+        try:
+            if (left := self._until - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            yield
+        except TimeoutError as error:
+            self.is_ending = True
+            raise ConnectionResetError(errno.ECONNRESET, "the client is too slow") from error
 
     def has_data(self, milliseconds: int) -> bool:
         """Reports whether more arrives within *milliseconds*."""
@@ -168,19 +165,14 @@ class Connection(io.RawIOBase):
         super().close()
 
 
-def listen_as_flagged(flag: str, bind: tuple[str, int]) -> socket.socket:
-    """A socket that listens on *bind*, the address that *flag* gives. Raises: HamiError naming both."""
-    try:
-        return listen(*bind)
-    except HamiError as error:
-        raise HamiError(f"{flag}: {error}") from error
+def listen(host: str, port: int, *, flag: str = "", backlog: int | None = None) -> socket.socket:
+    """A socket that listens on *host*, on all addresses if that is empty.
 
-
-def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
-    """A socket that listens on *host*, on all addresses if that is empty. Raises: HamiError naming the address."""
-    shown = Address(host, port)
+    Raises: HamiError naming the address, and the *flag* that gives it.
+    """
+    problem = f"{flag and flag + ': '}cannot listen on {Address(host, port)}"
     if not 0 <= port <= 65_535:
-        raise HamiError(f"cannot listen on {shown}: expected a port from 0 to 65535")
+        raise HamiError(f"{problem}: expected a port from 0 to 65535")
     try:
         if not host and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
@@ -189,4 +181,4 @@ def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket
     except OSError as error:
         # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-        raise HamiError(f"cannot listen on {shown}: {reason}") from error
+        raise HamiError(f"{problem}: {reason}") from error

@@ -24,7 +24,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client.exposition import gzip_accepted
 
-from hami.web.connections import Connection, TlsContexts, listen_as_flagged
+from hami.web.connections import Connection, TlsContexts, listen
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class AppServer:
         addresses. *tls*: ``None`` for plain HTTP. *timeout*: seconds that a client may take for its request and the
         answer together."""
         self._name = name
-        self._make: Callable[[], _Server] = lambda: _Server(name, listen_as_flagged(flag, bind), app, tls, timeout)
+        self._make: Callable[[], _Server] = lambda: _Server(name, listen(*bind, flag=flag), app, tls, timeout)
         self._server: _Server | None = None
 
     def start(self) -> None:
@@ -147,6 +147,7 @@ class _Server(ThreadingTCPServer):
         self.base_environ = {
             "SERVER_NAME": str(listener.getsockname()[0]), "SERVER_PORT": str(listener.getsockname()[1]),
             "GATEWAY_INTERFACE": "CGI/1.1", "SCRIPT_NAME": "", "REMOTE_HOST": "", "CONTENT_LENGTH": "",
+            "hami.server": name,
             **({"HTTPS": "on"} if tls is not None else {})}
 
     def get_request(self) -> tuple[Any, Any]:
@@ -160,8 +161,8 @@ class _Server(ThreadingTCPServer):
         clients = [client for client in list(self._clients) if not client.is_ending]
         if len(clients) > CLIENTS:  # with the new one
             log.warning("%s: too many connections, one ended", self.name, extra={"client": client_address[0]})
-            # the oldest without a request, else the oldest
-            min(clients[:-1], key=lambda client: client.has_asked).end()
+            # the oldest that has sent nothing, else the oldest
+            min(clients[:-1], key=lambda client: not client.is_silent).end()
         if len(self._clients) > 2 * CLIENTS:  # many of them are ending
             self.shutdown_request(request)
             return
@@ -184,10 +185,6 @@ class _Exchange(SimpleHandler):
     result: Any
     status: Any
 
-    def __init__(self, name: str, *streams: Any, **options: Any) -> None:
-        super().__init__(*streams, **options)
-        self._name = name
-
     def finish_response(self) -> None:
         """Sends the answer, in chunks if its length is not known."""
         self.headers["Connection"] = "close"
@@ -198,7 +195,7 @@ class _Exchange(SimpleHandler):
         super().finish_response()
 
     def log_exception(self, exc_info: Any) -> None:
-        log.error("%s: request failed", self._name, exc_info=exc_info)
+        log.error("%s: request failed", self.environ["hami.server"], exc_info=exc_info)
 
 
 class _Handler(WSGIRequestHandler):
@@ -208,7 +205,6 @@ class _Handler(WSGIRequestHandler):
     server_version = "hami"
     sys_version = ""
     server: _Server
-    request: Any
 
     def handle(self) -> None:
         self.close_connection = True
@@ -217,9 +213,8 @@ class _Handler(WSGIRequestHandler):
             self.requestline, self.request_version, self.command = "", "", ""
             self.send_error(414)
         elif self.raw_requestline and self.parse_request():
-            self.request.note_request()
-            _Exchange(self.server.name, self.rfile, self.wfile, self.get_stderr(), self.get_environ(),
-                      multithread=True).run(self.server.app)
+            streams: tuple[Any, Any, Any] = self.rfile, self.wfile, self.get_stderr()
+            _Exchange(*streams, self.get_environ(), multithread=True).run(self.server.app)
         self.request.finish()
 
     def log_message(self, format: str, *args: Any) -> None:

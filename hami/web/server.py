@@ -15,6 +15,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import takewhile
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -120,13 +122,11 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
 
 class _Listener:
-    """A listening socket of gunicorn, which accepts connections with deadlines."""
+    """A listening socket of gunicorn, whose clients *connect* makes connections of."""
 
-    def __init__(self, listener: Any, connect: Callable[..., Connection], tls: TlsContexts | None) -> None:
+    def __init__(self, listener: Any, connect: Callable[[Any], Connection]) -> None:
         self._listener = listener
         self._connect = connect
-        self.tls = tls
-        self.is_local = Address(*listener.getsockname()[:2]).is_loopback
 
     def accept(self) -> tuple[Connection, object]:
         """Returns the next client. Raises: BlockingIOError if there is none, for whatever reason."""
@@ -134,7 +134,7 @@ class _Listener:
             client, address = self._listener.accept()
         except OSError as error:  # the client has gone
             raise BlockingIOError(errno.EAGAIN, "no client") from error
-        return self._connect(client, tls=self.tls, is_local=self.is_local), address
+        return self._connect(client), address
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._listener, name)
@@ -146,9 +146,11 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, age: int, ppid: int, sockets: list[Any], app: _Application, *rest: Any) -> None:
         self._application = app
-        self._listeners = [_Listener(listener, self._connect, None if number else app.tls)
-                           for number, listener in enumerate(sockets)]
         self._clients: dict[Connection, None] = {}
+        self._listeners = [_Listener(listener, partial(
+            Connection, clients=self._clients, tls=None if number else app.tls, read_until=self._read_until,
+            write_until=lambda: time.monotonic() + ANSWER_S,
+            is_local=Address(*listener.getsockname()[:2]).is_loopback)) for number, listener in enumerate(sockets)]
         self._handled = 0  # connections that threads have
         self._lock = threading.Lock()  # guards _handled
         self._stopper: threading.Thread | None = None
@@ -159,12 +161,8 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def note_start(self) -> None:
         """Called when the application has been made."""
         self._has_started = True
-        first = self._listeners[0]
-        log.info("serving", extra={"bind": "%s:%s" % first.getsockname()[:2], "tls": first.tls is not None})
-
-    def _connect(self, client: Any, **given: Any) -> Connection:
-        return Connection(client, self._clients, read_until=self._read_until,
-                          write_until=lambda: time.monotonic() + ANSWER_S, **given)
+        log.info("serving", extra={"bind": "%s:%s" % self._listeners[0].getsockname()[:2],
+                                   "tls": self._application.tls is not None})
 
     def _read_until(self) -> float:
         return time.monotonic() + self._application.read_seconds / (5 if self._is_busy() else 1)
@@ -179,8 +177,8 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self._begin_stop()
         if not self.alive or len(self._clients) >= self.cfg.worker_connections:
             latest = time.monotonic() - SILENT_S
-            for client in list(self._clients):
-                if client.is_silent and client.since < latest:
+            for client in takewhile(lambda client: client.since < latest, list(self._clients)):
+                if client.is_silent:
                     client.end()
 
     def handle(self, conn: Any) -> object:
@@ -199,20 +197,19 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self._handled -= 1
         return keep
 
-    def _begin_stop(self) -> None:
+    def _begin_stop(self) -> threading.Thread:
         if self._stopper is None:
             log.info("stopping")
             self._stopper = threading.Thread(target=self._application.on_stop, name="stop", daemon=True)
             self._stopper.start()
             for listener in self._listeners:
                 listener.close()
+        return self._stopper
 
     def end_process(self) -> None:
         """Ends the process: a normal exit would wait for all threads."""
         if not self._has_started:
             os._exit(BOOT_FAILED)
-        self._begin_stop()
-        if self._stopper is not None:
-            self._stopper.join(self.cfg.graceful_timeout)
+        self._begin_stop().join(self.cfg.graceful_timeout)
         log.info("stopped")
         os._exit(0)
