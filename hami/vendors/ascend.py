@@ -17,7 +17,7 @@ from hami.errors import MalformedInput
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
 from hami.vendors.admission import check_amounts
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
@@ -61,7 +61,7 @@ class ChipFunctions:
     family: Collection[str]
     hides: bool
 
-    def admit(self, draft: Draft) -> bool:
+    def admit(self, draft: ContainerDraft) -> bool:
         """Admits a container. Raises: MalformedInput with a message for the pod's author."""
         found = draft.resources.count in draft.given
         if found:
@@ -69,7 +69,7 @@ class ChipFunctions:
             self._request_whole_modules(draft)
             _cores_only_in_software(draft)
             self._round_memory(draft)
-            draft.set_runtime_class(self.chip.runtime_class)
+            draft.pod.set_runtime_class(self.chip.runtime_class)
         elif self.hides and not any(name in draft.limits or name in draft.requests for name in self.family):
             draft.set_env(VISIBLE, "")
         return found
@@ -110,7 +110,7 @@ class ChipFunctions:
         time, chips = written_keys(vendor.key)
         return {time: context.seconds, chips: json.dumps(entries, separators=(",", ":"))}
 
-    def _request_whole_modules(self, draft: Draft) -> None:
+    def _request_whole_modules(self, draft: ContainerDraft) -> None:
         """Rounds one chip up to a pair, for chips that come in pairs."""
         name = draft.resources.count
         count = draft.rounded(name) or 0
@@ -121,7 +121,7 @@ class ChipFunctions:
             raise MalformedInput(name, count, "expected 1 or an even number", message=problem)
         draft.set_amount(name, 2)
 
-    def _round_memory(self, draft: Draft) -> None:
+    def _round_memory(self, draft: ContainerDraft) -> None:
         """Sets the memory that the container will get, in units of the resource.
 
         It is rounded down; the fit rounds it up to the same template again.
@@ -132,7 +132,7 @@ class ChipFunctions:
         memory_mib = self.chip.memory_allocatable
         if (amount := draft.rounded(name)) is not None:
             memory_mib = amount * factor
-            if not _is_soft(draft):
+            if not _is_soft(draft.pod):
                 if (size := self._size(memory_mib)) is None:
                     raise MalformedInput(name, amount, f"expected at most {self.chip.memory_capacity} MiB",
                                          message=f"{name} {amount} is invalid")
@@ -168,14 +168,14 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
     return NETWORK_WEIGHT * concentration(usages, placement, _network)
 
 
-def _cores_only_in_software(draft: Draft) -> None:
+def _cores_only_in_software(draft: ContainerDraft) -> None:
     name = draft.resources.cores
-    if not _is_soft(draft) and (draft.rounded(name) or 0) > 0:
+    if not _is_soft(draft.pod) and (draft.rounded(name) or 0) > 0:
         problem = f"{name} is only supported in {SOFT} (soft split) mode"
         raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)
 
 
-def _is_soft(pod: FitContext | Draft) -> bool:
+def _is_soft(pod: FitContext | PodDraft) -> bool:
     return pod.annotation(MODE) == SOFT
 
 

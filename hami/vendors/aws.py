@@ -15,7 +15,7 @@ from hami.errors import MalformedInput
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.admission import invalid_amount
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.resources import Resources
 from hami.vendors.select import aligned_run
@@ -54,7 +54,7 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return tuple(replace(device, info={"instance_type": kind}) for device in made or ())
 
 
-def admit(draft: Draft) -> bool:
+def admit(draft: ContainerDraft) -> bool:
     """Rejects amounts that fit nowhere and changes nothing. Raises: MalformedInput."""
     return _parse(draft.resources, draft.limits, draft.requests) is not None
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from hami.codec.drs import GIB, DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
 from hami.vendors.admission import check_amounts, invalid_amount
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, parse_amounts
 from hami.vendors.resources import Resources
 from hami.vendors.shares import common_share
@@ -29,7 +29,7 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return None if text is None else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
 
 
-def admit(draft: Draft) -> bool:
+def admit(draft: ContainerDraft) -> bool:
     """Sets the requested amounts in both limits and requests. Slices take precedence over memory and cores.
 
     Raises: MalformedInput for amounts that are zero, cannot be read, or exceed the cores of a device.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, common_request
 from hami.vendors.resources import Resources
 from hami.vendors.select import WING, on_wings, positions_of
@@ -52,7 +52,7 @@ def other_slices(usage: DeviceUsage, request: Request, context: FitContext, pick
     return None if usage.memory_used_mib == usage.slots_used * request.memory_mib else Reason.CUSTOM_RULE
 
 
-def round_memory(draft: Draft) -> None:
+def round_memory(draft: ContainerDraft) -> None:
     """Sets limit and request of memory to the size of the slice, if the container has a memory limit."""
     name = draft.resources.memory
     if name in draft.limits:

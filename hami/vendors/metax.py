@@ -17,7 +17,7 @@ from hami.codec.metax import parse_cards, parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, Reason, Request, Share
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import counted, each_once
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import AnnotationContext, FitContext, Vendor
@@ -75,19 +75,19 @@ def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return each_once(devices)
 
 
-def class_and_quality(draft: Draft) -> None:
+def class_and_quality(draft: ContainerDraft) -> None:
     """Rejects unknown classes and qualities, and several cards for a pod with a class. The default is best effort.
 
     Raises: MalformedInput.
     """
-    app_class, quality = draft.annotation(APP_CLASS), draft.annotation(QOS)
+    app_class, quality = draft.pod.annotation(APP_CLASS), draft.pod.annotation(QOS)
     if app_class is not None:
         _check_word(APP_CLASS, app_class, CLASSES)
         if draft.rounded(draft.resources.count) != 1:
             message = "app-class pod must request single device"
             raise MalformedInput(draft.resources.count, draft.given[draft.resources.count], message, message=message)
     if app_class != ONLINE and quality is None:
-        draft.set_annotation(QOS, BEST_EFFORT)
+        draft.pod.set_annotation(QOS, BEST_EFFORT)
     elif app_class != ONLINE and quality is not None:
         _check_word(QOS, quality, QUALITIES)
 

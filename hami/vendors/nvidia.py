@@ -8,7 +8,7 @@ from hami.codec.device_config import NvidiaConfig
 from hami.errors import MalformedInput
 from hami.quantity import rounded_up
 from hami.vendors.admission import check_amounts
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
@@ -21,7 +21,7 @@ _PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})  # not /tmp: progr
 _SHOWN = 100  # characters of a value in a message
 
 
-def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
+def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     """Admits a container. Returns whether it requests devices.
 
     A container that requests only memory, percent or cores gets the default number of devices. A container that
@@ -45,7 +45,7 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
     if found:
         _check_variables(draft)
-        draft.set_runtime_class(config.runtime_class_name)
+        draft.pod.set_runtime_class(config.runtime_class_name)
     if config.strict:
         _check_strictly(draft, found)
     if (config.overwrite_env or config.strict) and not draft.rounded(resources.count):
@@ -53,7 +53,7 @@ def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
     return found
 
 
-def confine(draft: Draft) -> None:
+def confine(draft: ContainerDraft) -> None:
     """Admits a container of a pod that another scheduler places, in strict mode.
 
     What could lift limits is rejected as in pods of our own, and a container that requests no devices sees none.
@@ -67,13 +67,13 @@ def confine(draft: Draft) -> None:
         draft.set_env(_VISIBLE, "none")
 
 
-def _check_percent(draft: Draft) -> None:
+def _check_percent(draft: ContainerDraft) -> None:
     name = draft.resources.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
         raise draft.invalid(name, percent, "must be an integer between 0 and 100")
 
 
-def _check_variables(draft: Draft) -> None:
+def _check_variables(draft: ContainerDraft) -> None:
     """Rejects variables that would lift the limits: a container's own variables override the device plugin's.
 
     ``CUDA_DISABLE_CONTROL`` and ``GPU_CORE_UTILIZATION_POLICY`` are for users and allowed. So is ``LD_PRELOAD``: many
@@ -89,7 +89,7 @@ def _check_variables(draft: Draft) -> None:
             raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
 
 
-def _check_strictly(draft: Draft, found: bool) -> None:
+def _check_strictly(draft: ContainerDraft, found: bool) -> None:
     """Rejects what a specification can do to lift limits, or to see more devices. *found*: it requests devices."""
     for name, value in draft.variables:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
@@ -109,12 +109,12 @@ def _check_strictly(draft: Draft, found: bool) -> None:
             raise _refused(draft, field, "it can hide files of the limiter")
 
 
-def _refused(draft: Draft, field: str, reason: str) -> MalformedInput:
+def _refused(draft: ContainerDraft, field: str, reason: str) -> MalformedInput:
     message = f"container {draft.name}: {field} is not permitted in strict mode: {reason}"
     return MalformedInput(f"container {draft.name}", field, reason, message=message)
 
 
-def _wants_whole_devices(draft: Draft) -> bool:
+def _wants_whole_devices(draft: ContainerDraft) -> bool:
     resources, given = draft.resources, draft.given
     percent = given.get(resources.memory_percent)
     return rounded_up(percent) == WHOLE if percent is not None else resources.memory not in given

@@ -20,12 +20,13 @@ from hami.model import (
     Allocation, Budget, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason, Request,
     Selector, Share, Weights,
 )
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.resources import CoreUnit, Resources
 
 __all__ = [
-    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "CoreUnit", "Decision", "Draft",
-    "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys", "Vendor",
+    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "ContainerDraft", "CoreUnit",
+    "Decision", "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys",
+    "Vendor",
 ]
 
 MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
@@ -188,11 +189,11 @@ class AdmissionRules:
 
     # Changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput with a
     # message for the pod's author. Default: :mod:`hami.vendors.admission`.
-    admit: Callable[[Draft], bool] | None = None
+    admit: Callable[[ContainerDraft], bool] | None = None
     admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
-    confine: Callable[[Draft], None] | None = None
+    confine: Callable[[ContainerDraft], None] | None = None
     refuses_ephemeral: bool = False  # a pod that requests the vendor's devices may not get ephemeral containers
 
 

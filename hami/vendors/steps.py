@@ -8,18 +8,18 @@ from __future__ import annotations
 from hami.errors import MalformedInput
 from hami.quantity import strict_integer
 from hami.vendors.admission import invalid_amount
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 
 
-def at_least_one(draft: Draft) -> None:
+def at_least_one(draft: ContainerDraft) -> None:
     """Rejects a count below one. Raises: MalformedInput."""
     name = draft.resources.count
     if (count := draft.rounded(name)) is not None and count < 1:
         raise invalid_amount(name, count, "must be greater than 0")
 
 
-def percentage_of_cores(draft: Draft) -> None:
+def percentage_of_cores(draft: ContainerDraft) -> None:
     """Rejects cores that are not a percentage from 1 to 100. Raises: MalformedInput."""
     name = draft.resources.cores
     if (text := draft.given.get(name)) is None:
@@ -29,13 +29,13 @@ def percentage_of_cores(draft: Draft) -> None:
         raise invalid_amount(name, text, "must be an integer percentage between 1 and 100")
 
 
-def all_cores_of_several(draft: Draft) -> None:
+def all_cores_of_several(draft: ContainerDraft) -> None:
     """A container with several devices gets all their cores, whatever it requests."""
     if (count := draft.rounded(draft.resources.count) or 0) > 1 and draft.resources.cores:
         draft.set_amount(draft.resources.cores, count * WHOLE)
 
 
-def whole_devices(draft: Draft, *, memory: int, cores: int) -> None:
+def whole_devices(draft: ContainerDraft, *, memory: int, cores: int) -> None:
     """A container with several devices, or without a memory request, gets whole devices.
 
     *memory*, *cores*: the amounts of one device, in the units of the vendor's resources.
@@ -47,20 +47,20 @@ def whole_devices(draft: Draft, *, memory: int, cores: int) -> None:
                 draft.set_amount(name, count * amount)
 
 
-def single_size(draft: Draft, *, sizes: tuple[int, ...], message: str) -> None:
+def single_size(draft: ContainerDraft, *, sizes: tuple[int, ...], message: str) -> None:
     """Rejects memory of a single device that is not one of *sizes*, with *message*. Raises: MalformedInput."""
     name = draft.resources.memory
     if draft.rounded(draft.resources.count) == 1 and (size := draft.rounded(name)) is not None and size not in sizes:
         raise MalformedInput(name, size, message, message=message)
 
 
-def count_in_annotation(draft: Draft, *, key: str) -> None:
+def count_in_annotation(draft: ContainerDraft, *, key: str) -> None:
     """Sets the pod annotation *key* to the device count, if there are several."""
     if (count := draft.rounded(draft.resources.count) or 0) > 1:
-        draft.set_annotation(key, str(count))
+        draft.pod.set_annotation(key, str(count))
 
 
-def name_in_env(draft: Draft, *, variable: str) -> None:
+def name_in_env(draft: ContainerDraft, *, variable: str) -> None:
     """Sets *variable* to the container's name, unless the container sets it itself."""
     if draft.name and variable not in dict(draft.variables):
         draft.set_env(variable, draft.name)
