@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.spec import Catalog
@@ -17,7 +16,7 @@ def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
     """Admits each container of *pod* with its vendors' own functions, or else the common one.
 
     Its vendors are those whose resources it names, and those that admit all containers.
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: MalformedInput, PodRefused.
     """
     for container in pod.containers:
         requested = vendors.requested_by(container.limits, container.requests)
@@ -30,7 +29,7 @@ def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
 def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
     """Admits each container of *pod*, which another scheduler places, with the functions that vendors have for that.
 
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: MalformedInput, PodRefused.
     """
     for container in pod.containers:
         for vendor in vendors:
@@ -60,7 +59,7 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
 
 
 def check_amounts(draft: ContainerDraft) -> None:
-    """Rejects amounts that are not integers, negative or too large. Raises: MalformedInput."""
+    """Rejects amounts that are not integers, negative or too large. Raises: PodRefused."""
     resources = draft.resources
     for name, text in draft.given.items():
         if resources.parse_amount(name, text) is None:
@@ -68,11 +67,6 @@ def check_amounts(draft: ContainerDraft) -> None:
             highest = INT32_MAX // max(resources.memory_factor, 1) if is_memory else INT32_MAX
             unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and resources.memory_units else ""
             raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
-
-
-def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:
-    """Returns the error for an invalid amount of the resource *name*."""
-    return MalformedInput(name, value, problem, message=f"{name} {problem}")
 
 
 _COMMON = admit_with()

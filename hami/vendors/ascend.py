@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hami.codec.device_config import AscendChip, Template
-from hami.errors import MalformedInput
+from hami.errors import PodRefused
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
 from hami.vendors.admission import check_amounts
@@ -62,9 +62,8 @@ class ChipFunctions:
     hides: bool
 
     def admit(self, draft: ContainerDraft) -> bool:
-        """Admits a container. Raises: MalformedInput with a message for the pod's author."""
-        found = draft.resources.count in draft.given
-        if found:
+        """Admits a container. Raises: PodRefused."""
+        if is_requested := draft.resources.count in draft.given:
             check_amounts(draft)
             self._request_whole_modules(draft)
             _cores_only_in_software(draft)
@@ -72,7 +71,7 @@ class ChipFunctions:
             draft.pod.set_runtime_class(self.chip.runtime_class)
         elif self.hides and not any(name in draft.limits or name in draft.requests for name in self.family):
             draft.set_env(VISIBLE, "")
-        return found
+        return is_requested
 
     def no_room(self, usage: DeviceUsage, request: Request, context: FitContext,
                 picks: Sequence[Share]) -> Reason | None:
@@ -91,10 +90,10 @@ class ChipFunctions:
         Otherwise it selects chips of few networks, if each chip of the node is in one, or the first chips.
         """
         if self.chip.super_pod and request.count > 1:
-            found = whole_pairs(eligible, request.count)
-            if len(found) < request.count:
-                return NoCombination(Reason.TOO_FEW_FITTING, len(found), request.count)
-            return found
+            pairs = whole_pairs(eligible, request.count)
+            if len(pairs) < request.count:
+                return NoCombination(Reason.TOO_FEW_FITTING, len(pairs), request.count)
+            return pairs
         if is_networked(self.chip) and all(NETWORK in usage.device.info for usage in context.usages):
             return grouped(eligible, request.count, _network)
         return eligible[:request.count]
@@ -117,8 +116,7 @@ class ChipFunctions:
         if not self.chip.super_pod or count % 2 == 0:
             return
         if count > 1:
-            problem = f"{self.chip.common_word} device request must be 1 or 2*n, got {count}"
-            raise MalformedInput(name, count, "expected 1 or an even number", message=problem)
+            raise PodRefused(f"{self.chip.common_word} device request must be 1 or 2*n, got {count}")
         draft.set_amount(name, 2)
 
     def _round_memory(self, draft: ContainerDraft) -> None:
@@ -134,11 +132,9 @@ class ChipFunctions:
             memory_mib = amount * factor
             if not _is_soft(draft.pod):
                 if (size := self._size(memory_mib)) is None:
-                    raise MalformedInput(name, amount, f"expected at most {self.chip.memory_capacity} MiB",
-                                         message=f"{name} {amount} is invalid")
+                    raise PodRefused(f"{name} {amount} is invalid")
                 if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
-                    raise MalformedInput(name, amount, "expected whole chips where there are several",
-                                         message="vNPU not supported for multiple devices")
+                    raise PodRefused("vNPU not supported for multiple devices")
                 memory_mib = size.memory_mib
         draft.set_limit(name, max(memory_mib // factor, 1))
         draft.set_request(name, max(memory_mib // factor, 1))
@@ -171,8 +167,7 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 def _cores_only_in_software(draft: ContainerDraft) -> None:
     name = draft.resources.cores
     if not _is_soft(draft.pod) and (draft.rounded(name) or 0) > 0:
-        problem = f"{name} is only supported in {SOFT} (soft split) mode"
-        raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)
+        raise PodRefused(f"{name} is only supported in {SOFT} (soft split) mode")
 
 
 def _is_soft(pod: FitContext | PodDraft) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
+from hami.codec.metax import parse_cards
 from hami.vendors import (
     admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
 )
@@ -74,8 +75,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
                 use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",
                 use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
                 mode="nvidia.com/vgpu-mode"),
-            annotate=mig.annotate,
-            read_shares=mig.read_shares),
+            annotate=mig.annotate, read_shares=mig.read_shares),
         admission=AdmissionRules(
             admit=functools.partial(nvidia.admit, config=config),
             admits_all=config.overwrite_env or config.strict or config.gpu_core_policy not in ("", "default"),
@@ -85,8 +85,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             inventory=inventory.registered,
             rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                    Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),
-            allows_repeats=mig.in_mig_mode,
-            make_share=mig.make_share),
+            allows_repeats=mig.in_mig_mode, make_share=mig.make_share),
     )
 
 
@@ -97,7 +96,6 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
     functions = ascend.ChipFunctions(chip, [other.names.count for other in family], hides)
     return Vendor(
         key=word,
-        resources=Resources(),
         annotations=Annotations(
             register=f"hami.io/node-register-{word}", handshake=f"hami.io/node-handshake-{word}",
             to_allocate=f"hami.io/{word}-devices-to-allocate", allocated=f"hami.io/{word}-devices-allocated",
@@ -107,11 +105,9 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         admission=AdmissionRules(admit=functions.admit, admits_all=hides),
         decision=Decision(
             inventory=functools.partial(ascend.registered, soft=config.hami_vnpu_core),
-            device_cores=100,
-            check_node=ascend.check_node,
+            device_cores=100, check_node=ascend.check_node,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, functions.no_room, *_CORES),
-            select_devices=functions.select_devices,
-            make_share=functions.make_share,
+            select_devices=functions.select_devices, make_share=functions.make_share,
             node_score=ascend.node_score if ascend.is_networked(chip) else None),
     )
 
@@ -147,7 +143,7 @@ def _metax_sgpu(topology_aware: bool) -> Vendor:
             read_shares=functools.partial(metax.read_shares, topology_aware=topology_aware)),
         admission=AdmissionRules(admit=admission.admit_with(metax.class_and_quality)),
         decision=Decision(
-            inventory=metax.shared_cards,
+            inventory=functools.partial(inventory.registered, parse=parse_cards, noun="sdevice"),
             rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                    Rule.MEMORY, metax.too_few_cores),
             select_devices=metax.select_devices,
@@ -171,8 +167,7 @@ _WITHOUT_NAMES = (
         admission=AdmissionRules(
             admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1)),
         decision=Decision(
-            inventory=inventory.registered,
-            needs_capacity=True,
+            inventory=inventory.registered, needs_capacity=True,
             rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
             make_share=shares.compute_units),
     ),
@@ -183,25 +178,21 @@ _WITHOUT_NAMES = (
             allocated="hami.io/aws-neuron-devices-allocated",
             node_keys=(aws.INSTANCE_TYPE,), extra_keys=aws.WRITTEN, lock="",
             selectors=_uuids("aws.amazon.com/use-neuron-uuid", "aws.amazon.com/nouse-neuron-uuid"),
-            annotate=aws.annotate,
-            read_shares=aws.read_shares),
+            annotate=aws.annotate, read_shares=aws.read_shares),
         admission=AdmissionRules(admit=aws.admit),
         decision=Decision(
             inventory=aws.inventory,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
-            select_devices=aws.select_devices,
-            make_share=aws.make_share),
+            select_devices=aws.select_devices, make_share=aws.make_share),
     ),
     Vendor(
         key="Biren",
-        resources=Resources(),
         annotations=Annotations(
             register="hami.io/node-biren-register", handshake="hami.io/node-handshake-biren",
             to_allocate="hami.io/Biren-devices-to-allocate", allocated="hami.io/Biren-devices-allocated",
             selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid")),
         decision=Decision(
-            inventory=inventory.registered,
-            device_cores=100,
+            inventory=inventory.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
             make_share=shares.nothing_but_the_device),
     ),
@@ -227,8 +218,7 @@ _WITHOUT_NAMES = (
             annotate=enflame.annotate),
         admission=AdmissionRules(admit=enflame.admit),
         decision=Decision(
-            inventory=enflame.inventory,
-            check_node=enflame.check_node,
+            inventory=enflame.inventory, check_node=enflame.check_node,
             rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA,
                    enflame.no_memory, enflame.too_few_slices),
             make_share=enflame.make_share),
@@ -277,10 +267,7 @@ _WITHOUT_NAMES = (
             selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
             annotate=functools.partial(annotation_texts.annotate, texts=_MOORE_THREADS_TEXTS)),
         admission=AdmissionRules(admit=admission.admit_with(
-            steps.at_least_one, admission.check_amounts, functools.partial(steps.whole_devices, memory=96, cores=16),
-            functools.partial(steps.single_size, sizes=(2, 4, 8, 16, 32, 64, 96), message=(
-                "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]")),
-            functools.partial(steps.count_in_annotation, key="mthreads.com/request-gpu-num"))),
+            steps.at_least_one, admission.check_amounts, steps.whole_sgpus)),
         decision=Decision(
             inventory=inventory.divided("mthreads", slots=100, cores=16),
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL,
@@ -288,17 +275,14 @@ _WITHOUT_NAMES = (
     ),
     Vendor(
         key="Vastai",
-        resources=Resources(),
         annotations=Annotations(
             register="hami.io/node-va-register", handshake="hami.io/node-handshake-va",
             to_allocate="hami.io/Vastai-devices-to-allocate", allocated="hami.io/Vastai-devices-allocated",
             selectors=_uuids("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid")),
         decision=Decision(
-            inventory=inventory.registered,
-            device_cores=100,
+            inventory=inventory.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
-            select_devices=vastai.select_devices,
-            make_share=shares.nothing_but_the_device,
+            select_devices=vastai.select_devices, make_share=shares.nothing_but_the_device,
             node_score=vastai.node_score),
     ),
     Vendor(  # Kunlun in slices
@@ -310,14 +294,12 @@ _WITHOUT_NAMES = (
             selectors=_KUNLUN_SELECTORS),
         admission=AdmissionRules(admit=admission.admit_with(kunlun.round_memory)),
         decision=Decision(
-            inventory=kunlun.registered,
-            device_cores=100,
+            inventory=kunlun.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
             select_devices=kunlun.choose_slices),
     ),
     Vendor(  # Kunlun, whole
         key="kunlun",
-        resources=Resources(),
         annotations=Annotations(
             allocated="hami.io/kunlun-allocated",
             extra_keys=tuple(_KUNLUN_TEXTS), lock="",
@@ -327,8 +309,6 @@ _WITHOUT_NAMES = (
             inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
                                         numa=lambda index, count: int(index >= count // 2)),
             rules=(Rule.HEALTH, Rule.UUID),
-            select_devices=kunlun.choose_cards,
-            make_share=kunlun.whole_card,
-            node_score=kunlun.node_score),
+            select_devices=kunlun.choose_cards, make_share=kunlun.whole_card, node_score=kunlun.node_score),
     ),
 )

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from hami.codec.objects import convert_pod
-from hami.errors import MalformedInput
+from hami.errors import MalformedInput, PodRefused
 from hami.model import Container, Pod
 from hami.quantity import rounded_up
 from hami.vendors.resources import Resources
@@ -90,8 +90,8 @@ class PodDraft:
 class ContainerDraft:
     """A container with the changes of admission, as one vendor sees it.
 
-    *decoded*: the container as it came in. *resources*: those of the vendor. *limits*, *requests*: the quantities as
-    text, with the changes.
+    *wire*, *decoded*: the container as it came in. *resources*: those of the vendor. *limits*, *requests*: the
+    quantities as text, with the changes. *env*: the environment variables that admission sets.
     """
 
     pod: PodDraft
@@ -134,10 +134,9 @@ class ContainerDraft:
         except MalformedInput as error:
             raise self.invalid(name, text, error.problem) from error
 
-    def invalid(self, name: str, value: object, problem: str) -> MalformedInput:
-        """Returns the error for an invalid amount of *name*, with a message for the pod's author."""
-        message = f"invalid {name} value {value} in container {self.name}: {problem}"
-        return MalformedInput(name, value, problem, message)
+    def invalid(self, name: str, value: object, problem: str) -> PodRefused:
+        """Returns the error for an invalid amount of *name*."""
+        return PodRefused(f"invalid {name} value {value} in container {self.name}: {problem}")
 
     def set_limit(self, name: str, value: int) -> None:
         """Sets the limit of *name*."""
@@ -163,10 +162,6 @@ class ContainerDraft:
         """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
         return [(name, value if isinstance(value := entry.get("value"), str) else None)
                 for entry in self.entries("env") if isinstance(name := entry.get("name"), str)]
-
-    def replaces(self, name: str) -> bool:
-        """Reports whether admission sets the environment variable *name*, so that the container's own has no effect."""
-        return name in self.env
 
     def entries(self, field: str) -> list[Mapping[str, Any]]:
         """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""

@@ -187,8 +187,8 @@ class Annotations:
 class AdmissionRules:
     """The admission of pods: changes of the webhook, and pods that it denies."""
 
-    # Changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput with a
-    # message for the pod's author. Default: :mod:`hami.vendors.admission`.
+    # Changes the draft of a container; returns whether the container requests devices. Raises: PodRefused. Default:
+    # :mod:`hami.vendors.admission`.
     admit: Callable[[ContainerDraft], bool] | None = None
     admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
@@ -223,7 +223,7 @@ class Vendor:
     """One vendor: its names on the wire, units, defaults and rules. Equal only to itself."""
 
     key: str  # names the vendor in annotations
-    resources: Resources
+    resources: Resources = Resources()
     annotations: Annotations = Annotations()
     admission: AdmissionRules = AdmissionRules()
     decision: Decision
