@@ -85,7 +85,8 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             inventory=inventory.registered,
             rules=(Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                    Rule.QUOTA, Rule.MEMORY, *_CORES, mig.no_placement),
-            allows_repeats=mig.in_mig_mode, make_share=mig.make_share),
+            allows_repeats=mig.in_mig_mode,
+            make_share=mig.make_share),
     )
 
 

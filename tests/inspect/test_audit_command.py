@@ -53,6 +53,12 @@ def test_each_inconsistency_is_found(nodes, pods, found):
     assert rules(nodes or [node("n", CARD)], pods) == [found]
 
 
+def test_a_node_with_more_devices_than_a_node_can_have():
+    evil = node("evil", *(gpu(str(number)) for number in range(257)))
+    assert rules([node("n", CARD), evil], [held("p", "evil", ("0", 1, 1))]) == [
+        ("CardGone", "pod default/p"), ("UnreadableInventory", "node evil")]
+
+
 def test_an_object_that_cannot_be_read_is_found():
     assert rules(unreadable=(UnreadableObject("pod", "a/b", "broken"),)) == [("UnreadableObject", "pod a/b")]
 
