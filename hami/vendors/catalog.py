@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
-from hami.vendors import (
-    admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
-)
+from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai
 from hami.vendors.spec import (
-    AdmissionRules, Annotations, Catalog, CoreUnit, Decision, Resources, Rule, SelectorKeys, Vendor,
+    AdmissionRules, AnnotationContext, Annotations, Catalog, CoreUnit, Decision, Resources, Rule, SelectorKeys, Vendor,
 )
 
 
@@ -22,12 +21,12 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     *ascend*, *iluvatar*: include these chips, which upstream enables with flags.
     Raises: MalformedInput if two vendors claim one name.
     """
-    made = [_nvidia(config.nvidia)] if config.nvidia else []
-    made += [_with_names(vendor, config.names[vendor.key])
-             for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)) if vendor.key in config.names]
-    made += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
-    made += [_with_names(_iluvatar(chip.common_word), chip.names) for chip in config.iluvatars if iluvatar]
-    return Catalog(vendor for vendor in made if vendor.resources.count)
+    catalog = [_nvidia(config.nvidia)] if config.nvidia else []
+    catalog += [_with_names(vendor, config.names[vendor.key])
+                for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)) if vendor.key in config.names]
+    catalog += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
+    catalog += [_with_names(_iluvatar(chip.common_word), chip.names) for chip in config.iluvatars if iluvatar]
+    return Catalog(vendor for vendor in catalog if vendor.resources.count)
 
 
 def _with_names(vendor: Vendor, names: Names) -> Vendor:
@@ -42,16 +41,21 @@ _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
-_KUNLUN_TEXTS: annotation_texts.Texts = {"BAIDU_COM_DEVICE_IDX": annotation_texts.last_indexes}
-_CAMBRICON_TEXTS: annotation_texts.Texts = {
+_Texts = Mapping[str, Callable[[Vendor, AnnotationContext], str]]
+_KUNLUN_TEXTS: _Texts = {"BAIDU_COM_DEVICE_IDX": lambda vendor, context: context.last_indexes}
+_CAMBRICON_TEXTS: _Texts = {
     "CAMBRICON_DSMLU_ASSIGNED": lambda vendor, context: "false",
-    "CAMBRICON_DSMLU_PROFILE": annotation_texts.first_profile,
+    "CAMBRICON_DSMLU_PROFILE": lambda vendor, context: context.first_profile(vendor.resources.memory_factor),
 }
-_MOORE_THREADS_TEXTS: annotation_texts.Texts = {
-    "mthreads.com/gpu-index": annotation_texts.last_indexes,
+_MOORE_THREADS_TEXTS: _Texts = {
+    "mthreads.com/gpu-index": lambda vendor, context: context.last_indexes,
     "mthreads.com/predicate-node": lambda vendor, context: context.node,
     "mthreads.com/predicate-time": lambda vendor, context: context.nanoseconds,
 }
+
+
+def _annotate(vendor: Vendor, context: AnnotationContext, *, texts: _Texts) -> Mapping[str, str]:
+    return {key: text(vendor, context) for key, text in texts.items()}
 
 
 def _uuids(use: str, nouse: str) -> SelectorKeys:
@@ -241,7 +245,7 @@ _WITHOUT_NAMES = (
             allocated="hami.io/cambricon-mlu-devices-allocated",
             extra_keys=tuple(_CAMBRICON_TEXTS), lock="cambricon.com/dsmlu.lock",
             selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
-            annotate=functools.partial(annotation_texts.annotate, texts=_CAMBRICON_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_CAMBRICON_TEXTS)),
         decision=Decision(
             inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES)),
@@ -266,7 +270,7 @@ _WITHOUT_NAMES = (
             allocated="hami.io/mthreads-vgpu-devices-allocated",
             extra_keys=tuple(_MOORE_THREADS_TEXTS), lock="",
             selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
-            annotate=functools.partial(annotation_texts.annotate, texts=_MOORE_THREADS_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_MOORE_THREADS_TEXTS)),
         admission=AdmissionRules(admit=admission.admit_with(
             steps.at_least_one, admission.check_amounts, steps.whole_sgpus)),
         decision=Decision(
@@ -305,7 +309,7 @@ _WITHOUT_NAMES = (
             allocated="hami.io/kunlun-allocated",
             extra_keys=tuple(_KUNLUN_TEXTS), lock="",
             selectors=_KUNLUN_SELECTORS,
-            annotate=functools.partial(annotation_texts.annotate, texts=_KUNLUN_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_KUNLUN_TEXTS)),
         decision=Decision(
             inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
                                         numa=lambda index, count: int(index >= count // 2)),

@@ -33,7 +33,7 @@ def sections() -> tuple[str, ...]:
 
     Raises: HamiError if two packages claim a section, or one claims a section of HAMi's own.
     """
-    return tuple(entry.name for entry in _found())
+    return tuple(entry.name for entry in _entries())
 
 
 def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
@@ -42,15 +42,14 @@ def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
 
     Raises: HamiError with the name of an entry point that cannot be loaded or conflicts with others.
     """
-    made = list(vendors(devices, ascend=ascend, iluvatar=iluvatar))
-    together = Catalog(made)
-    for entry in _found():
-        made += _vendors_of(entry, devices.extra_sections.get(entry.name, {}))
+    combined = vendors(devices, ascend=ascend, iluvatar=iluvatar)
+    for entry in _entries():
+        added = _vendors_of(entry, devices.extra_sections.get(entry.name, {}))
         try:
-            together = Catalog(made)
+            combined = Catalog([*combined, *added])
         except MalformedInput as error:
             raise _failure(entry, str(error)) from error
-    return together
+    return combined
 
 
 def full_catalog(devices: DeviceConfig) -> Catalog:
@@ -58,30 +57,29 @@ def full_catalog(devices: DeviceConfig) -> Catalog:
     return catalog(devices, ascend=True, iluvatar=True)
 
 
-def _found() -> list[EntryPoint]:
-    found = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
-    known: dict[str, EntryPoint] = {}
-    for entry in found:
+def _entries() -> list[EntryPoint]:
+    entries: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if entry.name in DeviceConfigFile.__struct_fields__:
             raise _failure(entry, "expected a name that is not a section of HAMi's own")
-        if known.setdefault(entry.name, entry) != entry:
-            raise _failure(entry, f"expected another name than that of {known[entry.name].value}")
-    return list(known.values())
+        if entries.setdefault(entry.name, entry) != entry:
+            raise _failure(entry, f"expected another name than that of {entries[entry.name].value}")
+    return list(entries.values())
 
 
 def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor]:
     try:
-        made = entry.load()(section)
-        found = [made] if isinstance(made, Vendor) else list(made)
+        result = entry.load()(section)
+        added = [result] if isinstance(result, Vendor) else list(result)
     except MalformedInput as error:
         raise _failure(entry, f"section {entry.name}: {error}") from error
     except Exception as error:  # third-party code may raise anything
         raise _failure(entry, f"cannot be loaded: {type(error).__name__}: {error}") from error
-    for vendor in found:
+    for vendor in added:
         if not isinstance(vendor, Vendor):
             raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
         _check(entry, vendor)
-    return [_guarded_vendor(vendor) for vendor in found]
+    return [_guarded_vendor(vendor) for vendor in added]
 
 
 def _guarded_vendor(vendor: Vendor) -> Vendor:

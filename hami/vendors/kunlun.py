@@ -63,12 +63,12 @@ def round_memory(draft: ContainerDraft) -> None:
 
 def slice_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns the common request, with memory rounded up to a slice (at most a card) and the cores of that slice."""
-    found = common_request(vendor, resources, container)
-    if found is None:
+    request = common_request(vendor, resources, container)
+    if request is None:
         return None
     has_memory = resources.memory in resources.amounts(container.limits, container.requests)
-    memory = _slice_mib(found.memory_mib) if has_memory else CARD_MIB
-    return replace(found, memory_mib=memory, memory_percent=None if has_memory else WHOLE,
+    memory = _slice_mib(request.memory_mib) if has_memory else CARD_MIB
+    return replace(request, memory_mib=memory, memory_percent=None if has_memory else WHOLE,
                    cores=memory * 100 // CARD_MIB)
 
 

@@ -66,8 +66,8 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
-        use = [found for key in self.use_uuids if (found := _selected(annotations, key)) is not None]
-        nouse = [found for key in self.nouse_uuids if (found := _selected(annotations, key)) is not None]
+        use = [uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None]
+        nouse = [uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None]
         return Selector(
             use_types=_selected(annotations, self.use_types),
             nouse_types=_selected(annotations, self.nouse_types),
@@ -145,6 +145,20 @@ class AnnotationContext:
     shares: Allocation
     devices: Mapping[str, Device]
     now: datetime
+
+    @property
+    def last_indexes(self) -> str:
+        """The indexes of the devices of the last container that has any: ``7,6``."""
+        shares = next(shares for shares in reversed(self.shares) if shares)
+        return ",".join(str(self.devices[share.uuid].index) for share in shares)
+
+    def first_profile(self, memory_factor: int) -> str:
+        """Returns the first device of the first container that has any: ``<index>_<cores>_<memory>``.
+
+        *memory_factor*: MiB for one unit of the memory.
+        """
+        share = next(share for shares in self.shares for share in shares)
+        return f"{self.devices[share.uuid].index}_{share.cores}_{share.memory_mib // memory_factor}"
 
     @property
     def seconds(self) -> str:
@@ -280,14 +294,14 @@ class Catalog:
 
     def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors that have any of these resource names, sorted by key."""
-        return _found(self._by_resource, itertools.chain(*resources))
+        return _owners(self._by_resource, itertools.chain(*resources))
 
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
-        return _found(self._by_allocated, annotations)
+        return _owners(self._by_allocated, annotations)
 
 
-def _found(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
+def _owners(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    found = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
-    return tuple([found[key] for key in sorted(found)])
+    by_key = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    return tuple([by_key[key] for key in sorted(by_key)])
