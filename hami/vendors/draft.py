@@ -123,12 +123,12 @@ class ContainerDraft:
         return self.resources.amounts(self.limits, self.requests)
 
     def rounded(self, name: str) -> int | None:
-        """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: MalformedInput."""
+        """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: PodRefused."""
         text = self.given.get(name)
         return None if text is None else self.parse(name, text)
 
     def parse(self, name: str, text: str) -> int:
-        """Returns *text*, an amount of *name*, rounded up. Raises: MalformedInput."""
+        """Returns *text*, an amount of *name*, rounded up. Raises: PodRefused."""
         try:
             return rounded_up(text)
         except MalformedInput as error:
