@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
 
 from hami.codec.device_config import RESOURCE_NAME, DeviceConfig, DeviceConfigFile
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
-from hami.model import Node, Pod
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog, Vendor
 
 GROUP = "hami.vendors"
-
-T = TypeVar("T")
 
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # a part of label keys
 _RESOURCE = re.compile(RESOURCE_NAME)
@@ -79,31 +74,7 @@ def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor
         if not isinstance(vendor, Vendor):
             raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
         _check(entry, vendor)
-    return [_guarded_vendor(vendor) for vendor in added]
-
-
-def _guarded_vendor(vendor: Vendor) -> Vendor:
-    """Returns *vendor* such that an error in its functions for a node or a pod affects this node or pod only."""
-    read_shares = vendor.annotations.read_shares
-    return replace(
-        vendor, decision=replace(vendor.decision, inventory=_guarded(vendor.decision.inventory)),
-        annotations=replace(vendor.annotations, read_shares=_guarded(read_shares) if read_shares else None))
-
-
-def _guarded(read: Callable[..., T]) -> Callable[..., T]:
-    """Returns *read*, a function for a node or a pod, such that any error affects this object only."""
-
-    def guarded(vendor: Vendor, source: Node | Pod, *rest: object) -> T:
-        try:
-            return read(vendor, source, *rest)
-        except MalformedInput:
-            raise
-        except Exception as error:  # third-party code may raise anything
-            where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
-            raise MalformedInput(where, f"{type(error).__name__}: {error}",
-                                 f"vendor {vendor.key} cannot read it") from error
-
-    return guarded
+    return added
 
 
 def _check(entry: EntryPoint, vendor: Vendor) -> None:

@@ -11,7 +11,7 @@ from hami.codec.register import check_number, parse_devices, parse_pair_scores
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
-from hami.vendors.spec import Inventory, Rule, Vendor
+from hami.vendors.spec import Inventory, Rule, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
 # Characters of each annotation and label that an inventory is read from. 256 devices take 47,000, 64 devices with the
@@ -27,7 +27,7 @@ def read_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...]:
     for key in (vendor.annotations.register, *vendor.annotations.node_keys):
         if len(text := node.annotations.get(key, node.labels.get(key, ""))) > MAX_TEXT:
             raise MalformedInput(key, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
-    devices = vendor.decision.inventory(vendor, node) or ()
+    devices = read_with(vendor.decision.inventory, vendor, node) or ()
     check_number(f"node {node.name}", vendor.key, len(devices))
     return devices
 

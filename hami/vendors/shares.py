@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hami.codec.allocation import parse_shares
 from hami.model import Allocation, DeviceUsage, Pod, Reason, Request, Share
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext, Vendor
+from hami.vendors.spec import FitContext, Vendor, read_with
 
 
 def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
@@ -49,7 +49,7 @@ def read_allocation(pod: Pod, vendor: Vendor, limit: int) -> Allocation:
     keys = vendor.annotations
     containers = parse_shares(keys.allocated, pod.annotations[keys.allocated])
     if keys.read_shares is not None:
-        containers = keys.read_shares(vendor, pod, containers)
+        containers = read_with(keys.read_shares, vendor, pod, containers)
     if sum(map(len, containers)) <= limit:
         return containers
     numbers = iter(range(limit))

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import TypeVar
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
@@ -28,6 +29,8 @@ __all__ = [
     "Decision", "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys",
     "Vendor",
 ]
+
+T = TypeVar("T")
 
 MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
@@ -255,6 +258,21 @@ class Vendor:
 _PLACES = {part.name: place
            for place, record in (("resources", Resources), ("annotations", Annotations), ("admission", AdmissionRules),
                                  ("decision", Decision)) for part in fields(record)}
+
+
+def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest: object) -> T:
+    """Returns the result of *read*, a function of *vendor* for a node or a pod.
+
+    Raises: MalformedInput, whatever *read* raises, so that a fault of a third party affects this node or pod only.
+    """
+    try:
+        return read(vendor, source, *rest)
+    except MalformedInput:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
+        raise MalformedInput(where, f"{type(error).__name__}: {error}",
+                             f"vendor {vendor.key} cannot read it") from error
 
 
 class Catalog:
