@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
-from hami.vendors.draft import Admission, Draft
-from hami.vendors.spec import Vendor
+from hami.vendors.draft import ContainerDraft, PodDraft
+from hami.vendors.spec import Catalog
 
-Step = Callable[[Draft], None]
-Admit = Callable[[Draft], bool]
+Step = Callable[[ContainerDraft], None]
+Admit = Callable[[ContainerDraft], bool]
 
 
-def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """Admits *container* with the vendor's own function, or else the common one.
+def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
+    """Admits each container of *pod* with its vendors' own functions, or else the common one.
 
-    Raises: MalformedInput with a message for the pod's author.
+    Its vendors are those whose resources it names, and those that admit all containers.
+    Raises: MalformedInput, PodRefused.
     """
-    draft = Draft(vendor.resources, pod, container)
-    return draft.result((vendor.admission.admit or _COMMON)(draft))
+    for container in pod.containers:
+        requested = vendors.requested_by(container.limits, container.requests)
+        for vendor in (*requested, *(other for other in vendors.admitting_all if other not in requested)):
+            admit = vendor.admission.admit or _COMMON
+            if admit(container.seen_with(vendor.resources)):
+                pod.set_requests_devices()
 
 
-def confine(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns *container*, of a pod of another scheduler, as the vendor's function for that changes it.
+def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
+    """Admits each container of *pod*, which another scheduler places, with the functions that vendors have for that.
 
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: MalformedInput, PodRefused.
     """
-    draft = Draft(vendor.resources, pod, container)
-    if vendor.admission.confine is not None:
-        vendor.admission.confine(draft)
-    return draft.result(False).container
+    for container in pod.containers:
+        for vendor in vendors:
+            if vendor.admission.confine is not None:
+                vendor.admission.confine(container.seen_with(vendor.resources))
 
 
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:
@@ -42,7 +45,7 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     """
     every = steps if check_amounts in steps else (check_amounts, *steps)
 
-    def admit(draft: Draft) -> bool:
+    def admit(draft: ContainerDraft) -> bool:
         name = draft.resources.count
         if default_count and draft.given and name not in draft.given:
             draft.set_limit(name, default_count)
@@ -55,8 +58,8 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     return admit
 
 
-def check_amounts(draft: Draft) -> None:
-    """Rejects amounts that are not integers, negative or too large. Raises: MalformedInput."""
+def check_amounts(draft: ContainerDraft) -> None:
+    """Rejects amounts that are not integers, negative or too large. Raises: PodRefused."""
     resources = draft.resources
     for name, text in draft.given.items():
         if resources.parse_amount(name, text) is None:
@@ -64,11 +67,6 @@ def check_amounts(draft: Draft) -> None:
             highest = INT32_MAX // max(resources.memory_factor, 1) if is_memory else INT32_MAX
             unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and resources.memory_units else ""
             raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
-
-
-def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:
-    """Returns the error for an invalid amount of the resource *name*."""
-    return MalformedInput(name, value, problem, message=f"{name} {problem}")
 
 
 _COMMON = admit_with()

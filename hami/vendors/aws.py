@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hami.errors import MalformedInput
+from hami.errors import MalformedInput, PodRefused
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
 from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.admission import invalid_amount
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.resources import Resources
 from hami.vendors.select import aligned_run
@@ -38,24 +37,24 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     Raises: MalformedInput if the capacities contradict each other or the label is missing.
     """
     resources = vendor.resources
-    devices = capacity_of(node, resources.count) or 0
-    cores = devices if not resources.cores else capacity_of(node, resources.cores) or 0
-    if not devices and not cores:
+    count = capacity_of(node, resources.count) or 0
+    cores = count if not resources.cores else capacity_of(node, resources.cores) or 0
+    if not count and not cores:
         return None
-    if not devices or cores % devices or not 1 <= cores // devices <= MAX_CORES:
+    if not count or cores % count or not 1 <= cores // count <= MAX_CORES:
         raise MalformedInput(f"capacity of {resources.cores}", cores, f"expected 1 to {MAX_CORES} cores for each of "
-                             f"the {devices} devices that {resources.count} names")
+                             f"the {count} devices that {resources.count} names")
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:
         raise MalformedInput(f"label {INSTANCE_TYPE}", "", "missing, expected the instance type: it determines "
                              "which devices are linked")
-    each = cores // devices
-    made = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
-    return tuple(replace(device, info={"instance_type": kind}) for device in made or ())
+    each = cores // count
+    devices = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
+    return tuple(replace(device, info={"instance_type": kind}) for device in devices or ())
 
 
-def admit(draft: Draft) -> bool:
-    """Rejects amounts that fit nowhere and changes nothing. Raises: MalformedInput."""
+def admit(draft: ContainerDraft) -> bool:
+    """Rejects amounts that fit nowhere and changes nothing. Raises: PodRefused."""
     return _parse(draft.resources, draft.limits, draft.requests) is not None
 
 
@@ -63,7 +62,7 @@ def parse_request(vendor: str, resources: Resources, container: Container) -> Re
     """Returns a request for whole devices (cores 0) or for a total of cores; ``None`` if it cannot be parsed."""
     try:
         parsed = _parse(resources, container.limits, container.requests)
-    except MalformedInput:
+    except PodRefused:
         return None
     return Request(vendor=vendor, count=parsed[0], cores=parsed[1]) if parsed is not None else None
 
@@ -139,17 +138,17 @@ def _parse(resources: Resources, limits: Mapping[str, str], requests: Mapping[st
         return None
     cores = _amount(resources.cores, given[resources.cores], PAIR * INT32_MAX)
     if cores > PAIR and cores % PAIR:
-        raise invalid_amount(resources.cores, cores, f"must be 1 or a multiple of {PAIR}, got {cores}")
+        raise PodRefused(f"{resources.cores} must be 1 or a multiple of {PAIR}, got {cores}")
     return 1, cores
 
 
-def _amount(name: str, text: str, most: int) -> int:
+def _amount(name: str, text: str, limit: int) -> int:
     if (value := strict_integer(text)) is None:
-        raise invalid_amount(name, text, "must be an integer")
+        raise PodRefused(f"{name} must be an integer")
     if value < 1:
-        raise invalid_amount(name, text, "must be greater than 0")
-    if value > most:
-        raise invalid_amount(name, text, f"must not exceed {most}")
+        raise PodRefused(f"{name} must be greater than 0")
+    if value > limit:
+        raise PodRefused(f"{name} must not exceed {limit}")
     return value
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
-from hami.vendors import (
-    admission, annotation_texts, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai,
-)
+from hami.codec.metax import parse_cards
+from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai
 from hami.vendors.spec import (
-    AdmissionRules, Annotations, Catalog, CoreUnit, Decision, PartitionRule, Resources, Rule, SelectorKeys, Vendor,
+    AdmissionRules, AnnotationContext, Annotations, Catalog, CoreUnit, Decision, PartitionRule, Resources, Rule,
+    SelectorKeys, Vendor,
 )
 
 
@@ -21,12 +22,12 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     *ascend*, *iluvatar*: include these chips, which upstream enables with flags.
     Raises: MalformedInput if two vendors claim one name.
     """
-    made = [_nvidia(config.nvidia)] if config.nvidia else []
-    made += [_with_names(vendor, config.names[vendor.key])
-             for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)) if vendor.key in config.names]
-    made += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
-    made += [_with_names(_iluvatar(chip.common_word), chip.names) for chip in config.iluvatars if iluvatar]
-    return Catalog(vendor for vendor in made if vendor.resources.count)
+    catalog = [_nvidia(config.nvidia)] if config.nvidia else []
+    catalog += [_with_names(vendor, config.names[vendor.key])
+                for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)) if vendor.key in config.names]
+    catalog += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
+    catalog += [_with_names(_iluvatar(chip.common_word), chip.names) for chip in config.iluvatars if iluvatar]
+    return Catalog(vendor for vendor in catalog if vendor.resources.count)
 
 
 def _with_names(vendor: Vendor, names: Names) -> Vendor:
@@ -41,16 +42,21 @@ _SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"))
-_KUNLUN_TEXTS: annotation_texts.Texts = {"BAIDU_COM_DEVICE_IDX": annotation_texts.last_indexes}
-_CAMBRICON_TEXTS: annotation_texts.Texts = {
+_Texts = Mapping[str, Callable[[Vendor, AnnotationContext], str]]
+_KUNLUN_TEXTS: _Texts = {"BAIDU_COM_DEVICE_IDX": lambda vendor, context: context.last_indexes}
+_CAMBRICON_TEXTS: _Texts = {
     "CAMBRICON_DSMLU_ASSIGNED": lambda vendor, context: "false",
-    "CAMBRICON_DSMLU_PROFILE": annotation_texts.first_profile,
+    "CAMBRICON_DSMLU_PROFILE": lambda vendor, context: context.first_profile(vendor.resources.memory_factor),
 }
-_MOORE_THREADS_TEXTS: annotation_texts.Texts = {
-    "mthreads.com/gpu-index": annotation_texts.last_indexes,
+_MOORE_THREADS_TEXTS: _Texts = {
+    "mthreads.com/gpu-index": lambda vendor, context: context.last_indexes,
     "mthreads.com/predicate-node": lambda vendor, context: context.node,
     "mthreads.com/predicate-time": lambda vendor, context: context.nanoseconds,
 }
+
+
+def _annotate(vendor: Vendor, context: AnnotationContext, *, texts: _Texts) -> Mapping[str, str]:
+    return {key: text(vendor, context) for key, text in texts.items()}
 
 
 def _uuids(use: str, nouse: str) -> SelectorKeys:
@@ -74,8 +80,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
                 use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",
                 use_uuids=("nvidia.com/use-gpuuuid",), nouse_uuids=("nvidia.com/nouse-gpuuuid",),
                 mode="nvidia.com/vgpu-mode"),
-            annotate=mig.annotate,
-            read_shares=mig.read_shares),
+            annotate=mig.annotate, read_shares=mig.read_shares),
         admission=AdmissionRules(
             admit=functools.partial(nvidia.admit, config=config),
             admits_all=config.overwrite_env or config.strict or config.gpu_core_policy not in ("", "default"),
@@ -98,7 +103,6 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
     functions = ascend.ChipFunctions(chip, [other.names.count for other in family], hides)
     return Vendor(
         key=word,
-        resources=Resources(),
         annotations=Annotations(
             register=f"hami.io/node-register-{word}", handshake=f"hami.io/node-handshake-{word}",
             to_allocate=f"hami.io/{word}-devices-to-allocate", allocated=f"hami.io/{word}-devices-allocated",
@@ -108,11 +112,9 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
         admission=AdmissionRules(admit=functions.admit, admits_all=hides),
         decision=Decision(
             inventory=functools.partial(ascend.registered, soft=config.hami_vnpu_core),
-            device_cores=100,
-            check_node=ascend.check_node,
+            device_cores=100, check_node=ascend.check_node,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, functions.no_room, *_CORES),
-            select_devices=functions.select_devices,
-            make_share=functions.make_share,
+            select_devices=functions.select_devices, make_share=functions.make_share,
             node_score=ascend.node_score if ascend.is_networked(chip) else None),
     )
 
@@ -148,7 +150,7 @@ def _metax_sgpu(topology_aware: bool) -> Vendor:
             read_shares=functools.partial(metax.read_shares, topology_aware=topology_aware)),
         admission=AdmissionRules(admit=admission.admit_with(metax.class_and_quality)),
         decision=Decision(
-            inventory=metax.shared_cards,
+            inventory=functools.partial(inventory.registered, parse=parse_cards, noun="sdevice"),
             rules=(metax.unhealthy, metax.other_class, metax.other_quality, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
                    Rule.MEMORY, metax.too_few_cores),
             select_devices=metax.select_devices,
@@ -172,8 +174,7 @@ _WITHOUT_NAMES = (
         admission=AdmissionRules(
             admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1)),
         decision=Decision(
-            inventory=inventory.registered,
-            needs_capacity=True,
+            inventory=inventory.registered, needs_capacity=True,
             rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
             make_share=shares.compute_units),
     ),
@@ -184,25 +185,21 @@ _WITHOUT_NAMES = (
             allocated="hami.io/aws-neuron-devices-allocated",
             node_keys=(aws.INSTANCE_TYPE,), extra_keys=aws.WRITTEN, lock="",
             selectors=_uuids("aws.amazon.com/use-neuron-uuid", "aws.amazon.com/nouse-neuron-uuid"),
-            annotate=aws.annotate,
-            read_shares=aws.read_shares),
+            annotate=aws.annotate, read_shares=aws.read_shares),
         admission=AdmissionRules(admit=aws.admit),
         decision=Decision(
             inventory=aws.inventory,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
-            select_devices=aws.select_devices,
-            make_share=aws.make_share),
+            select_devices=aws.select_devices, make_share=aws.make_share),
     ),
     Vendor(
         key="Biren",
-        resources=Resources(),
         annotations=Annotations(
             register="hami.io/node-biren-register", handshake="hami.io/node-handshake-biren",
             to_allocate="hami.io/Biren-devices-to-allocate", allocated="hami.io/Biren-devices-allocated",
             selectors=_uuids("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid")),
         decision=Decision(
-            inventory=inventory.registered,
-            device_cores=100,
+            inventory=inventory.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
             make_share=shares.nothing_but_the_device),
     ),
@@ -228,8 +225,7 @@ _WITHOUT_NAMES = (
             annotate=enflame.annotate),
         admission=AdmissionRules(admit=enflame.admit),
         decision=Decision(
-            inventory=enflame.inventory,
-            check_node=enflame.check_node,
+            inventory=enflame.inventory, check_node=enflame.check_node,
             rules=(Rule.HEALTH, Rule.UUID, enflame.no_profile, enflame.no_slice, Rule.MUTEX, Rule.QUOTA,
                    enflame.no_memory, enflame.too_few_slices),
             make_share=enflame.make_share),
@@ -251,7 +247,7 @@ _WITHOUT_NAMES = (
             allocated="hami.io/cambricon-mlu-devices-allocated",
             extra_keys=tuple(_CAMBRICON_TEXTS), lock="cambricon.com/dsmlu.lock",
             selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
-            annotate=functools.partial(annotation_texts.annotate, texts=_CAMBRICON_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_CAMBRICON_TEXTS)),
         decision=Decision(
             inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES)),
@@ -276,12 +272,9 @@ _WITHOUT_NAMES = (
             allocated="hami.io/mthreads-vgpu-devices-allocated",
             extra_keys=tuple(_MOORE_THREADS_TEXTS), lock="",
             selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
-            annotate=functools.partial(annotation_texts.annotate, texts=_MOORE_THREADS_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_MOORE_THREADS_TEXTS)),
         admission=AdmissionRules(admit=admission.admit_with(
-            steps.at_least_one, admission.check_amounts, functools.partial(steps.whole_devices, memory=96, cores=16),
-            functools.partial(steps.single_size, sizes=(2, 4, 8, 16, 32, 64, 96), message=(
-                "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]")),
-            functools.partial(steps.count_in_annotation, key="mthreads.com/request-gpu-num"))),
+            steps.at_least_one, admission.check_amounts, steps.whole_sgpus)),
         decision=Decision(
             inventory=inventory.divided("mthreads", slots=100, cores=16),
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL,
@@ -289,17 +282,14 @@ _WITHOUT_NAMES = (
     ),
     Vendor(
         key="Vastai",
-        resources=Resources(),
         annotations=Annotations(
             register="hami.io/node-va-register", handshake="hami.io/node-handshake-va",
             to_allocate="hami.io/Vastai-devices-to-allocate", allocated="hami.io/Vastai-devices-allocated",
             selectors=_uuids("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid")),
         decision=Decision(
-            inventory=inventory.registered,
-            device_cores=100,
+            inventory=inventory.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
-            select_devices=vastai.select_devices,
-            make_share=shares.nothing_but_the_device,
+            select_devices=vastai.select_devices, make_share=shares.nothing_but_the_device,
             node_score=vastai.node_score),
     ),
     Vendor(  # Kunlun in slices
@@ -311,25 +301,21 @@ _WITHOUT_NAMES = (
             selectors=_KUNLUN_SELECTORS),
         admission=AdmissionRules(admit=admission.admit_with(kunlun.round_memory)),
         decision=Decision(
-            inventory=kunlun.registered,
-            device_cores=100,
+            inventory=kunlun.registered, device_cores=100,
             rules=(Rule.HEALTH, Rule.UUID, Rule.MEMORY, kunlun.other_slices, Rule.CORES, Rule.MUTEX),
             select_devices=kunlun.choose_slices),
     ),
     Vendor(  # Kunlun, whole
         key="kunlun",
-        resources=Resources(),
         annotations=Annotations(
             allocated="hami.io/kunlun-allocated",
             extra_keys=tuple(_KUNLUN_TEXTS), lock="",
             selectors=_KUNLUN_SELECTORS,
-            annotate=functools.partial(annotation_texts.annotate, texts=_KUNLUN_TEXTS)),
+            annotate=functools.partial(_annotate, texts=_KUNLUN_TEXTS)),
         decision=Decision(
             inventory=inventory.counted("kunlun", slots=100, memory_mib=kunlun.CARD_MIB, cores=100,
                                         numa=lambda index, count: int(index >= count // 2)),
             rules=(Rule.HEALTH, Rule.UUID),
-            select_devices=kunlun.choose_cards,
-            make_share=kunlun.whole_card,
-            node_score=kunlun.node_score),
+            select_devices=kunlun.choose_cards, make_share=kunlun.whole_card, node_score=kunlun.node_score),
     ),
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hami.codec.drs import GIB, DrsProfile, parse_drs_devices, render_drs_assignments
+from hami.errors import PodRefused
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
-from hami.vendors.admission import check_amounts, invalid_amount
-from hami.vendors.draft import Draft
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, parse_amounts
 from hami.vendors.resources import Resources
 from hami.vendors.shares import common_share
@@ -29,26 +30,26 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     return None if text is None else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
 
 
-def admit(draft: Draft) -> bool:
+def admit(draft: ContainerDraft) -> bool:
     """Sets the requested amounts in both limits and requests. Slices take precedence over memory and cores.
 
-    Raises: MalformedInput for amounts that are zero, cannot be read, or exceed the cores of a device.
+    Raises: PodRefused for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
     resources = draft.resources
     names = (resources.count,) if resources.count in draft.given else (resources.memory, resources.cores)
-    found = {name: value for name in names if (value := draft.rounded(name)) is not None}
-    for name, value in found.items():
+    amounts = {name: value for name in names if (value := draft.rounded(name)) is not None}
+    for name, value in amounts.items():
         if name == resources.cores and not 0 < value <= WHOLE:
-            raise invalid_amount(name, value, "must be in range (0,100]")
+            raise PodRefused(f"{name} must be in range (0,100]")
         if value <= 0:
-            raise invalid_amount(name, value, "must be greater than 0")
+            raise PodRefused(f"{name} must be greater than 0")
     check_amounts(draft)
-    for name, value in found.items():
+    for name, value in amounts.items():
         if name not in draft.limits:
             draft.set_limit(name, value)
         if name not in draft.requests:
             draft.set_request(name, value)
-    return bool(found)
+    return bool(amounts)
 
 
 def parse_request(vendor: str, resources: Resources, container: Container) -> Request | None:
@@ -117,8 +118,8 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
 
 
 def _profiles(device: Device) -> tuple[DrsProfile, ...]:
-    found: tuple[DrsProfile, ...] = device.info["profiles"]
-    return found
+    profiles: tuple[DrsProfile, ...] = device.info["profiles"]
+    return profiles
 
 
 def _smallest_profile(request: Request, device: Device) -> DrsProfile | None:

@@ -55,13 +55,13 @@ def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _most_shares(vendors: Catalog, requests: tuple[Request, ...]) -> Mapping[str, int]:
-    most: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for request in requests:
         shares = request.count
         if request.cores > shares and vendors[request.vendor].resources.core_unit is CoreUnit.MASK:
             shares = request.cores
-        most[request.vendor] = most.get(request.vendor, 0) + shares
-    return MappingProxyType(most)
+        limits[request.vendor] = limits.get(request.vendor, 0) + shares
+    return MappingProxyType(limits)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import TypeVar
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
@@ -20,13 +21,16 @@ from hami.model import (
     Allocation, Budget, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason, Request,
     Selector, Share, Weights,
 )
-from hami.vendors.draft import Draft
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.resources import CoreUnit, Resources
 
 __all__ = [
-    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "CoreUnit", "Decision", "Draft",
-    "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys", "Vendor",
+    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "ContainerDraft", "CoreUnit",
+    "Decision", "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys",
+    "Vendor",
 ]
+
+T = TypeVar("T")
 
 MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
@@ -64,8 +68,8 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
-        use = [found for key in self.use_uuids if (found := _selected(annotations, key)) is not None]
-        nouse = [found for key in self.nouse_uuids if (found := _selected(annotations, key)) is not None]
+        use = [uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None]
+        nouse = [uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None]
         return Selector(
             use_types=_selected(annotations, self.use_types),
             nouse_types=_selected(annotations, self.nouse_types),
@@ -145,6 +149,20 @@ class AnnotationContext:
     now: datetime
 
     @property
+    def last_indexes(self) -> str:
+        """The indexes of the devices of the last container that has any: ``7,6``."""
+        shares = next(shares for shares in reversed(self.shares) if shares)
+        return ",".join(str(self.devices[share.uuid].index) for share in shares)
+
+    def first_profile(self, memory_factor: int) -> str:
+        """Returns the first device of the first container that has any: ``<index>_<cores>_<memory>``.
+
+        *memory_factor*: MiB for one unit of the memory.
+        """
+        share = next(share for shares in self.shares for share in shares)
+        return f"{self.devices[share.uuid].index}_{share.cores}_{share.memory_mib // memory_factor}"
+
+    @property
     def seconds(self) -> str:
         """The Unix time in seconds."""
         return str(int(self.now.timestamp()))
@@ -192,13 +210,13 @@ class Annotations:
 class AdmissionRules:
     """The admission of pods: changes of the webhook, and pods that it denies."""
 
-    # Changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput with a
-    # message for the pod's author. Default: :mod:`hami.vendors.admission`.
-    admit: Callable[[Draft], bool] | None = None
+    # Changes the draft of a container; returns whether the container requests devices. Raises: PodRefused. Default:
+    # :mod:`hami.vendors.admission`.
+    admit: Callable[[ContainerDraft], bool] | None = None
     admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
-    confine: Callable[[Draft], None] | None = None
+    confine: Callable[[ContainerDraft], None] | None = None
     refuses_ephemeral: bool = False  # a pod that requests the vendor's devices may not get ephemeral containers
 
 
@@ -230,7 +248,7 @@ class Vendor:
     """One vendor: its names on the wire, units, defaults and rules. Equal only to itself."""
 
     key: str  # names the vendor in annotations
-    resources: Resources
+    resources: Resources = Resources()
     annotations: Annotations = Annotations()
     admission: AdmissionRules = AdmissionRules()
     decision: Decision
@@ -248,6 +266,21 @@ class Vendor:
 _PLACES = {part.name: place
            for place, record in (("resources", Resources), ("annotations", Annotations), ("admission", AdmissionRules),
                                  ("decision", Decision)) for part in fields(record)}
+
+
+def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest: object) -> T:
+    """Returns the result of *read*, a function of *vendor* for a node or a pod.
+
+    Raises: MalformedInput, whatever *read* raises, so that a fault of a third party affects this node or pod only.
+    """
+    try:
+        return read(vendor, source, *rest)
+    except MalformedInput:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
+        raise MalformedInput(where, f"{type(error).__name__}: {error}",
+                             f"vendor {vendor.key} cannot read it") from error
 
 
 class Catalog:
@@ -287,14 +320,14 @@ class Catalog:
 
     def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors that have any of these resource names, sorted by key."""
-        return _found(self._by_resource, itertools.chain(*resources))
+        return _owners(self._by_resource, itertools.chain(*resources))
 
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
-        return _found(self._by_allocated, annotations)
+        return _owners(self._by_allocated, annotations)
 
 
-def _found(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
+def _owners(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    found = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
-    return tuple([found[key] for key in sorted(found)])
+    by_key = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    return tuple([by_key[key] for key in sorted(by_key)])

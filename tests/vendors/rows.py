@@ -3,16 +3,20 @@
 The numbers are typed in from the reference, whose row the id of a row names.
 """
 
+import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from hami.codec.allocation import render_shares
+from hami.codec.objects import convert_pod
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
 from hami.state.binding import render_vendor_annotations
-from hami.vendors.admission import admit
+from hami.vendors.admission import admit_pod
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 from tests.builders import APP, container
@@ -127,12 +131,37 @@ class Fits:
         return replace(found, policy=replace(found.policy, order=()))
 
 
+class Outcome(NamedTuple):
+    """The container after admission, and the fields of the pod's spec and annotations that are new or changed."""
+
+    container: dict
+    requests_devices: bool
+    pod_spec: dict
+    annotations: dict
+
+
+def admit(vendor, wire, annotations=(), **pod_spec):
+    """The outcome of admission by *vendor* for a pod with the one container *wire*."""
+    spec = {**pod_spec, "containers": [wire]}
+    thing = {"metadata": {"annotations": dict(annotations)}, "spec": spec}
+    before, draft = copy.deepcopy(thing), PodDraft(thing)
+    admit_pod(Catalog([vendor]), draft)
+    after = draft.render()
+    assert thing == before, "the pod that came in was changed"
+    assert (after is thing) == (after == thing)
+    assert draft.changed() == convert_pod(after)
+    (container,) = after["spec"]["containers"]
+    return Outcome(
+        container, draft.requests_devices,
+        {name: value for name, value in after["spec"].items() if name != "containers" and spec.get(name) != value},
+        {key: text for key, text in after["metadata"]["annotations"].items() if dict(annotations).get(key) != text})
+
+
 def admitted(vendor, limits, requests=(), annotations=()):
     """Limits and requests after admission, and its whole result."""
     resources = {"limits": {name: str(value) for name, value in dict(limits).items()}}
     if requests:
         resources["requests"] = {name: str(value) for name, value in dict(requests).items()}
-    wire = {"name": "c", "resources": resources}
-    outcome = admit(vendor, {"metadata": {"annotations": dict(annotations)}, "spec": {"containers": [wire]}}, wire)
+    outcome = admit(vendor, {"name": "c", "resources": resources}, annotations)
     after = outcome.container["resources"]
     return after.get("limits", {}), after.get("requests", {}), outcome

@@ -15,8 +15,9 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.state.binding import render_vendor_annotations
-from hami.vendors.admission import admit
+from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
 from tests.builders import container, node, pod, pod_request, share
@@ -85,10 +86,9 @@ def env_after(overwriting, limits):
     config = replace(CHART, ascends=tuple(
         msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
     catalog = vendors(config, ascend=True)
-    wire = {"name": "c", "resources": {"limits": limits}}
-    for vendor in {*catalog.requested_by(limits), *catalog.admitting_all}:
-        wire = admit(vendor, {"spec": {}}, wire).container
-    return wire.get("env", [])
+    draft = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
+    admit_pod(catalog, draft)
+    return draft.render()["spec"]["containers"][0].get("env", [])
 
 
 @pytest.mark.parametrize("overwriting, limits, env", [

@@ -66,8 +66,8 @@ def test_a_node_registers_256_devices_at_most(form):
 @pytest.mark.parametrize("key", [NVIDIA.annotations.register, PAIR_SCORES, "hami.io/device-cordon"])
 def test_a_text_that_is_too_long_is_not_read(key):
     asked = []
-    vendor = replace(NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (
-        asked.append(node.name) or TWO)))
+    vendor = replace(NVIDIA, decision=replace(
+        NVIDIA.decision, inventory=lambda vendor, node: asked.append(node.name) or TWO))
     assert read_inventory(vendor, node("n1", annotations={key: "x" * MAX_TEXT})) == TWO
     with pytest.raises(MalformedInput, match=f"{key}: 131073 characters, expected at most 131072"):
         read_inventory(vendor, node("n2", annotations={key: "x" * (MAX_TEXT + 1)}))

@@ -9,11 +9,11 @@ from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
 from hami.scheduling.quota import remaining_budget
 from hami.scheduling.refusal import Choice
-from hami.vendors.admission import admit
 from hami.vendors.request import device_request
 from tests.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
 from tests.vendors.placing import cache_of
+from tests.vendors.rows import admit
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
     CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
@@ -109,7 +109,7 @@ def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
 ])
 def test_iluvatar_containers_know_their_name(wire, env):
     asking = wire | {"resources": {"limits": given(V150, 1)}}
-    assert admit(V150, {}, asking).container.get("env") == env
+    assert admit(V150, asking).container.get("env") == env
 
 
 CAPABLE = {MLU.resources.count: "4", MLU.resources.cores: "400", MLU.resources.memory: "400", AMD.resources.count: "1"}

@@ -5,7 +5,7 @@ from pytest import param
 
 from hami.errors import MalformedInput
 from hami.vendors.admission import check_amounts
-from hami.vendors.draft import Draft
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, device_requests
 from tests.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
 
@@ -13,7 +13,8 @@ GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem
 
 
 def draft(limits):
-    return Draft(NVIDIA.resources, {}, {"name": "c", "resources": {"limits": limits}})
+    (draft,) = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}}).containers
+    return draft.seen_with(NVIDIA.resources)
 
 
 @pytest.mark.parametrize("limits, requests, expected", [

@@ -3,9 +3,9 @@
 import pytest
 
 from hami.errors import MalformedInput
-from hami.vendors.admission import admit
 from hami.vendors.spec import Catalog, Decision, Resources, Vendor
 from tests.builders import gpu, request
+from tests.vendors.rows import admit
 
 DECISION = Decision(inventory=lambda vendor, node: None)
 PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISION)
@@ -16,9 +16,9 @@ PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISIO
     ({"resources": {"limits": {"x.io/card": "1"}}}, True), ({"resources": {"requests": {"x.io/card": "1"}}}, True),
 ])
 def test_common_admission_changes_nothing(container, found):
-    admission = admit(PLAIN, {}, container)
+    admission = admit(PLAIN, container)
     assert admission.container is container
-    assert (admission.found, admission.pod_spec) == (found, {})
+    assert (admission.requests_devices, admission.pod_spec) == (found, {})
 
 
 def test_resources_that_have_no_name_are_left_out():
@@ -35,7 +35,7 @@ def test_memory_on_a_device(asked, need):
 
 def test_amounts_that_cannot_be_used_are_refused_by_all():
     with pytest.raises(MalformedInput, match="invalid x.io/card value 1.5 in container c: must be an integer"):
-        admit(PLAIN, {}, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
+        admit(PLAIN, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
 
 
 CARDS = Vendor(key="Y", resources=Resources(count="y.io/card", memory="y.io/memory"), decision=DECISION)
