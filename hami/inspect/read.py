@@ -11,7 +11,8 @@ import msgspec
 
 from hami.cache.cache import Policies
 from hami.codec.documents import decode
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject
 from hami.inspect.world import catalog_of

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hami.codec.pods import NodePod
 from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
 from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.node.limits import task_priority
-from hami.node.pods import NodePod
 from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
@@ -24,7 +25,6 @@ from hami.monitor.usage import (
     ContainerReport, HostView, host_pids, host_utilization, host_view, region_device, report_container,
     slot_utilization,
 )
-from hami.node.pods import NodePod
 from hami.runtime.once import OncePerKey
 from hami.vendors.spec import Catalog, Vendor
 

@@ -11,7 +11,7 @@ from typing import Any
 from hami.cache.cache import Cache
 from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduler.settings import Settings

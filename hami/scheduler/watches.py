@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hami.cache.cache import Cache, Policies
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import parse_pod
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.runtime.clock import utc_now
