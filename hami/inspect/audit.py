@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -38,12 +39,16 @@ def audit(world: World) -> list[Finding]:
 
 def render_audit(world: World, found: Sequence[Finding]) -> str:
     """Returns *found* as text, with what was looked at."""
-    seen = (f"{len(world.snapshot.nodes)} nodes with devices and {len(world.pods)} pods: "
-            + (f"{len(found)} {'inconsistency' if len(found) == 1 else 'inconsistencies'}" if found else "consistent"))
-    lines = [seen]
+    seen = (_count(len(world.snapshot.nodes), "node"), _count(len(world.pods), "pod"),
+            _count(len(found), "inconsistency", "inconsistencies") if found else "consistent")
+    lines = ["{} with devices and {}: {}".format(*seen)]
     for finding in found:
         lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
     return "\n".join(map(printable, lines))
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _overcommitted(world: World) -> Iterator[Finding]:
@@ -80,6 +85,7 @@ def _unreadable_objects(world: World) -> Iterator[Finding]:
 
 
 def _missing_devices(world: World) -> Iterator[Finding]:
+    without_plugin: Counter[tuple[str, str]] = Counter()
     for booking in world.snapshot.bookings:
         if (pod := world.pods.get(booking.uid)) is None:
             continue
@@ -87,14 +93,20 @@ def _missing_devices(world: World) -> Iterator[Finding]:
             yield Finding("NodeGone", f"pod {pod.ref}", f"node {booking.node}, whose devices it holds, does not exist",
                           "delete the pod if nothing else does")
             continue
-        there = {(vendor, usage.device.uuid) for vendor, usages in world.cache.node_usage(booking.node).items()
-                 for usage in usages}
+        offered = world.cache.node_usage(booking.node)
         for vendor, charges in booking.charges:
+            uuids = {usage.device.uuid for usage in offered.get(vendor, ())}
+            if charges and not uuids:
+                without_plugin[booking.node, vendor] += 1
+                continue
             for charge in charges:
-                if (vendor, charge.uuid) not in there:
+                if charge.uuid not in uuids:
                     yield Finding("CardGone", f"pod {pod.ref}",
                                   f"it holds {charge.uuid}, which node {booking.node} does not offer",
                                   "check the device and the device plugin of the node, then recreate the pod")
+    for (node, vendor), count in without_plugin.items():
+        yield Finding("DevicePluginGone", f"node {node}", f"it offers no {vendor} devices, but pods hold some: {count}",
+                      "check its device plugin, which may be restarting; the pods keep their devices, so leave them")
 
 
 def _locks(world: World) -> Iterator[Finding]:

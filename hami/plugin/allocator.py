@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 20.0
 """Seconds for which an API server that does not answer is retried; the kubelet waits that long, too."""
+QUEUED_S = 10.0
+"""Seconds of these in which writes that earlier calls have left are begun."""
 AMBIGUOUS_S = 3.0
 """Seconds for which a pod that the kubelet has just rejected may still look as if it waited for devices."""
 
@@ -150,20 +152,21 @@ class Allocator:
 
     def release_stale_lock(self) -> None:
         """Releases the node lock if its pod is gone or no longer needs it. Raises: HamiError."""
-        with self._lock:
-            node = self._cluster.node(self._config.node)
-            lock = node.annotations.get(NODE_LOCK) if node is not None else None
-            if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
-                return
-            pod = self._cluster.pod(*holder)
-            if pod is None or self._is_done_with_lock(pod):
-                log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
+        node = self._cluster.node(self._config.node)
+        lock = node.annotations.get(NODE_LOCK) if node is not None else None
+        if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
+            return
+        pod = self._cluster.pod(*holder)
+        if pod is None or self._is_done_with_lock(pod):
+            log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
+            with self._lock:  # not while the API server is read: calls of the kubelet wait for it
                 self._release(lock, node)
 
     def _attempt(self, ids: tuple[str, ...], progress: _CallProgress) -> Grant:
-        self._deferred.flush()
         call = self._call(ids)
         node = self._node()  # before the pods: the pod that it is locked for is bound afterwards
+        if self._deferred.flush(lambda: progress.started + QUEUED_S - self._clock.now()):
+            node = self._node()
         pods = self._cluster.pods_on(call.node)
         if progress.match is not None and progress.grant is not None and progress.is_written(pods):
             self._finish(progress.match, node, progress)

@@ -67,6 +67,8 @@ REGIONS_S = 1.0
 RETRY_HEALTH_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
+LAST_WRITES_S = 5.0
+"""Seconds in which a program that stops begins writes that are left."""
 
 
 class DevicePluginProgram:
@@ -187,7 +189,8 @@ class DevicePluginProgram:
         for thread in self._threads:
             if thread.name != "events":
                 thread.join(JOIN_S)
-        self._deferred.flush()
+        deadline = time.monotonic() + LAST_WRITES_S
+        self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
             self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
         self._events.drain(DRAIN_S)
