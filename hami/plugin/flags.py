@@ -51,7 +51,8 @@ SHARING = (
     Flag("--device-split-count", whole_number(1), "Containers that may share a device.", "split_count",
          environment=("DEVICE_SPLIT_COUNT",)),
     Flag("--device-memory-scaling", FACTOR, "Ratio of the memory that can be allocated to a device's memory; above 1, "
-         "containers may use host memory.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
+         "pods may together be given more than it has: nothing moves to host memory, and a program gets the driver's "
+         "out-of-memory error when the device is full.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
     Flag("--device-cores-scaling", FACTOR, "Ratio of the cores that can be allocated to a device's cores.",
          "core_scaling", environment=("DEVICE_CORES_SCALING",)),
     Flag("--disable-core-limit", BOOLEAN, "Do not limit the cores that containers use.",
