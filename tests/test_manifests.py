@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
               "monitor": BASE / "monitor.yaml"}
-RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}}
+RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+          "monitor": {"drop": ["ALL"], "add": ["KILL"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}

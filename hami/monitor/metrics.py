@@ -122,8 +122,10 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
         for usage in one.devices:
             if usage.throttled is not None:
                 throttled.add_metric((*labels, usage.device.card, str(usage.device.index), ZONE), usage.throttled)
-        for what in TAMPERED if one.reading.region is not None else ():
-            tampered.add_metric((*labels, what, ZONE), report.tampered.get((one.container.key, what), 0))
+        for fault in TAMPERED:
+            count = report.tampered.get((one.container.key, fault), 0)
+            if count or one.reading.region is not None:
+                tampered.add_metric((*labels, fault, ZONE), count)
     yield throttled
     yield tampered
 

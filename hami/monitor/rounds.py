@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
+from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, Contender, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 ERRORS = ("allocation", "driver", "region", "write")
 """Parts of a round that can fail without ending it."""
-TAMPERED = ("block", "limit", "priority", "switch")
-"""Faults that tenants can cause in their regions."""
+TAMPERED = ("block", "limit", "priority", "switch", "disk")
+"""Faults that tenants can cause in their regions; the last one ends the containers of the pod."""
 _NANOSECONDS = 1_000_000_000
 
 
@@ -115,6 +116,8 @@ class Rounds:
             limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
             reports.append(limited if self._writes else report)
             self._update(one, reading, verdict, host, clock)
+            if reading.is_held and self._writes:
+                self._end(one, pods)
         return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
                           tampered=dict(self._tampered))
 
@@ -181,6 +184,19 @@ class Rounds:
         self._memories[container.key] = _Memory(
             inode=reading.inode if is_written else 0, processes=_processes(region), verdict=verdict,
             active_at=before.active_at, wrong=wrong & {"limit", "priority"})  # the others have been corrected
+
+    def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
+        """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""
+        runs = next(pod.runs for pod in pods if pod.pod.ref == container.pod)
+        uid = plain_uid(container.pod.uid)
+        try:
+            killed = self._processes.end({ContainerId(uid, number) for number in runs.ids})
+        except OSError as error:
+            self._note("write", container.key, str(error))
+            return
+        self._tampered[container.key, "disk"] += 1
+        log.warning("containers ended: a region that fills the disk cannot be truncated", extra={
+            "pod": container.pod, "container": container.name, "processes": killed})
 
     def _write(self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]) -> bool:
         try:

@@ -23,6 +23,7 @@ from hami.runtime.files import write_atomically
 KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
 _DEVICE = re.compile(rf"{KIND}=([0-9a-f]{{16}})")
 _FILE = re.compile(r"hami\.io-container-(?P<name>[0-9a-f]{16})\.json")
+_DATA = ("noexec", "nosuid", "nodev")
 _PARTS = ("deviceNodes", "mounts", "hooks")
 
 
@@ -44,8 +45,9 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Doc
     parts: dict[str, list[Any]] = {
         "deviceNodes": [{"path": one.container_path, "hostPath": one.host_path, "permissions": one.permissions}
                         for one in grant.devices],
-        "mounts": [{"hostPath": one.host_path, "containerPath": one.container_path,
-                    "options": ["ro" if one.read_only else "rw", "rbind", "rprivate"]} for one in grant.mounts],
+        "mounts": [{"hostPath": mount.host_path, "containerPath": mount.container_path,
+                    "options": ["ro" if mount.read_only else "rw", "rbind", "rprivate",
+                                *(_DATA if mount.is_data else ())]} for mount in grant.mounts],
         "hooks": [],
     }
     env = dict(grant.env)

@@ -29,11 +29,13 @@ _INVISIBLE = ("none", "void")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A host path that is mounted into the container."""
+    """A host path that is mounted into the container. *is_data*: nothing in it is to be executed or opened as a device,
+    which a CDI specification can forbid, but not an answer to Allocate."""
 
     container_path: str
     host_path: str
     read_only: bool = False
+    is_data: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +113,11 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}")
-          for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
+        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}",
+                is_data=True) for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
     ]
     if host.locks:
-        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"))
+        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True))
     if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))

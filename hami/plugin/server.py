@@ -38,7 +38,8 @@ UNHEALTHY = "Unhealthy"
 _SERVICE = f"{VERSION}.DevicePlugin"
 _REGISTER = f"/{VERSION}.Registration/Register"
 _OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
-_THREADS = 32  # each stream occupies one; a kubelet opens one stream
+_STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by default
+_THREADS = _STARTS + 32  # those that are left serve streams, other calls and the probe of this plugin
 _REGISTER_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
 _PATH_LIMIT = 107  # bytes in the path of a unix socket, by the kernel's limit
@@ -117,6 +118,7 @@ class PluginServer:
         """The number of calls that have ended, with or without success, except streams."""
         self.identity: SocketIdentity | None = None
         """The identity of this server's socket; ``None`` before `start`."""
+        self._starts = threading.BoundedSemaphore(_STARTS)
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
         self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
 
@@ -241,10 +243,16 @@ class PluginServer:
 
     def _pre_start_container(self, request: api.PreStartContainerRequest,
                              context: Any) -> api.PreStartContainerResponse:
-        with _errors_to(context):
-            if self._pre_start is not None:
-                self._pre_start(tuple(request.devices_ids))
-            return api.PreStartContainerResponse()
+        if not self._starts.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED,
+                          f"{_STARTS} containers are being prepared: the kubelet tries again")
+        try:
+            with _errors_to(context):
+                if self._pre_start is not None:
+                    self._pre_start(tuple(request.devices_ids))
+                return api.PreStartContainerResponse()
+        finally:
+            self._starts.release()
 
     def _render_devices(self, snapshot: InventorySnapshot) -> api.ListAndWatchResponse:
         answer = api.ListAndWatchResponse()
@@ -280,7 +288,8 @@ def _options(pre_start: bool) -> api.DevicePluginOptions:
 def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=dict(grant.env), annotations=dict(grant.annotations),
-        mounts=[api.Mount(**asdict(mount)) for mount in grant.mounts],
+        mounts=[api.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+                for mount in grant.mounts],
         devices=[api.DeviceSpec(**asdict(device)) for device in grant.devices],
         cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices])
 

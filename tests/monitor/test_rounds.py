@@ -1,6 +1,9 @@
 """Rounds: what containers use, who waits, and what tenants do to their regions."""
 
 import random
+import shutil
+import signal
+import subprocess
 from dataclasses import replace
 
 import pynvml
@@ -333,6 +336,47 @@ def test_a_priority_in_the_region_changes_nothing(stage):
     stage.launch("high")
     stage.run()
     assert stage.recent("low") == -1
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """Starts a process that executes a copy of sleep; nobody can write to the copy meanwhile."""
+    processes = []
+
+    def start(path):
+        shutil.copyfile(shutil.which("sleep"), path)
+        path.chmod(0o777)
+        processes.append(subprocess.Popen([path, "60"]))
+        return processes[-1]
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_container_that_fills_the_disk_with_a_file_that_cannot_be_truncated_is_ended(stage, sleeping, tmp_path):
+    """The device plugin has set the file aside. All containers of the pod end: one can hand the file to another."""
+    stage.pods = [node_pod("a", CARD), node_pod("b", CARD)]
+    stage.pods[0].runs.ids["5" * 64] = "sidecar"
+    holder = sleeping(stage.directory("a") / "t.cache.held")
+    sidecar, neighbor = sleeping(tmp_path / "sidecar"), sleeping(tmp_path / "neighbor")
+    stage.work("a", holder.pid)
+    stage.work("b", neighbor.pid)
+    stage.work("a", sidecar.pid)
+    (stage.proc / str(sidecar.pid) / "cgroup").write_text(f"0::/kubepods/pod{uid_of('a')}/{'5' * 64}\n")
+    assert tampered(stage.run()) == {"disk": 1}
+    assert [process.wait(20) for process in (holder, sidecar)] == [-signal.SIGKILL] * 2
+    assert tampered(stage.run()) == {"disk": 1}, "nobody holds the file any more: a container that starts again stays"
+    assert neighbor.poll() is None
+
+
+def test_without_feedback_no_container_is_ended(tmp_path, sleeping):
+    stage = Stage(tmp_path, writes=False)
+    stage.pods = [node_pod("a", CARD)]
+    holder = sleeping(stage.directory("a") / "t.cache.held")
+    stage.work("a", holder.pid)
+    assert tampered(stage.run()) == {}
+    assert holder.poll() is None
 
 
 def test_a_new_region_after_a_restart_is_no_tampering(stage):

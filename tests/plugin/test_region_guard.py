@@ -59,7 +59,7 @@ def test_a_container_is_logged_once_and_reported_each_time(node, caplog):
         node.enlarge("u-1")
     assert node.reported() == ["default/p"] * 3
     assert [(one.message, one.pod, one.container) for one in caplog.records] == [
-        ("region was enlarged by its container and truncated", "u-1", "c")]
+        ("region was enlarged by its container", "u-1", "c")]
     assert len(node.cluster.calls_of("pods_on")) == 1
 
 
