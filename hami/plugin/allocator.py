@@ -23,13 +23,14 @@ from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, Pod, PodRef
 from hami.node.grant import Grant
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin.container_match import (
-    AllocateCall, ContainerMatch, NoMatch, PodRejection, find_container, is_done_with_lock, preferred_ids,
+    AllocateCall, ContainerMatch, NoMatch, PodRejection, cards_of, check_card_ids, find_container, is_done_with_lock,
+    preferred_ids,
 )
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
 from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Allocator:
         with self._lock:
             progress = _CallProgress(self._clock.now())
             try:
-                self._grants.check_ids(device_ids)
+                check_card_ids(device_ids, self._grants.inventory.snapshot())
                 retry = brief_retry(_is_retriable, self._clock.sleep,
                                     stop=lambda state: self._clock.now() - progress.started >= DEADLINE_S,
                                     first_s=CONFLICT_S)
@@ -230,7 +231,8 @@ class Allocator:
     def _serve(self, match: ContainerMatch, call: AllocateCall, node: Node, progress: _CallProgress) -> Grant:
         pod = match.pod
         try:
-            grant, annotations = self._grants.build(match, call)
+            parts = cards_of(match, call, self._grants.inventory.snapshot(), self._config)
+            grant, annotations = self._grants.build(pod, match.container.name, match.container.position, parts)
         except ClusterError:
             raise  # it says nothing about the pod
         except HamiError as error:

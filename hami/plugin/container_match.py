@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
+from hami.devices.registration import MIG
 from hami.errors import AllocationRefused, MalformedInput
 from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.quantity import strict_integer
@@ -104,6 +106,12 @@ def card_uuid(device_id: str, cards: Collection[str]) -> str:
     return next((shape for shape in shapes if shape in cards), device_id)
 
 
+def check_card_ids(ids: Sequence[str], inventory: InventorySnapshot) -> None:
+    """Raises AllocationRefused unless *ids* are different ids of cards of this node."""
+    uuids = {card.uuid for card in inventory.cards}
+    check_ids(ids, lambda device_id: card_uuid(device_id, uuids) in uuids)
+
+
 def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
     """Raises AllocationRefused unless *ids* are different device ids of this node, of which *is_known* is true."""
     if not ids:
@@ -188,17 +196,19 @@ def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
         phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys)))
 
 
-def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot, *, limited: bool,
-             aligned: bool) -> tuple[tuple[Card, Share], ...]:
+def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot,
+             config: PluginConfig) -> tuple[tuple[Card, Share], ...]:
     """Returns the shares of the matched container, each with its card.
 
-    *limited*: the limiter enforces memory and cores; it reads a limit of 0 as no limit. *aligned*: the kubelet was told
-    which cards to prefer, so its ids must lie on the allocated cards, as many on each; their order carries no meaning.
-    Containers that inherit devices of init containers are exempt.
+    Except in operating mode ``mig``, the limiter enforces memory and cores; it reads a limit of 0 as no limit. With
+    *aligned* of the configuration, the kubelet was told which cards to prefer, so its ids must lie on the allocated
+    cards, as many on each; their order carries no meaning. Containers that inherit devices of init containers are
+    exempt.
     A running pod keeps a card that became unhealthy, as it would if the kubelet did not ask again, unless the card
     cannot even be read.
     Raises: AllocationRefused.
     """
+    limited = config.operating_mode != MIG
     by_uuid = {card.uuid: card for card in inventory.cards}
     shares, prefix = match.container.shares, f"container {match.container.name} was allocated"
     for share in shares:
@@ -213,7 +223,7 @@ def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnap
     chosen = Counter(card_uuid(device_id, by_uuid) for device_id in call.ids)
     if limited and len(allocated) < len(shares):
         raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(allocated))}")
-    if aligned and allocated != chosen and not match.inherits:
+    if limited and config.aligned and allocated != chosen and not match.inherits:
         raise AllocationRefused(f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}")
     return tuple((by_uuid[share.uuid], share) for share in shares)
 

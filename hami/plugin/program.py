@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hami.devices.cards import Card, CardSource
-from hami.devices.dynamic_mig import DynamicMig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
@@ -31,14 +30,15 @@ from hami.node.cdi import IMEX, Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.container_specs import ContainerSpecs
 from hami.node.driver import shared_node
+from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant import CDI, wanted_extras
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
