@@ -52,7 +52,7 @@ class NvmlCards:
             handles, _ = card_handles(self._nvml, self._skipped)
         except self._nvml.NVMLError as error:
             raise HamiError(f"NVML cannot count the cards: {error}") from error
-        cards = [card for one in handles if (card := self._card(*one)) is not None]
+        cards = [card for entry in handles if (card := self._card(*entry)) is not None]
         if self._links is None:
             return cards
         uuids = {card.uuid for card in cards}

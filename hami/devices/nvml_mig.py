@@ -61,7 +61,7 @@ class NvmlInstances:
         with self._errors(gpu), self._lock:
             handle = self._handle(gpu)
             found = list(self._instances(gpu, handle)) if self._is_enabled(handle) else []
-        return sorted(found, key=lambda one: one.start)
+        return sorted(found, key=lambda instance: instance.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices of a card in MIG mode, sorted by instance. Raises: HamiError."""
@@ -69,7 +69,7 @@ class NvmlInstances:
             handle = self._handle(gpu)
             names = self._profile_names(handle, self._profile_infos(handle))
             found = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(handle)]
-        return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
+        return sorted(found, key=lambda device: (device.gpu_instance, device.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Creates an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
@@ -77,7 +77,7 @@ class NvmlInstances:
         with self._errors(gpu):
             handle = self._handle(gpu)
             offered = offered_profiles(nvml, handle)
-            numbers = {one.name: number for number, one in reversed(offered.items())}
+            numbers = {offer.name: number for number, offer in reversed(offered.items())}
             names = {name: driver_name for driver_name, name in self._allowed(handle, reversed(numbers)).items()}
         if profile not in names:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(names) or 'none'}")
@@ -164,7 +164,8 @@ class NvmlInstances:
                 found = nvml.nvmlGpuInstanceGetInfo(outer)
                 parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == found.id]
                 number, mig = parts[0] if parts else (0, None)
-                busy = any(self._is_busy(one) for _, one in parts) if parts else bool(self._compute_instances(outer))
+                busy = (any(self._is_busy(device) for _, device in parts) if parts
+                        else bool(self._compute_instances(outer)))
                 yield Instance(
                     gpu=gpu, profile=allowed.get(names[info.id], names[info.id]), start=found.placement.start,
                     size=found.placement.size, gpu_instance=found.id, compute_instance=number,

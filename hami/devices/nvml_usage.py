@@ -88,13 +88,13 @@ class _Reader:
         *samples*: percent by process; ``None`` if unknown.
         """
         lists = [self._listed(name, handle) for name in _PROCESS_LISTS]
-        if all(one is None for one in lists):
+        if all(listed is None for listed in lists):
             return None
         memory: dict[int, int | None] = {}
-        for process in islice((process for one in lists for process in one or ()), MAX_PROCESSES):
+        for process in islice((process for listed in lists for process in listed or ()), MAX_PROCESSES):
             known = memory.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            memory[process.pid] = max((one for one in (known, used) if one is not None), default=None)
+            memory[process.pid] = max((amount for amount in (known, used) if amount is not None), default=None)
         return {pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
                 for pid, used in memory.items()}
 

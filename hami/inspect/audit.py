@@ -80,8 +80,8 @@ def _unreadable_inventories(world: World) -> Iterator[Finding]:
 
 
 def _unreadable_objects(world: World) -> Iterator[Finding]:
-    for one in world.record.unreadable:
-        yield Finding("UnreadableObject", f"{one.kind} {one.name}", one.problem, "repair or recreate the object")
+    for item in world.record.unreadable:
+        yield Finding("UnreadableObject", f"{item.kind} {item.name}", item.problem, "repair or recreate the object")
 
 
 def _missing_devices(world: World) -> Iterator[Finding]:

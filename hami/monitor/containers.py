@@ -77,22 +77,22 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
     problems: dict[PodRef, str] = {}
-    for one in sorted(pods, key=lambda one: (one.pod.ref.namespace, one.pod.ref.name, one.pod.ref.uid)):
+    for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
         try:
-            found = list(_of_pod(one, vendors, vendor, card_indexes))
+            found = list(_of_pod(node_pod, vendors, vendor, card_indexes))
         except MalformedInput as error:
-            problems[one.pod.ref] = str(error)
+            problems[node_pod.pod.ref] = str(error)
             continue
         containers += found
         keys = {container.name: container.key for container in found}
-        uid = plain_uid(one.pod.ref.uid)
-        by_id |= {ContainerId(uid, number): keys[name] for number, name in one.runs.ids.items() if name in keys}
+        uid = plain_uid(node_pod.pod.ref.uid)
+        by_id |= {ContainerId(uid, number): keys[name] for number, name in node_pod.runs.ids.items() if name in keys}
     return NodeContainers(tuple(containers), by_id, problems)
 
 
-def _of_pod(one: NodePod, vendors: Catalog, vendor: Vendor,
+def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
-    pod = one.pod
+    pod = node_pod.pod
     most = most_shares(vendors, pod.containers).get(vendor.key, 0)
     if pod.is_terminated or vendor.allocated not in pod.annotations or not most:
         return
@@ -100,8 +100,8 @@ def _of_pod(one: NodePod, vendors: Catalog, vendor: Vendor,
         if shares:
             yield MonitoredContainer(
                 pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
-                priority=task_priority(one.environments.get(container.name, {})),
-                has_ended=container.name in one.runs.ended)
+                priority=task_priority(node_pod.environments.get(container.name, {})),
+                has_ended=container.name in node_pod.runs.ended)
 
 
 def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:

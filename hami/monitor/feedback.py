@@ -76,27 +76,27 @@ def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None,
 def decide(contenders: Iterable[Contender[Key]], now: float) -> Mapping[Key, Verdict]:
     """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
     levels: dict[int, list[Contender[Key]]] = defaultdict(list)
-    for one in contenders:
-        levels[one.priority].append(one)
+    for candidate in contenders:
+        levels[candidate.priority].append(candidate)
     verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
     for _, level in sorted(levels.items()):
-        waiting = {one.key for one in level if not taken.isdisjoint(one.cards)}
-        working = [one for one in level if one.is_active and one.key not in waiting]
+        waiting = {candidate.key for candidate in level if not taken.isdisjoint(candidate.cards)}
+        working = [candidate for candidate in level if candidate.is_active and candidate.key not in waiting]
         users: dict[str, int] = defaultdict(int)
-        for card in (card for one in working for card in one.cards):
+        for card in (card for candidate in working for card in candidate.cards):
             users[card] += 1
-        for one in level:
-            verdicts[one.key] = _verdict(one, users, is_blocked=one.key in waiting, now=now)
+        for candidate in level:
+            verdicts[candidate.key] = _verdict(candidate, users, is_blocked=candidate.key in waiting, now=now)
         taken.update(users)
     return verdicts
 
 
-def _verdict(one: Contender[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
-    shares = is_blocked or any(users.get(card, 0) > 1 for card in one.cards)
-    shared_at = now if shares else one.shared_at
+def _verdict(candidate: Contender[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
+    shares = is_blocked or any(users.get(card, 0) > 1 for card in candidate.cards)
+    shared_at = now if shares else candidate.shared_at
     if is_blocked:
         recent_kernel = BLOCKED
     else:
-        recent_kernel = max(min(one.recent_kernel, ACTIVE) - 1, IDLE)
+        recent_kernel = max(min(candidate.recent_kernel, ACTIVE) - 1, IDLE)
     return Verdict(recent_kernel, now - shared_at < LIMIT_S, shared_at)

@@ -117,14 +117,14 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
     tampered = CounterMetricFamily(
         "hami_vgpu_tampered", "Changes of a container to what only the monitor or the device plugin may write",
         labels=(*_CONTAINER_LABELS, "what", "zone"))
-    for one in report.containers or ():
-        labels = (one.container.name, one.container.pod.namespace, one.container.pod.name)
-        for usage in one.devices:
+    for entry in report.containers or ():
+        labels = (entry.container.name, entry.container.pod.namespace, entry.container.pod.name)
+        for usage in entry.devices:
             if usage.throttled is not None:
                 throttled.add_metric((*labels, usage.device.card, str(usage.device.index), ZONE), usage.throttled)
         for fault in TAMPERED:
-            count = report.tampered.get((one.container.key, fault), 0)
-            if count or one.reading.region is not None:
+            count = report.tampered.get((entry.container.key, fault), 0)
+            if count or entry.reading.region is not None:
                 tampered.add_metric((*labels, fault, ZONE), count)
     yield throttled
     yield tampered
@@ -137,26 +137,26 @@ def _cards(report: NodeReport) -> Iterator[_CardRow]:
 
 
 def _devices(containers: Iterable[ContainerReport]) -> Iterator[_UsageRow]:
-    for one in containers:
-        for usage in one.devices:
-            yield _UsageRow(*_names(one), usage.device.index, escape_label(usage.device.card), usage, one)
+    for entry in containers:
+        for usage in entry.devices:
+            yield _UsageRow(*_names(entry), usage.device.index, escape_label(usage.device.card), usage, entry)
 
 
 def _instances(containers: Iterable[ContainerReport]) -> Iterator[_MigRow]:
-    for one in containers:
-        for usage in one.devices:
+    for entry in containers:
+        for usage in entry.devices:
             instance = usage.device.instance
             if instance is not None and len(instance.instance) == 3:
                 identity = (instance.instance[0], instance.name, *instance.instance[1:])
-                yield _MigRow(*_names(one), usage.device.index, escape_label(usage.device.card),
+                yield _MigRow(*_names(entry), usage.device.index, escape_label(usage.device.card),
                               *map(escape_label, identity))
 
 
 def _regions(containers: Iterable[ContainerReport]) -> Iterator[_RegionRow]:
-    for one in containers:
-        region = one.reading.region
-        limiter = "" if region is None else "hami" if one.reading.throttled is None else "libvgpu"
-        yield _RegionRow(*_names(one), limiter, region.version if region is not None else "", one)
+    for entry in containers:
+        region = entry.reading.region
+        limiter = "" if region is None else "hami" if entry.reading.throttled is None else "libvgpu"
+        yield _RegionRow(*_names(entry), limiter, region.version if region is not None else "", entry)
 
 
 def _names(report: ContainerReport) -> tuple[str, str, str]:

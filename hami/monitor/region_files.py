@@ -78,8 +78,8 @@ class RegionFiles:
             return RegionReading(state=RegionState.ABSENT)
         except (OSError, HostError) as error:
             return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-        usable = [reading for _, reading in sorted(readings, key=lambda one: one[0], reverse=True)]
-        found = next((one for one in usable if one.state is RegionState.OK), None)
+        usable = [reading for _, reading in sorted(readings, key=lambda pair: pair[0], reverse=True)]
+        found = next((reading for reading in usable if reading.state is RegionState.OK), None)
         return replace(found or next(iter(usable), RegionReading(state=RegionState.ABSENT)), is_held=is_held)
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:

@@ -118,9 +118,9 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
     others. It is written last, so that a sample is complete when it is seen.
     """
     layout = region.layout
-    places = {one.slot: layout.slots + layout.slot_size * one.slot for one in region.processes}
-    writes = [(places[one.slot] + HOST_PID, _INT.pack(host_pids[one.slot])) for one in region.processes
-              if host_pids.get(one.slot, one.host_pid) != one.host_pid]
+    places = {process.slot: layout.slots + layout.slot_size * process.slot for process in region.processes}
+    writes = [(places[process.slot] + HOST_PID, _INT.pack(host_pids[process.slot])) for process in region.processes
+              if host_pids.get(process.slot, process.host_pid) != process.host_pid]
     if not sm:
         return writes
     idle = [0] * len(region.devices)

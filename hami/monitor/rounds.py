@@ -107,17 +107,17 @@ class Rounds:
             self._note("allocation", str(ref), problem)
         host = self._view(cards or (), found)
         self._forget(found)
-        readings = {one.key: self._read(one, clock) for one in found.containers}
+        readings = {container.key: self._read(container, clock) for container in found.containers}
         verdicts = self._decide(found.containers, readings, host, now, clock)
         reports = []
-        for one in found.containers:
-            reading, verdict = readings[one.key], verdicts[one.key]
-            report = report_container(one, reading, host, now)
+        for container in found.containers:
+            reading, verdict = readings[container.key], verdicts[container.key]
+            report = report_container(container, reading, host, now)
             limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
             reports.append(limited if self._writes else report)
-            self._update(one, reading, verdict, host, clock)
+            self._update(container, reading, verdict, host, clock)
             if reading.is_held and self._writes:
-                self._end(one, pods)
+                self._end(container, pods)
         return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
                           tampered=dict(self._tampered))
 
@@ -137,7 +137,7 @@ class Rounds:
 
     def _forget(self, found: NodeContainers) -> None:
         """Forgets containers that are gone."""
-        keys = {one.key for one in found.containers}
+        keys = {container.key for container in found.containers}
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
         self._tampered = Counter({(key, what): count for (key, what), count in self._tampered.items() if key in keys})
@@ -153,18 +153,19 @@ class Rounds:
     def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
                 host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
         contenders = []
-        for one in containers:
-            reading, before = readings[one.key], self._memories.get(one.key, _Memory())
+        for container in containers:
+            reading, before = readings[container.key], self._memories.get(container.key, _Memory())
             region = reading.region
-            works = not one.has_ended and is_active(
+            works = not container.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilization(one, host), has_limiter=reading.throttled is not None, now=now)
+                host_sm=host_utilization(container, host), has_limiter=reading.throttled is not None, now=now)
             active_at = clock if works else before.active_at
-            self._memories[one.key] = replace(before, active_at=active_at)
+            self._memories[container.key] = replace(before, active_at=active_at)
             contenders.append(Contender(
-                key=one.key, priority=one.priority, cards=frozenset(device.uuid for device in one.devices),
-                is_active=not one.has_ended and clock - active_at < HOLD_S,
+                key=container.key, priority=container.priority,
+                cards=frozenset(device.uuid for device in container.devices),
+                is_active=not container.has_ended and clock - active_at < HOLD_S,
                 shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
                 recent_kernel=region.recent_kernel if region is not None else 0))
         return decide(contenders, clock)
@@ -219,8 +220,8 @@ class Rounds:
 
 def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
             host: HostView, clock: float) -> list[Write]:
-    processes: list[HostProcess] = [one.process for on_device in host.processes.get(container.key, {}).values()
-                                    for one in on_device]
+    processes: list[HostProcess] = [entry.process for on_device in host.processes.get(container.key, {}).values()
+                                    for entry in on_device]
     pids = host_pids(region, processes)
     sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
     writes = usage_writes(region, pids, slot_utilization(container, region, pids, host), sampled)
@@ -249,4 +250,4 @@ def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode
 
 
 def _processes(region: Region) -> frozenset[tuple[int, int]]:
-    return frozenset((one.slot, one.pid) for one in region.processes)
+    return frozenset((process.slot, process.pid) for process in region.processes)

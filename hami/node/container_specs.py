@@ -43,8 +43,8 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Doc
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
     """
     parts: dict[str, list[Any]] = {
-        "deviceNodes": [{"path": one.container_path, "hostPath": one.host_path, "permissions": one.permissions}
-                        for one in grant.devices],
+        "deviceNodes": [{"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+                        for node in grant.devices],
         "mounts": [{"hostPath": mount.host_path, "containerPath": mount.container_path,
                     "options": ["ro" if mount.read_only else "rw", "rbind", "rprivate",
                                 *(_DATA if mount.is_data else ())]} for mount in grant.mounts],
@@ -54,7 +54,7 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Doc
     for other in edits:
         env |= (variable.partition("=")[::2] for variable in other.get("env", ()))
         for part in _PARTS:
-            parts[part] += (one for one in other.get(part, ()) if one not in parts[part])
+            parts[part] += (edit for edit in other.get(part, ()) if edit not in parts[part])
     edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
     return {"cdiVersion": VERSION, "kind": KIND, "devices": [
         {"name": name, "containerEdits": {part: values for part, values in edited.items() if values}}]}

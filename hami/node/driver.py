@@ -88,7 +88,7 @@ def follow(root: Path, path: str) -> str | None:
             return None
         if target.is_absolute():
             done = PurePosixPath("/")
-        left += [one for one in reversed(target.parts) if one != "/"]
+        left += [step for step in reversed(target.parts) if step != "/"]
     return str(done)
 
 

@@ -180,7 +180,7 @@ def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tup
     prevent the container from starting."""
     extras = [*((IMEX, str(channel)) for channel in config.imex_channels),
               *((name, ALL) for name in wanted_extras(config))]
-    return (*(f"{VENDOR}/{GPU}={one}" for one in ids),
+    return (*(f"{VENDOR}/{GPU}={device_id}" for device_id in ids),
             *(f"{VENDOR}/{kind}={name}" for kind, name in extras if kind in host.classes))
 
 

@@ -80,7 +80,7 @@ class Host:
         return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
                          locks=limited and not self._reads_limits(library),
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
-                         instance_nodes=tuple(node for one in passed for node in instance_nodes(minors, *one)))
+                         instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
     def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
         """Creates the directory of a container, and one in it that is open to all users.

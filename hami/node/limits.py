@@ -79,7 +79,7 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
-    lines += (f"device {one.uuid} memory={one.memory} cores={one.cores}" for one in limits.devices)
+    lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}" for device in limits.devices)
     return "\n".join(lines) + "\n"
 
 
@@ -89,10 +89,10 @@ def region_parts(limits: ContainerLimits) -> dict[int, bytes]:
     head = bytearray(CURRENT.slots)
     struct.pack_into("<III", head, 0, MAGIC, MAJOR, MINOR)
     struct.pack_into("<Q", head, CURRENT.device_count, len(limits.devices))
-    for place, one in enumerate(limits.devices):
-        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, one.uuid.encode())
-        struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, one.memory)
-        struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, one.cores)
+    for place, device in enumerate(limits.devices):
+        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, device.uuid.encode())
+        struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, device.memory)
+        struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, device.cores)
     tail = bytearray(CURRENT.size - CURRENT.slots_used)
     struct.pack_into("<i", tail, region_layout.SWITCH, 1)
     struct.pack_into("<i", tail, region_layout.PRIORITY, limits.priority)

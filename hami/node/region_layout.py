@@ -90,7 +90,7 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
 
     *size*: that of the file. *head*: its first bytes.
     """
-    layout = next((one for one in LAYOUTS if one.matches(size)), None)
+    layout = next((candidate for candidate in LAYOUTS if candidate.matches(size)), None)
     if layout is None or len(head) < _HEAD.size:
         return None
     magic, major, minor = _HEAD.unpack_from(head)

@@ -278,8 +278,8 @@ class Allocator:
 
 def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
     """Returns the to-allocate annotations of the other vendors that share the node lock."""
-    return tuple(one.to_allocate for one in vendors
-                 if one is not vendors[VENDOR] and one.lock == NODE_LOCK and one.to_allocate)
+    return tuple(vendor.to_allocate for vendor in vendors
+                 if vendor is not vendors[VENDOR] and vendor.lock == NODE_LOCK and vendor.to_allocate)
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -118,7 +118,7 @@ def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
         raise AllocationRefused("the kubelet requested no devices")
     if len(set(ids)) < len(ids):
         raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
-    if unknown := sorted(one for one in ids if not is_known(one)):
+    if unknown := sorted(device_id for device_id in ids if not is_known(device_id)):
         raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
 
 
@@ -234,7 +234,7 @@ def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_includ
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        found = next((one for one in pool if card_uuid(one, {share.uuid}) == share.uuid), None)
+        found = next((device_id for device_id in pool if card_uuid(device_id, {share.uuid}) == share.uuid), None)
         if found is None:
             return ()
         pool.remove(found)
@@ -262,7 +262,7 @@ def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch 
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return PodRejection(pod=pod, reason=str(error))
-    return _match(pod, containers, next(one for one in containers if one.name == name), call)
+    return _match(pod, containers, next(container for container in containers if container.name == name), call)
 
 
 def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
@@ -279,11 +279,11 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return NoMatch(str(error))
-    fitting = [one for one in containers if len(one.shares) == call.count]
+    fitting = [container for container in containers if len(container.shares) == call.count]
     if call.served is None and len(fitting) == 1 and not fitting[0].outstanding:
         return _match(pod, containers, fitting[0], call)
-    waiting = [one for one in containers
-               if (not call.has_served(pod, one.name) if call.served is not None else one.outstanding)]
+    waiting = [container for container in containers
+               if (not call.has_served(pod, container.name) if call.served is not None else container.outstanding)]
     if not waiting:
         return NoMatch(f"{prefix} all its containers have their devices")
     return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
@@ -303,8 +303,8 @@ def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
         return ()
     if pod.annotations.get(BIND_PHASE) in _ALLOCATED_PHASES:
         try:
-            requesting = [(one.name, len(one.shares)) for one in container_shares(pod, call.resource, call.vendor)
-                          if one.outstanding]
+            requesting = [(container.name, len(container.shares))
+                          for container in container_shares(pod, call.resource, call.vendor) if container.outstanding]
         except MalformedInput:
             pass
     return tuple(name for name, count in requesting[:1] if count == call.count)
@@ -335,14 +335,15 @@ def _names(pods: Iterable[Pod]) -> str:
 
 def _match(pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares,
            call: AllocateCall) -> ContainerMatch:
-    rest = [one for one in containers
-            if one.outstanding and one is not container and not call.has_served(pod, one.name)]
+    rest = [other for other in containers
+            if other.outstanding and other is not container and not call.has_served(pod, other.name)]
     finished = not rest and not any(has_outstanding(pod, key) for key in call.other_keys)
-    inherits = container.kind is not ContainerKind.INIT and any(one.kind is ContainerKind.INIT for one in containers)
+    inherits = (container.kind is not ContainerKind.INIT
+                and any(other.kind is ContainerKind.INIT for other in containers))
     annotations: dict[str, str] = {}
     if container.outstanding:
-        kept = {one.position: one.shares for one in rest}
-        entries = max([len(pod.containers), *(one.position + 1 for one in containers)])
+        kept = {other.position: other.shares for other in rest}
+        entries = max([len(pod.containers), *(other.position + 1 for other in containers)])
         annotations[call.vendor.to_allocate] = render_shares(tuple(kept.get(at, ()) for at in range(entries)))
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
         annotations[BIND_PHASE] = BindPhase.SUCCESS.value

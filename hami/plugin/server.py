@@ -224,8 +224,8 @@ class PluginServer:
     def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
                                   context: Any) -> api.PreferredAllocationResponse:
         return api.PreferredAllocationResponse(container_responses=[
-            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(one))
-            for one in request.container_requests])
+            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(container))
+            for container in request.container_requests])
 
     def _preferred(self, request: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
         """Returns the preferred ids; none instead of an error, which would fail the pod."""
@@ -239,7 +239,8 @@ class PluginServer:
     def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         with _errors_to(context):
             return api.AllocateResponse(container_responses=[
-                _render_grant(self._allocator.allocate(tuple(one.devices_ids))) for one in request.container_requests])
+                _render_grant(self._allocator.allocate(tuple(container.devices_ids)))
+                for container in request.container_requests])
 
     def _pre_start_container(self, request: api.PreStartContainerRequest,
                              context: Any) -> api.PreStartContainerResponse:
@@ -261,8 +262,8 @@ class PluginServer:
             topology = None
             if self._config.numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
-            answer.devices.extend(api.Device(ID=one, health=health, topology=topology)
-                                  for one in self._ids(card, self._config))
+            answer.devices.extend(api.Device(ID=device_id, health=health, topology=topology)
+                                  for device_id in self._ids(card, self._config))
         return answer
 
 

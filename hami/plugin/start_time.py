@@ -145,7 +145,7 @@ class StartTimeAllocator:
     def _prepare(self, pod: Pod, container: str, name: str, ids: tuple[str, ...]) -> Pod:
         """Writes the specification of one container; returns the pod as it is now."""
         shares = container_shares(pod, self._config.resource, self._vendor)
-        found = next((one for one in shares if one.name == container), None)
+        found = next((entry for entry in shares if entry.name == container), None)
         if found is None or len(found.shares) != len(ids):
             raise AllocationRefused(f"pod {pod.ref} was allocated {len(found.shares) if found else 0} devices for "
                                     f"container {container}, but the kubelet chose {len(ids)}")
@@ -176,7 +176,7 @@ class StartTimeAllocator:
         pod = self._node_pods.pod(uid) if self._node_pods is not None else None
         if pod is None:
             pods = self._cluster.pods_on(self._config.node)
-            pod = next((one for one in pods if one.ref.uid == uid), None)
+            pod = next((pod for pod in pods if pod.ref.uid == uid), None)
         elif self._config.operating_mode == MIG:  # containers that start together record their instances on it
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
             pod = latest if latest is not None and latest.ref.uid == uid else None
