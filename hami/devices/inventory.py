@@ -94,8 +94,8 @@ class DeviceInventory:
 
     def _keep_known(self, card: Card) -> Card:
         """Returns *card*; if it could not be read, its last known state with the problem."""
-        known = self._cards.get(card.uuid)
-        return replace(known, problem=card.problem) if card.problem and known is not None else card
+        known_card = self._cards.get(card.uuid)
+        return replace(known_card, problem=card.problem) if card.problem and known_card is not None else card
 
     def _publish(self) -> None:
         cards = tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))

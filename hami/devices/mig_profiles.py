@@ -28,12 +28,12 @@ def allowed_names(model: str, offered: Sequence[str], allowlist: Sequence[MigAll
     A name selects the profile of that name, or else the first *offered* one with as many slices (``7g.``).
     """
     allowed = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in allowed:
         match = name if name in offered else next((offer for offer in offered if _slices(offer) == _slices(name)), None)
         if match is not None:
-            found.setdefault(match, name)
-    return found
+            names.setdefault(match, name)
+    return names
 
 
 def most_instances(profiles: Sequence[MigProfile]) -> int:

@@ -203,10 +203,10 @@ class MockCards:
     def _file_version(self) -> tuple[int, int, int] | None:
         """Returns a value that differs between versions of the file; None if there is no file."""
         try:
-            found = self._path.stat()
+            about = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 class _MockState(msgspec.Struct):
@@ -292,10 +292,10 @@ class MockInstances:
         return frozenset(self._load().enabled)
 
     def _entry(self, gpu: str) -> MockCard:
-        found = next((entry for entry in self._source.entries if entry.uuid == gpu), None)
-        if found is None:
+        match = next((entry for entry in self._source.entries if entry.uuid == gpu), None)
+        if match is None:
             raise HamiError(f"{gpu}: no such card")
-        return found
+        return match
 
     def _load(self) -> _MockState:
         try:

@@ -68,13 +68,13 @@ class NvmlCards:
         nvml = self._nvml
         problems: list[str] = []
 
-        def read(what: str, call: Callable[[Any], T], default: T, *, optional: bool = False) -> T:
+        def read(part: str, call: Callable[[Any], T], default: T, *, optional: bool = False) -> T:
             """Returns the result of *call*; on failure *default*, with a problem unless *optional* and unsupported."""
             try:
                 return call(handle)
             except nvml.NVMLError as error:
                 if not (optional and is_unsupported(nvml, error)):
-                    problems.append(f"{what}: {error}")
+                    problems.append(f"{part}: {error}")
                 return default
         model = decode(read("name", nvml.nvmlDeviceGetName, ""))
         if model in _DISPLAYS:

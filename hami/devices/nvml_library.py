@@ -51,16 +51,16 @@ def card_handles(nvml: Any, skipped: OncePerKey) -> tuple[list[tuple[int, str, A
 
     *skipped* remembers the unreadable cards that have been logged. Raises: NVMLError if the cards cannot be counted.
     """
-    found = []
+    handles = []
     count: int = nvml.nvmlDeviceGetCount()
     for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append((index, decode(nvml.nvmlDeviceGetUUID(handle)), handle))
+            handles.append((index, decode(nvml.nvmlDeviceGetUUID(handle)), handle))
         except nvml.NVMLError as error:
             if skipped.is_new(index, str(error)):
                 log.warning("card skipped", extra={"index": index, "reason": str(error)})
-    return found, count
+    return handles, count
 
 
 def decode(value: Any) -> str:

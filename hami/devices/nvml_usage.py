@@ -72,8 +72,8 @@ class _Reader:
 
     def _instances(self, index: int) -> Iterator[CardUsage]:
         nvml = self._nvml
-        most = self._read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)) or 0
-        for number in range(most):
+        count = self._read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)) or 0
+        for number in range(count):
             with suppress(nvml.NVMLError):  # the numbers have gaps
                 mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, number)
                 uuid = decode(nvml.nvmlDeviceGetUUID(mig))
@@ -92,9 +92,9 @@ class _Reader:
             return None
         memory: dict[int, int | None] = {}
         for process in islice((process for listed in lists for process in listed or ()), MAX_PROCESSES):
-            known = memory.get(process.pid)
+            earlier = memory.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            memory[process.pid] = max((amount for amount in (known, used) if amount is not None), default=None)
+            memory[process.pid] = max((amount for amount in (earlier, used) if amount is not None), default=None)
         return {pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
                 for pid, used in memory.items()}
 
@@ -110,28 +110,28 @@ class _Reader:
         """Returns the latest utilization of each process that has worked recently."""
         nvml = self._nvml
         try:
-            found = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):  # no process has
                 return {}
             self._note("utilization of processes", error)
             return None
         latest: dict[int, tuple[int, int]] = {}
-        for sample in islice(found, MAX_PROCESSES):
+        for sample in islice(samples, MAX_PROCESSES):
             if sample.pid and sample.timeStamp >= since:  # some drivers return places that they have not written
                 latest[sample.pid] = max(latest.get(sample.pid, (0, 0)), (sample.timeStamp, _percent(sample.smUtil)))
         return {pid: percent for pid, (_, percent) in latest.items()}
 
-    def _read(self, what: str, call: Callable[[], T]) -> T | None:
+    def _read(self, part: str, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except self._nvml.NVMLError as error:
-            self._note(what, error)
+            self._note(part, error)
             return None
 
-    def _note(self, what: str, error: Any) -> None:
+    def _note(self, part: str, error: Any) -> None:
         if not is_unsupported(self._nvml, error):
-            self._problems.append(f"{what}: {error}")
+            self._problems.append(f"{part}: {error}")
 
 
 def _percent(value: Any) -> int:

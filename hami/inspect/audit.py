@@ -33,16 +33,16 @@ class Finding(msgspec.Struct, rename="camel", frozen=True):
 
 def audit(world: World) -> list[Finding]:
     """Returns every inconsistency, sorted by rule and subject."""
-    found = [finding for check in _CHECKS for finding in check(world)]
-    return sorted(found, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+    findings = [finding for check in _CHECKS for finding in check(world)]
+    return sorted(findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
 
 
-def render_audit(world: World, found: Sequence[Finding]) -> str:
-    """Returns *found* as text, with what was looked at."""
+def render_audit(world: World, findings: Sequence[Finding]) -> str:
+    """Returns *findings* as text, with what was looked at."""
     seen = (_count(len(world.snapshot.nodes), "node"), _count(len(world.pods), "pod"),
-            _count(len(found), "inconsistency", "inconsistencies") if found else "consistent")
+            _count(len(findings), "inconsistency", "inconsistencies") if findings else "consistent")
     lines = ["{} with devices and {}: {}".format(*seen)]
-    for finding in found:
+    for finding in findings:
         lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
     return "\n".join(map(printable, lines))
 
@@ -142,13 +142,13 @@ def _allocations(world: World) -> Iterator[Finding]:
         record = world.cache.pods.get(pod.ref.uid)
         if record is None or not pod.node_name or pod.is_terminated:
             continue
-        most = most_shares(world.vendors, pod.containers)
+        limits = most_shares(world.vendors, pod.containers)
         booking = bookings.get(pod.ref.uid)
-        if most and not record.problems and (booking is None or not booking.charges):
+        if limits and not record.problems and (booking is None or not booking.charges):
             yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
                           "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")
         if extra := sorted(vendor.key for vendor in world.vendors.allocated_in(pod.annotations)
-                           if vendor.key not in most and pod.annotations[vendor.allocated].strip(";:")):
+                           if vendor.key not in limits and pod.annotations[vendor.allocated].strip(";:")):
             yield Finding("ForeignAllocation", f"pod {pod.ref}", f"it carries devices of {', '.join(extra)}, which its "
                           "specification does not request", "nothing: they are not counted; see who writes annotations")
         if record.allocating and _age(world, bound_at(pod)) > LOCK_TIMEOUT_S:

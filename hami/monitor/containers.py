@@ -79,12 +79,12 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
     problems: dict[PodRef, str] = {}
     for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
         try:
-            found = list(_of_pod(node_pod, vendors, vendor, card_indexes))
+            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes))
         except MalformedInput as error:
             problems[node_pod.pod.ref] = str(error)
             continue
-        containers += found
-        keys = {container.name: container.key for container in found}
+        containers += allocated
+        keys = {container.name: container.key for container in allocated}
         uid = plain_uid(node_pod.pod.ref.uid)
         by_id |= {ContainerId(uid, number): keys[name] for number, name in node_pod.runs.ids.items() if name in keys}
     return NodeContainers(tuple(containers), by_id, problems)
@@ -93,10 +93,10 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
 def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
-    most = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or vendor.allocated not in pod.annotations or not most:
+    limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
+    if pod.is_terminated or vendor.allocated not in pod.annotations or not limit:
         return
-    for container, shares in zip(pod.containers, read_allocation(pod, vendor, most)):
+    for container, shares in zip(pod.containers, read_allocation(pod, vendor, limit)):
         if shares:
             yield MonitoredContainer(
                 pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),

@@ -4,8 +4,8 @@ A container waits only while one of higher priority works on one of its cards. A
 limit of a container counts while another one of its level works on one of its cards, too; a container that is alone on
 its cards may use them whole. A limit that counts stays for some seconds, so that it does not flicker.
 
-HAMi's monitor has the same rules. There, they come undone with current libraries: a container whose limit does not
-count no longer shows that it works.
+HAMi's monitor has the same rules. They no longer work with current versions of HAMi-core, in which a container whose
+limit does not count does not show that it works.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ACTIVE, IDLE, BLOCKED = 2, 0, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender(Generic[Key]):
+class FeedbackCandidate(Generic[Key]):
     """A container as the rules see it. *priority*: 0 is the highest. *cards*: those, or the MIG instances, that it has.
 
     *recent_kernel*: as in its region. *shared_at*: when it last shared a card, as an earlier `Verdict` says.
@@ -73,10 +73,10 @@ def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None,
     return not has_limiter and recent_kernel >= 0 and abs(now - last_kernel_time) < RECENT_S
 
 
-def decide(contenders: Iterable[Contender[Key]], now: float) -> Mapping[Key, Verdict]:
+def decide(candidates: Iterable[FeedbackCandidate[Key]], now: float) -> Mapping[Key, Verdict]:
     """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
-    levels: dict[int, list[Contender[Key]]] = defaultdict(list)
-    for candidate in contenders:
+    levels: dict[int, list[FeedbackCandidate[Key]]] = defaultdict(list)
+    for candidate in candidates:
         levels[candidate.priority].append(candidate)
     verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
@@ -92,7 +92,7 @@ def decide(contenders: Iterable[Contender[Key]], now: float) -> Mapping[Key, Ver
     return verdicts
 
 
-def _verdict(candidate: Contender[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
+def _verdict(candidate: FeedbackCandidate[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
     shares = is_blocked or any(users.get(card, 0) > 1 for card in candidate.cards)
     shared_at = now if shares else candidate.shared_at
     if is_blocked:

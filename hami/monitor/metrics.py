@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hami.devices.usage import CardUsage
-from hami.monitor.rounds import TAMPERED, NodeReport
+from hami.monitor.loop import TAMPERED, NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
 from hami.web.exposition import ZONE, Family, Gauge, escape_label, gauge_families
 
@@ -72,13 +72,13 @@ class _RegionRow(NamedTuple):
 def families(report: NodeReport, *, legacy: bool = False) -> list[Family]:
     """Returns all gauges of *report*, sorted by name; with *legacy* also those with upstream's old names."""
     containers = report.containers or ()
-    found = [
+    gauges = [
         *gauge_families(_CARD_GAUGES, lambda: _cards(report), legacy),
         *gauge_families(_DEVICE_GAUGES, lambda: _devices(containers), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(containers), legacy),
         *gauge_families(_REGION_GAUGES, lambda: _regions(containers), legacy),
     ]
-    return sorted(found, key=lambda family: family.name)
+    return sorted(gauges, key=lambda family: family.name)
 
 
 class MonitorMetrics(Collector):
@@ -104,8 +104,8 @@ class MonitorMetrics(Collector):
                                 value=int(report.cards is not None))
         errors = CounterMetricFamily("hami_monitor_errors", "What could not be read or written, by round",
                                      labels=("what",))
-        for what, count in self._errors().items():
-            errors.add_metric((what,), count)
+        for step, count in self._errors().items():
+            errors.add_metric((step,), count)
         yield errors
         yield from _counters(report)
 

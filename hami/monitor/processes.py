@@ -73,5 +73,5 @@ class HostProcesses:
 
 def parse_inner_pid(text: str) -> int:
     """Returns the PID of a process in its innermost namespace; 0 if unknown. *text*: ``/proc/<pid>/status``."""
-    found = _INNER_PID.search(text)
-    return int(found[1]) if found is not None else 0
+    match = _INNER_PID.search(text)
+    return int(match[1]) if match is not None else 0

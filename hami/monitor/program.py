@@ -18,10 +18,10 @@ from hami.devices.registration import VENDOR
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.model import Pod
+from hami.monitor.loop import MonitorLoop, NodeReport
 from hami.monitor.metrics import MonitorMetrics, families
 from hami.monitor.processes import HostProcesses
 from hami.monitor.region_files import RegionFiles
-from hami.monitor.rounds import NodeReport, Rounds
 from hami.monitor.settings import JSON, MonitorSettings, above_vgpu
 from hami.monitor.source import DriverSource, FixedSource, UsageSource
 from hami.monitor.table import render_json, render_table
@@ -60,7 +60,7 @@ class MonitorProgram:
         api = api or Api.connect(timeout=settings.kube_timeout or 10.0, pool=2)
         catalog = vendors(settings.devices)
         self._pods = NodePods(api, settings.node, self._on_pod)
-        self._rounds = Rounds(
+        self._rounds = MonitorLoop(
             settings.node, catalog, catalog[VENDOR], _usage_source(settings),
             RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
             writes=settings.feedback and not settings.once)
@@ -162,7 +162,7 @@ def serve(settings: MonitorSettings, *, make: Callable[[MonitorSettings], Monito
                 incoming.get(timeout=CHECK_S)
             except queue.Empty:
                 if reason := program.hung_reason():
-                    log.error("ending, since it no longer works", extra={"reason": reason})
+                    log.error("exiting: a thread died or hangs", extra={"reason": reason})
                     return 1
                 continue
             return 0

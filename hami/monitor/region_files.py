@@ -79,8 +79,8 @@ class RegionFiles:
         except (OSError, HostError) as error:
             return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
         usable = [reading for _, reading in sorted(readings, key=lambda pair: pair[0], reverse=True)]
-        found = next((reading for reading in usable if reading.state is RegionState.OK), None)
-        return replace(found or next(iter(usable), RegionReading(state=RegionState.ABSENT)), is_held=is_held)
+        readable = next((reading for reading in usable if reading.state is RegionState.OK), None)
+        return replace(readable or next(iter(usable), RegionReading(state=RegionState.ABSENT)), is_held=is_held)
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError
@@ -128,9 +128,9 @@ def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
     head = os.pread(file, max(layout.slots for layout in LAYOUTS), 0)
     if size == _EMPTY or head[:4] == bytes(4):
         return RegionState.UNINITIALIZED, None, ""
-    if (known := identify(size, head)) is None:
+    if (identified := identify(size, head)) is None:
         return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"
-    layout, version = known
+    layout, version = identified
     tail = os.pread(file, layout.tail_size, layout.slots_used)
     used = slot_count(tail) if len(tail) == layout.tail_size else 0
     slots = os.pread(file, used * layout.slot_size, layout.slots) if used else b""

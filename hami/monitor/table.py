@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hami.monitor.rounds import NodeReport
+from hami.monitor.loop import NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
 
 _MIB = 1 << 20

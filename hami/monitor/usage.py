@@ -106,15 +106,15 @@ class ContainerReport:
     is_limited: bool = False
 
 
-def host_view(cards: Iterable[CardUsage], found: Mapping[int, HostProcess],
+def host_view(cards: Iterable[CardUsage], host_processes: Mapping[int, HostProcess],
               by_id: Mapping[ContainerId, Key]) -> HostView:
-    """Returns what the driver says about *cards*. *found*: their processes that are in containers. *by_id*: which
-    containers have devices. A process of another container counts for none."""
+    """Returns what the driver says about *cards*. *host_processes*: those of them that are in containers. *by_id*: the
+    containers that have devices. A process of another container counts for none."""
     units = {unit.uuid: unit for card in cards for unit in (card, *card.instances)}
     processes: dict[Key, dict[str, list[CardProcess]]] = {}
     for uuid, unit in units.items():
         for pid, usage in (unit.processes or {}).items():
-            process = found.get(pid)
+            process = host_processes.get(pid)
             if process is not None and (key := by_id.get(process.container)) is not None:
                 processes.setdefault(key, {}).setdefault(uuid, []).append(CardProcess(process, usage))
     return HostView(units=units, processes=processes)
@@ -132,8 +132,8 @@ def report_container(container: MonitoredContainer, reading: RegionReading, host
 
 def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
     """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
-    found = [_host_sm(device.uuid, container.key, host) for device in container.devices]
-    return max((sm for sm in found if sm is not None), default=None)
+    utilization = [_host_sm(device.uuid, container.key, host) for device in container.devices]
+    return max((sm for sm in utilization if sm is not None), default=None)
 
 
 def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
@@ -165,9 +165,9 @@ def _report_device(container: MonitoredContainer, device: AllocatedDevice, readi
                    host: HostView) -> DeviceUsageReport:
     key = container.key
     unit = host.units.get(device.uuid) or host.units.get(device.card)
-    most = unit.memory if unit is not None and unit.memory else _LARGEST
+    limit = unit.memory if unit is not None and unit.memory else _LARGEST
     counted = region_device(reading.region, device)
-    total = min(counted.total, most) if counted is not None else None
+    total = min(counted.total, limit) if counted is not None else None
     sm = min(counted.sm, 100) if counted is not None else None
     host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
     sees_all = container.has_ended or bool(_processes(device.uuid, key, host)) or _were_seen(reading.region)
@@ -179,9 +179,9 @@ def _report_device(container: MonitoredContainer, device: AllocatedDevice, readi
     return DeviceUsageReport(
         device=device, used=used, memory_source=memory_source, utilization=utilization,
         utilization_source=utilization_source, host_memory=host_memory, counted=total, throttled=throttled,
-        context=min(counted.context, most) if counted is not None else None,
-        module=min(counted.module, most) if counted is not None else None,
-        buffer=min(counted.buffer, most) if counted is not None else None)
+        context=min(counted.context, limit) if counted is not None else None,
+        module=min(counted.module, limit) if counted is not None else None,
+        buffer=min(counted.buffer, limit) if counted is not None else None)
 
 
 def _were_seen(region: Region | None) -> bool:
@@ -207,8 +207,8 @@ def _host_memory(uuid: str, key: Key, host: HostView) -> int | None:
     if unit is None or unit.processes is None:
         return None
     amounts = [entry.usage.memory for entry in _processes(uuid, key, host)]
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    reported = [amount for amount in amounts if amount is not None]
+    return sum(reported) if len(reported) == len(amounts) else None
 
 
 def _host_sm(uuid: str, key: Key, host: HostView) -> int | None:

@@ -34,7 +34,7 @@ def device_name(name: str) -> str:
 
 def spec_names(devices: Iterable[str]) -> list[str]:
     """Returns the names of specifications among qualified names of CDI devices."""
-    return [found[1] for device in devices if (found := _DEVICE.fullmatch(device))]
+    return [match[1] for device in devices if (match := _DEVICE.fullmatch(device))]
 
 
 def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Document:
@@ -78,7 +78,7 @@ class ContainerSpecs:
         """Returns the names of all specifications in the folder. Raises: HostError."""
         with host_errors("cannot list CDI specifications"):
             paths = list(self._folder.iterdir()) if self._folder.exists() else []
-        return frozenset(found["name"] for path in paths if (found := _FILE.fullmatch(path.name)))
+        return frozenset(match["name"] for path in paths if (match := _FILE.fullmatch(path.name)))
 
     def sweep(self, names: Collection[str], used: Collection[str]) -> list[str]:
         """Removes those of *names* that are not *used*; returns the removed ones. Keeps recent ones. Raises: HostError.

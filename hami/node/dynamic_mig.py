@@ -177,18 +177,18 @@ class DynamicMig:
 
     def _read_all(self, cards: Iterable[str]) -> list[Instance]:
         """Returns the instances on the readable ones of *cards*. The others keep their last known instances."""
-        found: list[Instance] = []
+        instances: list[Instance] = []
         for card in cards:
             try:
                 self._read([card])
-                found += self._known[card]
+                instances += self._known[card]
                 self._unreadable_cards.clear(card)
             except HamiError as error:
                 self._known.setdefault(card, [])
                 if self._unreadable_cards.is_new(card, str(error)):
                     log.warning("MIG instances of a card unreadable: nothing is destroyed on it",
                                 extra={"card": card, "error": error})
-        return found
+        return instances
 
     def _publish_known(self) -> None:
         self._publish(sorted((instance for instances in self._known.values() for instance in instances),

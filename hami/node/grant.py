@@ -129,8 +129,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
 
 
 def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
-    """Returns those variables of a container with *count* devices to which values in its specification are preferred.
-    """
+    """Returns the variables of a container with *count* devices that its specification may override."""
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if count > 1 else {}
     if config.log_level:
         env["LIBCUDA_LOG_LEVEL"] = config.log_level

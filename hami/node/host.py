@@ -132,7 +132,7 @@ class Host:
         removed = []
         self._reported.keep_only(directories)
         orphans = [name for name in directories
-                   if (found := _DIRECTORY.fullmatch(name)) is not None and found["uid"] not in live]
+                   if (match := _DIRECTORY.fullmatch(name)) is not None and match["uid"] not in live]
         for name in random.sample(orphans, len(orphans)):
             if (left := deadline - time.monotonic()) <= 0:
                 break

@@ -98,5 +98,5 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
         return None
     if layout is LEGACY:
         return layout, "v0"
-    known = (1, 2) if layout is CURRENT else (1,)
-    return (layout, f"{major}.{minor}") if major == MAJOR and minor in known else None
+    minors = (1, 2) if layout is CURRENT else (1,)
+    return (layout, f"{major}.{minor}") if major == MAJOR and minor in minors else None

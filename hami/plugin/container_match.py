@@ -234,11 +234,11 @@ def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_includ
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        found = next((device_id for device_id in pool if card_uuid(device_id, {share.uuid}) == share.uuid), None)
-        if found is None:
+        device_id = next((item for item in pool if card_uuid(item, {share.uuid}) == share.uuid), None)
+        if device_id is None:
             return ()
-        pool.remove(found)
-        taken.append(found)
+        pool.remove(device_id)
+        taken.append(device_id)
     return tuple(taken) if set(must_include) <= set(taken) else ()
 
 

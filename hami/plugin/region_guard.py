@@ -52,10 +52,10 @@ class RegionGuard:
             log.warning("region was enlarged by its container",
                         extra={"pod": uid, "container": container, "node": self._node, "outcome": outcome})
         if name not in self._pods:
-            found = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
+            refs = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
             present = self._host.directories()
             self._pods = {known: pod for known, pod in self._pods.items() if known in present}
-            self._pods[name] = found[0] if found else None
+            self._pods[name] = refs[0] if refs else None
         if (pod := self._pods[name]) is not None:
             self._events.record(pod, "Warning", "RegionEnlarged",
                                 f"container {container} has enlarged its shared region, which {outcome}")

@@ -67,10 +67,10 @@ def socket_path(config: PluginConfig) -> Path:
 def socket_identity(path: Path) -> SocketIdentity | None:
     """Returns the identity of the socket at *path*; ``None`` if there is none. An inode alone may be reused."""
     try:
-        found = path.stat()
+        about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return about.st_dev, about.st_ino, about.st_mtime_ns
 
 
 def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
@@ -308,13 +308,13 @@ def _own_path(path: Path) -> Path:
 def _remove_dead_sockets(path: Path) -> None:
     """Removes sockets beside *path* that servers of killed processes have left."""
     own = re.compile(rf"{re.escape(path.stem)}-[0-9a-f]{{8}}(\.new|{re.escape(path.suffix)})")
-    for found in path.parent.iterdir():
-        if own.fullmatch(found.name):
+    for entry in path.parent.iterdir():
+        if own.fullmatch(entry.name):
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(_PROBE_TIMEOUT_S)
                 try:
-                    client.connect(str(found))
+                    client.connect(str(entry))
                 except ConnectionRefusedError:
-                    found.unlink(missing_ok=True)
+                    entry.unlink(missing_ok=True)
                 except OSError as error:
-                    log.debug("socket kept", extra={"socket": found, "error": error})
+                    log.debug("socket kept", extra={"socket": entry, "error": error})

@@ -133,13 +133,13 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     plugin = flags.get("plugin") or {}
     if not isinstance(plugin, dict):
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for place, section in (("flags", flags), ("flags", plugin), ("imex", devices.extra_sections.get("imex", {}))):
         for flag in (flag for _, group in FLAGS for flag in group):
             for key in flag.keys:
                 if (value := section.get(key)) is not None:
-                    found[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
-    return found
+                    values[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
+    return values
 
 
 def _as_argument(value: object) -> str:
@@ -201,11 +201,11 @@ def _from_node_config(path: str, node: str) -> dict[str, object]:
     except RecursionError as error:
         raise MalformedInput(str(file), "", "expected less nesting") from error
     config = convert(document, _NodeConfig, lambda place: f"{file}: {place}" if place else str(file))
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for entry in config.nodeconfig:
         if entry.name == node:
-            found |= entry.values()
-    return found
+            values |= entry.values()
+    return values
 
 
 def _normalized(value: object) -> object:

@@ -145,15 +145,16 @@ class StartTimeAllocator:
     def _prepare(self, pod: Pod, container: str, name: str, ids: tuple[str, ...]) -> Pod:
         """Writes the specification of one container; returns the pod as it is now."""
         shares = container_shares(pod, self._config.resource, self._vendor)
-        found = next((entry for entry in shares if entry.name == container), None)
-        if found is None or len(found.shares) != len(ids):
-            raise AllocationRefused(f"pod {pod.ref} was allocated {len(found.shares) if found else 0} devices for "
-                                    f"container {container}, but the kubelet chose {len(ids)}")
-        match = ContainerMatch(pod=pod, container=found, annotations={}, finished=True)
+        allocated = next((entry for entry in shares if entry.name == container), None)
+        if allocated is None or len(allocated.shares) != len(ids):
+            raise AllocationRefused(
+                f"pod {pod.ref} was allocated {len(allocated.shares) if allocated else 0} devices for container "
+                f"{container}, but the kubelet chose {len(ids)}")
+        match = ContainerMatch(pod=pod, container=allocated, annotations={}, finished=True)
         parts = cards_of(match, self._call(ids), self._grants.inventory.snapshot(), self._config)
         # the same name, the same text: a container that starts again keeps its counters, and its file is not written
         token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        grant, annotations = self._grants.build(pod, container, found.position, parts, token=token)
+        grant, annotations = self._grants.build(pod, container, allocated.position, parts, token=token)
         if annotations:
             pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
         own = overridable_env(self._config, len(ids)).keys()

@@ -116,17 +116,17 @@ class StaticMig:
     def _read(self, cards: Sequence[Card]) -> tuple[list[MigDevice], dict[str, str]]:
         """Returns the instances by card and number, and the problems by card. A card that cannot be read keeps the
         instances known before."""
-        found: list[MigDevice] = []
+        devices: list[MigDevice] = []
         problems: dict[str, str] = {}
         for card in cards:
             if card.mig:
                 try:
-                    found += self._source.devices(card.uuid)
+                    devices += self._source.devices(card.uuid)
                     problems[card.uuid] = card.problem
                 except HamiError as error:
-                    found += [device for device in self._devices.values() if device.gpu == card.uuid]
+                    devices += [device for device in self._devices.values() if device.gpu == card.uuid]
                     problems[card.uuid] = str(error)
-        return found, problems
+        return devices, problems
 
 
 class InstanceResource:

@@ -17,7 +17,7 @@ from hami.devices.usage import CardUsage
 from hami.errors import HostError
 from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
-from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, Contender, Verdict, decide, is_active
+from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
 from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, usage_writes
@@ -68,7 +68,7 @@ class _Memory:
     wrong: frozenset[str] = frozenset()
 
 
-class Rounds:
+class MonitorLoop:
     """The rounds of one node. One thread calls `run_once`; others may read `errors`."""
 
     def __init__(self, node: str, catalog: Catalog, vendor: Vendor, source: UsageSource, files: RegionFiles,
@@ -89,7 +89,7 @@ class Rounds:
         self._errors: Counter[str] = Counter(dict.fromkeys(ERRORS, 0))
 
     def errors(self) -> Mapping[str, int]:
-        """Returns how often what has failed, by a word of ERRORS."""
+        """Returns the number of failures, by a word of ERRORS."""
         with self._lock:
             return dict(self._errors)
 
@@ -102,15 +102,16 @@ class Rounds:
                 self._note("driver", card.uuid, problem)
         if pods is None:
             return NodeReport(node=self._node, at=clock, cards=cards)
-        found = find_containers(pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()})
-        for ref, problem in found.problems.items():
+        node_containers = find_containers(
+            pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()})
+        for ref, problem in node_containers.problems.items():
             self._note("allocation", str(ref), problem)
-        host = self._view(cards or (), found)
-        self._forget(found)
-        readings = {container.key: self._read(container, clock) for container in found.containers}
-        verdicts = self._decide(found.containers, readings, host, now, clock)
+        host = self._view(cards or (), node_containers)
+        self._forget(node_containers)
+        readings = {container.key: self._read(container, clock) for container in node_containers.containers}
+        verdicts = self._decide(node_containers.containers, readings, host, now, clock)
         reports = []
-        for container in found.containers:
+        for container in node_containers.containers:
             reading, verdict = readings[container.key], verdicts[container.key]
             report = report_container(container, reading, host, now)
             limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
@@ -130,17 +131,17 @@ class Rounds:
             except (OSError, HostError) as error:
                 self._note("write", key, str(error), is_of_tenant=True)
 
-    def _view(self, cards: Sequence[CardUsage], found: NodeContainers) -> HostView:
+    def _view(self, cards: Sequence[CardUsage], node_containers: NodeContainers) -> HostView:
         pids = {pid for card in cards for unit in (card, *card.instances) for pid in unit.processes or ()}
-        known = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
-        return host_view(cards, known, found.by_id)
+        processes = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
+        return host_view(cards, processes, node_containers.by_id)
 
-    def _forget(self, found: NodeContainers) -> None:
+    def _forget(self, node_containers: NodeContainers) -> None:
         """Forgets containers that are gone."""
-        keys = {container.key for container in found.containers}
+        keys = {container.key for container in node_containers.containers}
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
-        self._tampered = Counter({(key, what): count for (key, what), count in self._tampered.items() if key in keys})
+        self._tampered = Counter({(key, fault): count for (key, fault), count in self._tampered.items() if key in keys})
 
     def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
         """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""
@@ -152,7 +153,7 @@ class Rounds:
 
     def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
                 host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
-        contenders = []
+        candidates = []
         for container in containers:
             reading, before = readings[container.key], self._memories.get(container.key, _Memory())
             region = reading.region
@@ -162,13 +163,13 @@ class Rounds:
                 host_sm=host_utilization(container, host), has_limiter=reading.throttled is not None, now=now)
             active_at = clock if works else before.active_at
             self._memories[container.key] = replace(before, active_at=active_at)
-            contenders.append(Contender(
+            candidates.append(FeedbackCandidate(
                 key=container.key, priority=container.priority,
                 cards=frozenset(device.uuid for device in container.devices),
                 is_active=not container.has_ended and clock - active_at < HOLD_S,
                 shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
                 recent_kernel=region.recent_kernel if region is not None else 0))
-        return decide(contenders, clock)
+        return decide(candidates, clock)
 
     def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
                 clock: float) -> None:
@@ -178,8 +179,8 @@ class Rounds:
             self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at)
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
-        for what in wrong - before.wrong:
-            self._tampered[container.key, what] += 1
+        for fault in wrong - before.wrong:
+            self._tampered[container.key, fault] += 1
         is_written = self._writes and not container.has_ended and self._write(
             container, reading, _writes(container, reading, region, verdict, host, clock))
         self._memories[container.key] = _Memory(
@@ -209,13 +210,13 @@ class Rounds:
             self._written[container.key] = reading, reading.region
         return True
 
-    def _note(self, what: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
-        """Counts an error, and logs it if it is new. *is_of_tenant*: a container can cause it, and another one each
-        round: it is logged once."""
+    def _note(self, step: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
+        """Counts an error, and logs it if it is new. *is_of_tenant*: a container can cause another one each round, so
+        that only the first is logged."""
         with self._lock:
-            self._errors[what] += 1
-        if self._reported.is_new((what, key), "" if is_of_tenant else problem):
-            log.warning("%s cannot be used", what, extra={"what": key, "reason": problem})
+            self._errors[step] += 1
+        if self._reported.is_new((step, key), "" if is_of_tenant else problem):
+            log.warning("round step failed", extra={"step": step, "subject": key, "reason": problem})
 
 
 def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
@@ -236,7 +237,7 @@ def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode
     again, is not the container's doing: none of its earlier processes is left."""
     wrong = []
     pairs = [(device, region_device(region, device)) for device in container.devices]
-    if any(found is not None and found.memory_limit != device.memory for device, found in pairs):
+    if any(counted is not None and counted.memory_limit != device.memory for device, counted in pairs):
         wrong.append("limit")
     if region.priority != container.priority:
         wrong.append("priority")
