@@ -21,12 +21,12 @@ from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.errors import HamiError
+from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
 T = TypeVar("T")
 
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})  # cards that cannot compute
-_MIB = 1 << 20
 
 
 class NvmlCards:
@@ -79,7 +79,7 @@ class NvmlCards:
         model = decode(read("name", nvml.nvmlDeviceGetName, ""))
         if model in _DISPLAYS:
             return None
-        memory = read("memory", lambda card: nvml.nvmlDeviceGetMemoryInfo(card).total // _MIB, 0, optional=True)
+        memory = read("memory", lambda card: nvml.nvmlDeviceGetMemoryInfo(card).total // MIB, 0, optional=True)
         minor = read("minor number", nvml.nvmlDeviceGetMinorNumber, index, optional=True)
         mig = read("MIG mode", lambda card: nvml.nvmlDeviceGetMigMode(card)[0], None, optional=True)
         offered = () if mig is None else tuple(offered_profiles(nvml, handle).values())

@@ -22,10 +22,11 @@ from hami.devices.mig_profiles import allowed_names
 from hami.devices.nvml_library import card_handles, decode
 from hami.errors import HamiError
 from hami.model import MigProfile, Partition
+from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
 _PLAIN = re.compile(r"\d+g\.\d+gb")  # without a suffix (+me, +gfx, …) for additional or missing engines
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
 
 
 def offered_profiles(nvml: Any, handle: Any) -> dict[int, MigProfile]:
@@ -268,7 +269,7 @@ def _profile_name(nvml: Any, handle: Any, info: Any) -> str:
     if name := decode(getattr(info, "name", b"")):
         return name.removeprefix("MIG ")
     total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    eighths = math.ceil(info.memorySizeMB * _MIB / total * 8) / 8
+    eighths = math.ceil(info.memorySizeMB * MIB / total * 8) / 8
     return f"{info.sliceCount}g.{round(eighths * math.ceil(total / _GIB))}gb"
 
 

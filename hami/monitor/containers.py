@@ -13,11 +13,11 @@ from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
 from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.node.limits import task_priority
+from hami.quantity import MIB
 from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor
 
-_MIB = 1 << 20
 Key = tuple[str, str]
 """A pod's uid, and the name of a container of it."""
 
@@ -107,6 +107,6 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
 def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:
     last = len(card_indexes)
     ordered = sorted(shares, key=lambda share: card_indexes.get(share.uuid, last))
-    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * _MIB, cores=share.cores,
+    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * MIB, cores=share.cores,
                                  instance=share.partitions[0] if share.partitions else None)
                  for index, share in enumerate(ordered))

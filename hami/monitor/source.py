@@ -11,12 +11,12 @@ from hami.devices.cards import Card
 from hami.devices.nvml_usage import NvmlUsage
 from hami.devices.usage import CardUsage
 from hami.errors import HamiError
+from hami.quantity import MIB
 
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
 """Seconds until a driver that was lost is opened again."""
-_MIB = 1 << 20
 
 
 class UsageSource(Protocol):
@@ -85,5 +85,5 @@ class FixedSource:
                 self._problem = str(error)
             return None
         self._problem = ""
-        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * _MIB)
+        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * MIB)
                 for card in cards]

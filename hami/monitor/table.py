@@ -9,8 +9,8 @@ import msgspec
 
 from hami.monitor.loop import NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
+from hami.quantity import MIB
 
-_MIB = 1 << 20
 _HEADER = ("NODE", "CARD", "MEMORY", "LIMIT", "COMPUTE", "LIMIT", "STATE", "NAMESPACE", "POD", "CONTAINER")
 
 
@@ -39,7 +39,7 @@ def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageR
 
 def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
     container, device = report.container, usage.device
-    return (node, device.uuid, f"{usage.used // _MIB}", f"{device.memory // _MIB}", f"{usage.utilization}%",
+    return (node, device.uuid, f"{usage.used // MIB}", f"{device.memory // MIB}", f"{usage.utilization}%",
             f"{device.cores or 100}%", _state(report, usage), container.pod.namespace, container.pod.name,
             container.name)
 

@@ -16,13 +16,12 @@ from hami.errors import AllocationRefused
 from hami.model import Share
 from hami.node import region_layout
 from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MAX_DEVICES, MINOR, UUID_SIZE
-from hami.quantity import parse_integer
+from hami.quantity import MIB, parse_integer
 
 LIMITS = "limits"
 """Name of the file in which the limiter looks for limits, in its own directory."""
 FIRST_LINE = "hami-limits 1"
 """With this line the file begins. A limiter that reads it contains it."""
-_MIB = 1 << 20
 _SEMAPHORE = 24  # offset of one in the region, and of the other behind slots_used
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
 _POLICIES = ("default", "force", "disable")
@@ -61,7 +60,7 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * _MIB, share.cores if 0 < share.cores < 100 else 100)
+        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100)
                       for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
